@@ -26,7 +26,7 @@ ARG EXTRAS=pipelines,services,quickstart
 # Editable: the packages beside draftstore are not part of its wheel.
 RUN pip install --constraint constraints.txt --editable ".[${EXTRAS}]"
 
-COPY alembic.ini prefect.yaml ./
+COPY alembic.ini ./
 COPY migrations migrations
 COPY draftstore draftstore
 COPY schema schema
@@ -35,5 +35,5 @@ COPY services services
 
 USER draftstore
 # Compile the kernels now, and not at the start of every container. (A processor of another kind compiles its own.)
-RUN python -c "from services.lookup.stores.warming import load_kernels; load_kernels()"
+RUN python -c "from services.lookup.releases.warming import load_kernels; load_kernels()"
 CMD ["draftstore", "--help"]

@@ -39,8 +39,8 @@ format: .venv/.dev  ## Put the code in its standard format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-prefect: .venv/.dev  ## Start a Prefect server and worker with all flows, until Ctrl-C (ARGS='--port 4300')
-	$(BIN)/python -m pipelines.local up $(ARGS)
+prefect: .venv/.dev  ## Start a Prefect server and serve all flows, until Ctrl-C (ARGS='--port 4300')
+	$(BIN)/python -m pipelines.serving --state data/prefect $(ARGS)
 
 bench: .venv/.dev  ## Measure what REST stores cost by size (minutes; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m benchmarks.stores.scale $(ARGS)

@@ -7,66 +7,107 @@
 Before the first draft, stores and releases are checked against the model's tokenizer, and all kernels are compiled.
 """
 
-import dataclasses
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
-from draftstore.drafting.drafter import Drafter, Session, projection_of
+from draftstore.drafting.drafter import Drafter, Session
 from draftstore.drafting.faults import DisabledSession
-from draftstore.drafting.fitting import fitted
+from draftstore.drafting.fitting import FittedDrafter
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.projection import Projection
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
+from draftstore.options import Options, Shown
+from draftstore.recycling.drafter import RecyclingDrafter
+from draftstore.recycling.store import KIND as RECYCLING
+from draftstore.recycling.store import open_drafter
 from draftstore.remote.client import DEADLINE, RemoteStore
-from draftstore.remote.partitions import addresses_of, open_release, require_all
-from draftstore.storage.lease import StoreLease
+from draftstore.storage.locks import StoreLease
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
+from draftstore.storage.watching import WatchedFiles
+from draftstore.stores.crest.entries import Backend
 from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore
-from draftstore.stores.recycling.store import RecyclingStore
-from draftstore.stores.registry import Store, open_store
+from draftstore.stores.registry import KINDS, Store, kind_of, open_store, strategies_of
 from draftstore.stores.rest.store import KIND as REST
 
-RECYCLING = "recycling"
 REQUEST = "request"
 
 
-@dataclasses.dataclass(frozen=True)
-class Sources:
+TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
+
+
+def _known_strategies() -> str:
+    """List the strategies of each kind of store."""
+    titles: dict[tuple[str, ...], list[str]] = {}
+    for kind in map(kind_of, KINDS):
+        titles.setdefault(kind.strategies, []).append(kind.title)
+    return "; ".join(
+        f"{' and '.join(kinds)} {'know' if len(kinds) > 1 else 'knows'} {', '.join(strategies)}"
+        for strategies, kinds in titles.items()
+        if strategies
+    )
+
+
+Strategy = Annotated[
+    str | None,
+    Shown(choices=tuple(sorted(strategies_of(KINDS))), unset="each store's own"),
+    Field(
+        description="How stores draft; a store that does not know the strategy uses its default. "
+        f"{_known_strategies()}.",
+        examples=["longest"],
+    ),
+]
+"""An option of commands that draft."""
+
+
+class Sources(Options):
     """The sources of drafts.
 
     Attributes:
-        stores: directories of stores; one of kind `recycling` initialises recycling.
-        strategy: strategy for stores and a release that support it; others use their default.
-        backend: backend of CREST stores' entries; None: the first that each was built for.
-        lookup: address of a lookup service, or several with commas between them, each of which serves a partition of
-            the release; None: this user's service on this machine, if a release is named.
-        release: name of a release or store of the lookup service.
-        token: bearer token, if the lookup service needs one.
-        deadline: seconds to wait for it at each step; None: its client's default, which suits few texts at a time.
-        request: whether to draft from the prompt and the output so far.
-        recycling: whether to draft from the model's own last candidates.
         threads: maximum threads for drafts of several texts from a REST store.
     """
 
-    stores: tuple[Path, ...] = ()
-    strategy: str | None = None
-    backend: str | None = None
-    lookup: str | None = None
-    release: str | None = None
-    token: str | None = None
-    deadline: float | None = None
-    request: bool = False
-    recycling: bool = False
-    threads: int = min(4, CORES)
+    stores: Annotated[tuple[Path, ...], Shown(flags=("--store",), metavar="DIR")] = Field(
+        (),
+        description="Draft from this store; Token Recycling starts from a store of kind recycling. Stores of kind "
+        "dresd and recycling must belong to this model. May be repeated.",
+        examples=[["stores/chat", "stores/code"]],
+    )
+    strategy: Strategy = None
+    backend: Backend = None
+    lookup: Annotated[str | None, Shown(metavar="ADDRESS", unset="this user's own, with --release")] = Field(
+        None,
+        description="Draft from a lookup service: unix:/path, host:port or tls://host:port.",
+        examples=["unix:/run/draftstore/lookup.sock", "tls://drafts:7781"],
+    )
+    release: Annotated[str | None, Shown(metavar="NAME")] = Field(
+        None, description="Release or store to ask the lookup service for.", examples=["chat-vicuna"]
+    )
+    token: Annotated[
+        str | None, Shown(flags=("--lookup-token",), metavar="TOKEN", variable=TOKEN_VARIABLE)
+    ] = Field(
+        None,
+        description="Bearer token, if the service asks for one; the variable keeps it out of process lists.",
+    )
+    deadline: Annotated[float, Shown(flags=("--lookup-deadline",), metavar="SECONDS")] = Field(
+        DEADLINE,
+        gt=0,
+        le=60,
+        description="Longest wait of a step for the lookup service; networks need more.",
+        examples=[0.01],
+    )
+    request: bool = Field(True, description="Draft from the prompt and the output so far.")
+    recycling: Annotated[bool, Shown(flags=("--recycling/--no-recycling",))] = Field(
+        False, description="Draft from the model's last candidates."
+    )
+    threads: Annotated[int, Shown(hidden=True)] = min(4, CORES)
 
 
 class Part(NamedTuple):
@@ -90,7 +131,7 @@ class Part(NamedTuple):
         return self.kind if self.kind in (REQUEST, RECYCLING) else f"{self.kind}:{self.name}"
 
 
-class Assembly:
+class Assembly(AbstractContextManager["Assembly"]):
     """One drafter made of several, a `Drafter`; it owns the resources opened for it.
 
     Attributes:
@@ -101,13 +142,9 @@ class Assembly:
     def __init__(self, parts: Sequence[Part], opened: ExitStack) -> None:
         """Mix `parts`; their resources are closed with `opened`."""
         self.parts = tuple(parts)
-        self.drafter = _one_drafter([part.drafter for part in parts])
+        drafters = [part.drafter for part in parts]
+        self.drafter = Mixture(drafters) if len(drafters) > 1 else next(iter(drafters), None)
         self._opened = opened
-
-    @property
-    def projection(self) -> Projection | None:
-        """Projection for hidden states, see `draftstore.drafting.drafter.projection_of`."""
-        return projection_of(self.drafter)
 
     @property
     def needs_candidates(self) -> bool:
@@ -118,7 +155,7 @@ class Assembly:
         self,
         prompt_ids: ArrayLike,
         *,
-        hidden: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.floating[Any]] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
         """Start the drafts of one text; see `Drafter.session`."""
@@ -139,16 +176,9 @@ class Assembly:
         others = [part.drafter for part in self.parts if part.kind != REQUEST]
         return Mixture([RequestDrafter(vocab_size, prediction=prediction), *others])
 
-    def part(self, kind: str) -> Part | None:
-        """Return the first drafter of a kind, if there is one."""
-        return next((part for part in self.parts if part.kind == kind), None)
-
     def close(self) -> None:
         """Close stores and connections; no more drafts may be made."""
         self._opened.close()
-
-    def __enter__(self) -> "Assembly":
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -221,23 +251,21 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
     else:
         store = open_store(path, sources.backend if kind == "crest" else None)
     opened.callback(store.close)
+    files = WatchedFiles(path, store.manifest)
+    opened.callback(files.close)
     store.manifest.require_tokenizer(model.tokenizer, path)
-    strategy = _known(sources.strategy, store.strategies)
+    strategy = sources.strategy if sources.strategy in store.strategies else None
     changes = {"threads": sources.threads} if kind == REST else {}
-    drafter = fitted(store.drafter(strategy or store.default_strategy, **changes), model.vocab_size)
-    return Part(kind, store.manifest.name, drafter, strategy)
+    drafter = store.drafter(strategy or store.default_strategy, **changes)
+    return Part(kind, store.manifest.name, FittedDrafter(drafter, model.vocab_size, files.check), strategy)
 
 
 def _recycled(path: Path, model: _TargetModel) -> Part:
     """Open this model's recycled candidates."""
-    size = model.vocab_size
-    store = RecyclingStore.open(path, target_model=model.name, tokenizer=model.tokenizer, vocab_size=size)
-    return Part(RECYCLING, store.manifest.name, store.drafter(vocab_size=size))
-
-
-def _known(strategy: str | None, strategies: Collection[str]) -> str | None:
-    """Return the requested strategy if it is among a store's; None: that store's default."""
-    return strategy if strategy in strategies else None
+    drafter = open_drafter(
+        path, vocab_size=model.vocab_size, tokenizer=model.tokenizer, target_model=model.name
+    )
+    return Part(RECYCLING, load_manifest(path).name, drafter)
 
 
 def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
@@ -254,22 +282,21 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     """Find a release of the lookup service and check that it answers."""
     if not sources.release:
         raise DraftstoreError(f"no release of {sources.lookup} is named: name one" + _served(sources))
-    store = open_release(
+    store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
-        deadline=DEADLINE if sources.deadline is None else sources.deadline,
+        deadline=sources.deadline,
     )  # fmt: skip
     opened.callback(store.close)
     facts = store.check()
-    if isinstance(store, RemoteStore):
-        require_all([facts], sources.release)
     strategies = facts.get("strategies")
-    strategy = _known(sources.strategy, strategies if isinstance(strategies, list) else ())
-    found = None if store.projection is None else store.projection.hidden_size
-    if found is not None and model.hidden_size not in (None, found):
+    known = isinstance(strategies, list) and sources.strategy in strategies
+    strategy = sources.strategy if known else None
+    found, size = store.hidden_size, model.hidden_size
+    if found and size not in (None, found):
         raise LookupServiceError(
-            f"the release {sources.release!r} needs hidden states of {found:,} numbers, this model's have "
-            f"{model.hidden_size:,}: publish a build for this model, or ask for another release"
+            f"the release {sources.release!r} needs hidden states of {found:,} numbers, this model's have {size:,}: "
+            "publish a build for this model, or ask for another release"
         )
     return Part("lookup", sources.release, store.drafter(strategy or ""), strategy)
 
@@ -277,16 +304,11 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
 def _served(sources: Sources) -> str:
     """List the releases of a lookup service, if it answers."""
     try:
-        with RemoteStore(addresses_of(sources.lookup)[0], "?", token=sources.token) as store:
+        with RemoteStore(sources.lookup, "?", token=sources.token) as store:
             names = [str(release.get("name")) for release in store.releases()]
     except LookupServiceError:
         return ""
     return f"; it serves {', '.join(names)}" if names else "; it serves none"
-
-
-def _one_drafter(drafters: Sequence[Drafter]) -> Drafter | None:
-    """Return the only drafter, or a mixture of several; None without any."""
-    return Mixture(drafters) if len(drafters) > 1 else next(iter(drafters), None)
 
 
 def _warm_up(assembly: Assembly) -> None:

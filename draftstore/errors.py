@@ -69,14 +69,6 @@ class BuildRunningError(BuildError):
     """Another process is building in the same place."""
 
 
-class ClusterError(BuildError):
-    """The cluster that works for a build cannot be used: it has no workers, or they see other files or versions."""
-
-
-class ClusterGoneError(ClusterError):
-    """The scheduler of a cluster does not answer, or went away: what it finished is kept."""
-
-
 class DraftTreeError(DraftstoreError):
     """Arrays or bytes that are not a valid draft tree."""
 
@@ -151,5 +143,5 @@ def needs_extra(package: str, extra: str = "build") -> Iterator[None]:
     """Turn a failed import of an optional package inside the block into `MissingExtraError`."""
     try:
         yield
-    except ModuleNotFoundError:
-        raise MissingExtraError(package, extra) from None
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or package, extra) from None

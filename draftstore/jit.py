@@ -1,14 +1,17 @@
 """Compilation of kernels: functions over arrays, compiled to machine code on first use, cached on disk by numba."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import config, extending, njit
+from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
-from draftstore.compiling import compile_alone
+from draftstore.storage.locks import lock
 
 CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
 """Cores that this process may use."""
@@ -17,8 +20,33 @@ CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function on first use; it releases the GIL and is cached on disk."""
     compiled: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
-    compiled.compile = partial(compile_alone, compiled)
+    compiled.compile = partial(_compile_alone, compiled)
     return compiled
+
+
+def _compile_alone(compiled: Any, signature: Any) -> Any:
+    """Compile a kernel, or load it, while no other process does.
+
+    Otherwise several processes may compile it. Worse, two that cache different signatures at once write them under the
+    same number: one's code then runs on the other's arguments.
+    """
+    with global_compiler_lock, _alone(compiled):
+        return type(compiled).compile(compiled, signature)
+
+
+@contextmanager
+def _alone(compiled: Any) -> Iterator[None]:
+    """Hold a kernel's lock file, if its folder is writable; processes lock callers before callees."""
+    folder = Path(compiled._cache.cache_path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{compiled._cache._impl.filename_base}.lock"
+        path.touch()
+    except OSError:
+        yield  # nothing can be cached there either
+        return
+    with lock(path):
+        yield
 
 
 leaf_kernel = njit(  # type: ignore[call-overload]

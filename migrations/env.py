@@ -16,10 +16,10 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
-import schema.collection_models  # noqa: F401 (its tables belong to the same metadata)
+import schema.collections.models  # noqa: F401 (its tables belong to the same metadata)
 from schema import views
+from schema.db.partitions import PARTITION_NAME
 from schema.models import Base
-from schema.partitions import PARTITION_NAME
 
 LOCK_KEY = 0x6472616674  # "draft": the holder of this advisory lock migrates
 WAIT_FOR_OTHERS = "120s"  # for a migration in another process
@@ -59,7 +59,7 @@ def connection() -> Iterator[Connection]:
         return
     url = context.config.attributes.get("url")
     if url is None:
-        from schema.database import database_url
+        from schema.db.database import database_url
 
         url = database_url()
     driver = "postgresql+psycopg"

@@ -3,7 +3,13 @@
 from pathlib import Path, PurePosixPath
 
 from draftstore.errors import BuildError
-from draftstore.quickstart import Source, default_folders, find_sources, quickstart_tokenizer, write_corpus
+from draftstore.text.python_source import (
+    Source,
+    default_folders,
+    find_sources,
+    quickstart_tokenizer,
+    write_corpus,
+)
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from pipelines.parameters import Corpus
 

@@ -4,32 +4,26 @@ A row is created before the work and finished after all of it, including databas
 its row. If the run fails, so do its open rows; if it is killed, the next run marks them as failed.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError, StoreError
-from draftstore.storage.manifest import load_manifest
+from draftstore.errors import BuildRunningError, DraftstoreError, StoreError
+from draftstore.storage.manifest import Manifest, load_manifest
 from pipelines.progress import Logger, StepLogs
-from pipelines.reports import Built
-from pipelines.waiting import when_free
-from schema.catalogue import (
-    CatalogueError,
-    fail_build,
-    fail_cut_off,
-    find_build,
-    finish_build,
-    start_build,
-)
-from schema.database import make_engine
-from schema.holds import let_go
+from schema.catalogue import CatalogueError, fail_build, fail_cut_off, find_build, finish_build, start_build
+from schema.db.database import make_engine
 
+POLL_SECONDS = 5.0
+T = TypeVar("T")
 Make = Callable[[int, StepLogs], object]
 """Builds a store and its database tables, given the id of its row."""
 
@@ -45,11 +39,48 @@ class Request(NamedTuple):
     backends: tuple[str, ...] = ()
 
 
-class _Open(NamedTuple):
-    """An unfinished row: its id, and the timings of its steps."""
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A store that a flow made, in some seconds, or found."""
 
     build_id: int
-    logs: StepLogs
+    path: Path
+    manifest: Manifest
+    reused: bool
+    seconds: float = 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """Return a summary as JSON values."""
+        return {
+            "build": self.build_id,
+            "kind": self.manifest.kind,
+            "path": str(self.path),
+            "entries": self.manifest.counts["entries"],
+            "tokens": self.manifest.counts["tokens"],
+            "bytes": self.manifest.size,
+            "seconds": round(self.seconds, 2),
+            "reused": self.reused,
+        }
+
+
+def when_free(
+    make: Callable[[], T], path: Path, logger: Logger, made: Callable[[], T | None] = lambda: None
+) -> T:
+    """Make something at `path`, or find what another run, which was building there, has `made` meanwhile.
+
+    There is no limit: the lock of the other run ends with its process, however that happens.
+    """
+    waiting = False
+    while True:
+        try:
+            return make()
+        except BuildRunningError:
+            if not waiting:
+                logger.info("another run is building %s: this one waits until that has ended", path)
+                waiting = True
+        sleep(POLL_SECONDS)
+        if (found := made()) is not None:
+            return found
 
 
 class Ledger:
@@ -58,7 +89,7 @@ class Ledger:
     def __init__(self, logger: Logger | None = None) -> None:
         """Start without builds; the first step connects to the database, so that a failure can be retried."""
         self.logger = logger or logging.getLogger(__name__)
-        self._open: dict[Path, _Open] = {}
+        self._open: dict[Path, tuple[int, StepLogs]] = {}
         self._engine: Engine | None = None
 
     def __enter__(self) -> Self:
@@ -67,14 +98,12 @@ class Ledger:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        for path, row in self._open.items():
+        for path, (build_id, logs) in self._open.items():
             try:
                 with self.session() as session:
-                    fail_build(session, row.build_id, _reason(error), timings=row.logs.timings())
+                    fail_build(session, build_id, _reason(error), timings=logs.timings)
             except DraftstoreError as failure:
                 self.logger.warning("the failure of %s is not in the catalogue yet: %s", path, failure)
-                if self._engine is not None:
-                    let_go(self._engine, row.build_id)  # so that the next run marks it
         self._open.clear()
         if self._engine is not None:
             self._engine.dispose()
@@ -92,54 +121,45 @@ class Ledger:
 
         `make` makes or finds the store at its path and fills its tables; it resumes when called again.
         """
-        found = self._finished(request.path)
-        if found is not None:
+        if found := self._finished(request.path):
             self.logger.info("build %d in %s is finished: nothing to do", found.build_id, request.path)
             return found
-        row = self._open.get(request.path) or self._begin(request)
+        build_id, logs = self._open.get(request.path) or self._begin(request)
 
         def attempt() -> None:
-            with row.logs.working():
-                make(row.build_id, row.logs)
+            with logs.working():
+                make(build_id, logs)
 
-        found = when_free(attempt, request.path, self.logger, lambda: self._finished(request.path))
-        if found is not None:
+        if found := when_free(attempt, request.path, self.logger, lambda: self._finished(request.path)):
             return found
-        timings = row.logs.timings()
         try:
             with self.session() as session:
-                finish_build(session, row.build_id, timings=timings)
-        except CatalogueError:
-            found = self._finished(request.path)  # another run may have registered it first
-            if found is None:
-                raise
-            return found
+                finish_build(session, build_id, timings=logs.timings)
+        except CatalogueError:  # another run may have registered it first
+            if found := self._finished(request.path):
+                return found
+            raise
         del self._open[request.path]
-        manifest = load_manifest(request.path, request.kind)
-        self.logger.info(
-            "build %d finished: %s bytes in %.1f s",
-            row.build_id,
-            f"{manifest.size:,}",
-            sum(timings.values()),
+        built = Built(
+            build_id,
+            request.path,
+            load_manifest(request.path, request.kind),
+            reused=False,
+            seconds=sum(logs.timings.values()),
         )
-        return Built(row.build_id, request.path, manifest, reused=False, timings=timings)
+        self.logger.info(
+            "build %d finished: %s bytes in %.1f s", build_id, f"{built.manifest.size:,}", built.seconds
+        )
+        return built
 
-    def _begin(self, request: Request) -> _Open:
+    def _begin(self, request: Request) -> tuple[int, StepLogs]:
         """Create a row for a build, after marking those of dead processes as failed."""
         with self.session() as session:
             for cut_off in fail_cut_off(session):
                 self.logger.info("build %d was cut off: marked as failed", cut_off)
-            build_id = start_build(
-                session,
-                request.kind,
-                request.name,
-                request.path,
-                parameters=request.parameters,
-                source_id=request.source_id,
-                backends=request.backends,
-            ).id
-        self.logger.info("build %d starts: %s in %s", build_id, request.kind, request.path)
-        row = self._open[request.path] = _Open(build_id, StepLogs(self.logger))
+            build = start_build(session, **request._asdict())
+            row = self._open[request.path] = build.id, StepLogs(self.logger)
+        self.logger.info("build %d starts: %s in %s", row[0], request.kind, request.path)
         return row
 
     def _finished(self, path: Path) -> Built | None:
@@ -150,19 +170,13 @@ class Ledger:
                 build = find_build(session, path)
                 if build.state != "finished" or Path(build.path) != path.resolve():
                     return None
-                build_id, timings = build.id, dict(build.timings)
-                own = self._open.get(
-                    path
-                )  # of an attempt that succeeded without knowing it, or another run came first
-                if own and own.build_id != build_id:
-                    fail_build(
-                        session, own.build_id, f"another run registered this store as build {build_id}"
-                    )
+                if path in self._open and self._open[path][0] != build.id:
+                    fail_build(session, self._open[path][0], f"another run registered it as build {build.id}")
+                found = build.id
         except (StoreError, CatalogueError):
             return None
-        self._open.pop(path, None)
-        mine = own is not None and own.build_id == build_id
-        return Built(build_id, path, manifest, reused=not mine, timings=timings if mine else {})
+        own = self._open.pop(path, None)  # which an attempt has finished that did not hear of it
+        return Built(found, path, manifest, reused=own is None or own[0] != found)
 
 
 def _reason(error: BaseException | None) -> str:

@@ -1,14 +1,10 @@
-"""Progress as log lines: one every few seconds, and the last one of a step."""
+"""Progress as log lines: one every few seconds, and the last one of a step; and how long the steps took."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from time import monotonic
 from typing import Any
-
-from draftstore.errors import counted
-from draftstore.stores.rest.build import Progress
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 SECONDS = 5.0
@@ -16,61 +12,54 @@ SECONDS = 5.0
 
 
 class StepLog:
-    """Logs the progress of a step, at most once in `seconds`, and always the end of a step of known size."""
+    """Logs the progress of a step, and always the end of a step of known size.
+
+    Args:
+        logger: where the lines go.
+        step: a word such as `sorting`.
+        unit: what is counted, such as `tokens`.
+        on_report: called with the step at every report.
+    """
 
     def __init__(
-        self,
-        logger: Logger,
-        step: str,
-        unit: str,
-        *,
-        seconds: float = SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-        on_report: Callable[[], None] = lambda: None,
+        self, logger: Logger, step: str, unit: str, on_report: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Start without output; `step` and `unit` are words such as `sorting` and `tokens`."""
-        self._logger, self._step, self._unit = logger, step, unit
-        self._seconds, self._clock, self._on_report = seconds, clock, on_report
+        self._logger, self._step, self._unit, self._on_report = logger, step, unit, on_report
         self._begin: tuple[float, int] | None = None
-        self._last = clock()
+        self._last = monotonic()
 
-    def amount(self, done: int, total: int) -> None:
-        """Report a step of known size."""
+    def __call__(self, done: int, total: int | None, detail: str = "") -> None:
+        """Report the amount done so far and in total, None if that is unknown, and what else there is to say."""
+        self._on_report(self._step)
+        now = monotonic()
+        begin, before = self._begin = self._begin or (now, done)
+        if now - self._last < SECONDS and (total is None or done < total):
+            return
+        self._last = now
         share = f" of {total:,} {self._unit} ({done / total:.0%})" if total else f" {self._unit}"
-        self._report(done, f"{self._step}: {done:,}{share}", last=done >= total)
-
-    def tokenized(self, documents: int, tokens: int, _characters: int) -> None:
-        """Report tokens of a corpus of unknown size."""
-        self._report(tokens, f"{self._step}: {counted(documents, 'document')}, {tokens:,} tokens", last=False)
-
-    def _report(self, done: int, text: str, *, last: bool) -> None:
-        self._on_report()
-        now = self._clock()
-        if self._begin is None:
-            self._begin = now, done
-        if last or now - self._last >= self._seconds:
-            elapsed, more = now - self._begin[0], done - self._begin[1]
-            speed = f", {more / elapsed:,.0f} {self._unit}/s" if more and elapsed else ""
-            self._logger.info("%s%s", text, speed)
-            self._last = now
+        speed = (
+            f"{(done - before) / (now - begin):,.0f} {self._unit}/s" if done > before and now > begin else ""
+        )
+        text = ", ".join(filter(None, (detail, f"{done:,}{share}", speed)))
+        self._logger.info("%s: %s", self._step, text)
 
 
 class StepLogs:
-    """The steps of one build: logs each, and measures how long it took.
+    """The steps of one build: the time up to a report belongs to the step that reports.
 
-    The time up to a report is attributed to the reporting step.
+    Attributes:
+        timings: seconds of each step, and under `other` those after the last report.
     """
 
     def __init__(self, logger: Logger) -> None:
-        self._logger = logger
+        self.timings: dict[str, float] = {}
         self._steps: dict[str, StepLog] = {}
-        self._seconds: dict[str, float] = {}
-        self._last = time.monotonic()
+        self._logger, self._last = logger, monotonic()
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """Measure the work in the block; may be entered again on a retry."""
-        self._last = time.monotonic()
+        self._last = monotonic()
         try:
             yield
         finally:
@@ -78,23 +67,9 @@ class StepLogs:
 
     def step(self, name: str, unit: str) -> StepLog:
         """Return the log of a step; the same object for the same name."""
-        if name not in self._steps:
-            self._steps[name] = StepLog(self._logger, name, unit, on_report=partial(self._spend, name))
-        return self._steps[name]
-
-    def rest(self) -> Progress:
-        """Return the progress callbacks of a REST build."""
-        return Progress(
-            tokenized=self.step("tokenizing", "tokens").tokenized,
-            sorted=self.step("sorting", "tokens").amount,
-            hashed=self.step("hashing", "bytes").amount,
-        )
-
-    def timings(self) -> dict[str, float]:
-        """Return the seconds of each step, and under `other` the time after the last report."""
-        return {name: round(seconds, 3) for name, seconds in self._seconds.items()}
+        return self._steps.setdefault(name, StepLog(self._logger, name, unit, self._spend))
 
     def _spend(self, name: str) -> None:
-        now = time.monotonic()
-        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        now = monotonic()
+        self.timings[name] = round(self.timings.get(name, 0.0) + now - self._last, 6)
         self._last = now

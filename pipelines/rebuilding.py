@@ -16,28 +16,27 @@ from numpy.typing import NDArray
 from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError, TokenizerError
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
+from draftstore.storage.progress import tokenizing
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
 from draftstore.text.digests import digest_keys
 from draftstore.text.encoding import tokenize_corpus
-from draftstore.text.scanning import documents_of
-from draftstore.text.scans import Scan
+from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import CorpusOptions, Gathered
 from draftstore.text.tokens import TokenShards, open_shards
 from pipelines.corpora import resolve_tokenizer
-from pipelines.ledger import Ledger, Request
+from pipelines.ledger import Built, Ledger, Request
 from pipelines.places import store_path
 from pipelines.progress import StepLogs
-from pipelines.reports import Built
 from pipelines.steps import Tokens, tokenize
-from schema.builds import CatalogueError, list_builds
-from schema.collecting import get_collection, open_tokenizer, scan_collection, wanted_of
-from schema.home import data_home
-from schema.lineage import store_digests
-from schema.releases import get_release
-from schema.removal_files import collection_folder
+from schema.catalogue.builds import list_builds
+from schema.catalogue.lineage import store_digests
+from schema.collections.collecting import get_collection, open_tokenizer, scan_collection, wanted_of
+from schema.collections.removal_files import collection_folder
+from schema.db.home import data_home
+from schema.models import Release
 
 SHARDS = "shards"
 """Token ids of new documents, in a folder that rebuilds of a collection use one after the other."""
@@ -66,6 +65,9 @@ class Change:
         base = None if self.base is None else str(self.base)
         return {"base": base, "added": len(self.added), "kept": self.kept, "removed": self.removed}
 
+    def __str__(self) -> str:
+        return f"{len(self.added):,} documents added, {self.removed:,} removed, {self.kept:,} kept"
+
 
 class LaggingStore(NamedTuple):
     """A store of a collection that is made again when enough has changed."""
@@ -82,8 +84,12 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
         collection = get_collection(session, name)
         session.expunge_all()
     tokenizer = open_tokenizer(collection) or resolve_tokenizer(None, data_home())
-    if model is not None:
-        _require_tokenizer_of(model, tokenizer, name)
+    own = None if model is None else load_tokenizer(model)
+    if own and (own.fingerprint, own.bos_ids) != (tokenizer.fingerprint, tokenizer.bos_ids):
+        raise TokenizerError(
+            f"the collection {name} has the tokenizer {tokenizer.name!r}, which is not that of the model {model}: "
+            f"`draftstore corpus add {name} --tokenizer {model}` gives it that one"
+        )
     scan = scan_collection(collection, tokenizer)
     digests = wanted_of(collection, scan)
     ledger.logger.info(
@@ -92,66 +98,39 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
     )  # fmt: skip
     if not len(digests):
         raise CorpusError(f"the collection {name} has no documents: `draftstore corpus show {name}`")
+    keys, first = np.unique(scan.keys, return_index=True)  # each document once
     facts = {
         "sources": [source.place for source in collection.sources],
-        "characters": _characters(scan, digests),
+        "characters": int(scan.column("characters")[first[np.isin(keys, digest_keys(digests))]].sum()),
         **scan.report.facts(),
     }
     files = tuple(Path(file.path) for file in scan.files)
     return Survey(scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
 
 
-def _require_tokenizer_of(model: str, tokenizer: TextTokenizer, name: str) -> None:
-    """Refuse a model that gives other token ids."""
-    own = load_tokenizer(model)
-    if (own.fingerprint, own.bos_ids) != (tokenizer.fingerprint, tokenizer.bos_ids):
-        raise TokenizerError(
-            f"the collection {name} has the tokenizer {tokenizer.name!r}, which is not that of the model {model}: "
-            f"`draftstore corpus add {name} --tokenizer {model}` gives it that one"
-        )
-
-
-def _characters(scan: Scan, digests: NDArray[np.uint8]) -> int:
-    """Return the characters of some documents, each counted once."""
-    keys, first = np.unique(scan.keys, return_index=True)
-    return int(scan.column("characters")[first[np.isin(keys, digest_keys(digests))]].sum())
-
-
 def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[Built, Change]:
     """Find or make the REST store of what a collection holds today, from the newest one before."""
     contents, tokenizer = surveyed.contents, surveyed.tokenizer
     path = store_path(data_home(), REST, contents.name, plan=contents.plan(tokenizer))
-    change = _change(ledger, surveyed, path)
+    change = Change(None, contents.digests, 0, 0)
+    if base := _newest(ledger, surveyed, path):
+        change = _since(base.path, read_documents(base), contents.digests)
     folder = collection_folder(contents.name) / "tokens"
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        progress = logs.rest()
         with locked_directory(folder):
-            added = _tokenize(surveyed, change.added, folder / SHARDS, progress.tokenized)
+            added = _tokenize(surveyed, change.added, folder / SHARDS, tokenizing(logs.step))
             update_rest(
                 contents, tokenizer, path,
-                base=change.base, added=added, workers=workers, progress=progress,
+                base=change.base, added=added, workers=workers, progress=logs.step,
             )  # fmt: skip
 
-    parameters = {
-        "collection": contents.name,
-        "segment_tokens": contents.segment_tokens,
-        **change.counts(),
-    }
+    parameters = {"collection": contents.name, "segment_tokens": contents.segment_tokens, **change.counts()}
     built = ledger.build(Request(REST, contents.name, path, parameters), make)
     # Also what a killed run left of other documents.
     with suppress(BuildRunningError), locked_directory(folder):
         remove(folder / SHARDS)
     return built, change
-
-
-def _change(ledger: Ledger, surveyed: Survey, path: Path) -> Change:
-    """Compare a collection with its newest store that can be updated."""
-    digests = surveyed.contents.digests
-    base = _newest(ledger, surveyed, path)
-    if base is None:
-        return Change(None, digests, 0, 0)
-    return _since(base.path, read_documents(base), digests)
 
 
 def _since(base: Path, held: NDArray[np.uint8], digests: NDArray[np.uint8]) -> Change:
@@ -193,11 +172,8 @@ def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:
     documents are those of the build that it was made from.
     """
     with ledger.session() as session:
-        try:
-            last = get_release(session, store.release).build
-        except CatalogueError:
-            return True
-        if last.source is None:
+        release = session.get(Release, store.release)
+        if release is None or (last := release.build).source is None:
             return True
         if any(last.parameters.get(key) != value for key, value in store.parameters.items()):
             return True
@@ -221,7 +197,9 @@ def gather_tokens(ledger: Ledger, surveyed: Survey) -> Tokens:
         contents.sources,
         contents.corpus,
     )
-    options = CorpusOptions((), contents.name, fingerprint=contents.fingerprint, gathered=gathered)
+    options = CorpusOptions(
+        corpus=(), name=contents.name, fingerprint=contents.fingerprint, gathered=gathered
+    )
     return tokenize(ledger, options, surveyed.tokenizer, {"collection": contents.name})
 
 

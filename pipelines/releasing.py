@@ -3,27 +3,23 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from draftstore.errors import counted
 from pipelines.corpora import DEMO_FILE
-from pipelines.ledger import Ledger
-from pipelines.reports import Built
+from pipelines.ledger import Built, Ledger
 from schema import catalogue
-from schema.collecting import list_collections, releases_of
-from schema.home import data_home
-from schema.lineage import source_places
+from schema.catalogue.gates import replay_rows
+from schema.catalogue.lineage import source_places
+from schema.collections.collecting import list_collections, releases_of
+from schema.db.home import data_home
 from schema.models import Release
 
 
-def prune(ledger: Ledger, keep: int) -> list[str]:
-    """Remove all but `keep` builds of each kind and name, and what killed ones left; return a sentence about it."""
+def prune(ledger: Ledger, keep: int) -> None:
+    """Remove all but `keep` builds of each kind and name, and what killed ones left."""
     found = catalogue.prune(ledger.session, data_home(), keep)
     for removal in found.removed:
         ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
     for path in found.in_use:
         ledger.logger.info("in use, stays: %s", path)
-    if not found.removed:
-        return []
-    return [f"Removed {counted(len(found.removed), 'old thing')}, {found.bytes:,} bytes"]
 
 
 def require_free(ledger: Ledger, release: str) -> None:
@@ -46,8 +42,8 @@ def _is_demonstration(sources: Sequence[str]) -> bool:
     return {Path(source).name for source in sources} == {DEMO_FILE}
 
 
-def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> catalogue.Moved:
-    """Point a release at a verified build, unless it already points there; return what the gates measured.
+def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> None:
+    """Point a release at a verified build, unless it already points there; log what the gates measured.
 
     Raises:
         CatalogueError: the store fails verification, or is a demonstration and the release is not.
@@ -56,12 +52,9 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = (
     """
     if _is_demonstration(built.manifest.corpus.get("sources", [])):
         require_free(ledger, release)
-    try:
-        moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
-    except catalogue.RefusedError as refused:
-        ledger.logger.error("%s", refused)  # noqa: TRY400 - a sentence for people, not a fault of the program
-        raise
+    moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
     for sentence in moved.verdict.sentences():
         ledger.logger.warning("release %s: %s", release, sentence)
+    for row in replay_rows(moved.build, moved.live):
+        ledger.logger.info("%(recording)s: accepted length %(accepted_length).3f with build %(build)d", row)
     ledger.logger.info("the release %s points at build %d", release, built.build_id)
-    return moved

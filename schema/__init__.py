@@ -1,1 +1,1 @@
-"""The catalogue in SQL: models, views, engine and session. Imports `draftstore` and nothing above it."""
+"""The catalogue in SQL. Imports `draftstore` and nothing above it."""

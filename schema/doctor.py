@@ -7,17 +7,17 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError, counted
+from draftstore.errors import DraftstoreError
 from draftstore.text.scans import open_scan
 from draftstore.text.sources import GLOB_SIGNS
-from schema.builds import fail_cut_off
-from schema.collecting import list_collections, scan_path
-from schema.gates import Candidate
+from schema.catalogue.builds import fail_cut_off, storable
+from schema.catalogue.gates import Candidate
+from schema.catalogue.pruning import prune
+from schema.catalogue.publishing import Transaction, Verify, verify_present
+from schema.catalogue.releases import list_releases
+from schema.collections.collecting import list_collections, scan_path
+from schema.collections.removal_files import collection_folder
 from schema.models import Build
-from schema.pruning import prune
-from schema.publishing import Transaction, Verify, verify_present
-from schema.releases import list_releases
-from schema.removal_files import collection_folder, unrecorded
 
 ALL = 1 << 30
 """As many builds as there may be."""
@@ -59,6 +59,7 @@ def examine(transaction: Transaction, home: Path, verify: Verify = verify_presen
     found += _release_findings(live, verify)
     with transaction() as session:
         found += _build_findings(session, {build.id for build in live.values()})
+        found += _unknown_folders(session, home / "stores")
         found += _collection_findings(session)
     for removal in prune(transaction, home, ALL, dry_run=True).removed:
         what = f"{removal.what} {removal.path} is left over, {removal.bytes:,} bytes"
@@ -68,12 +69,9 @@ def examine(transaction: Transaction, home: Path, verify: Verify = verify_presen
 
 def _release_findings(live: dict[str, Candidate], verify: Callable[[Candidate], list[str]]) -> list[Finding]:
     """Return what is wrong with live stores."""
+    back = "go back to the build before: draftstore releases rollback"
     return [
-        Finding(
-            True,
-            f"release {name}, build {build.id}: {problem}",
-            f"go back to the build before: draftstore releases rollback {name}",
-        )
+        Finding(True, f"release {name}, build {build.id}: {problem}", f"{back} {name}")
         for name, build in live.items()
         for problem in verify(build)
     ]
@@ -88,6 +86,15 @@ def _build_findings(session: Session, live: set[int]) -> Iterator[Finding]:
             yield Finding(False, what, f"forget it: draftstore builds drop {build.id}")
 
 
+def _unknown_folders(session: Session, stores: Path) -> Iterator[Finding]:
+    """Yield folders among the stores of flows that no build knows, such as what stayed of a removed store."""
+    known = set(session.scalars(select(Build.path)))
+    for folder in sorted(stores.resolve().glob("*/[!.]*")):
+        if storable(str(folder)) not in known:
+            advice = f"register it (draftstore builds add {folder}), or remove it"
+            yield Finding(False, f"{folder} belongs to no build", advice)
+
+
 def _collection_findings(session: Session) -> Iterator[Finding]:
     """Yield collections that the next rebuild cannot read."""
     for collection in list_collections(session):
@@ -95,17 +102,6 @@ def _collection_findings(session: Session) -> Iterator[Finding]:
             open_scan(scan_path(collection_folder(collection.name)))
         except DraftstoreError as error:
             yield Finding(True, f"collection {collection.name}: {error}", "remove that file")
-        try:
-            missing = unrecorded(collection)
-        except DraftstoreError as error:
-            yield Finding(True, f"collection {collection.name}: {error}", "no rebuild reads it until then")
-            continue
-        if missing:
-            what = f"collection {collection.name}: the database lacks {counted(missing, 'removal')} that files have"
-            advice = (
-                f"it was restored from before them; bring them back: draftstore corpus scan {collection.name}"
-            )
-            yield Finding(True, what, advice)
         for source in collection.sources:
             is_path = source.kind == "files" and not GLOB_SIGNS.search(source.place)
             if is_path and not Path(source.place).exists():

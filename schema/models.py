@@ -3,8 +3,8 @@ r"""The tables of the catalogue: typed models with comments that `\d+` shows.
 Builds, their sources and the releases that point at them: `corpora`, `builds`, `releases`, `release_moves`. What
 gates replay before a release moves, and results of replays: `recordings`, `replays`.
 Contents: `ngrams` (the most common), `ngram_spectrum` (all of them, by count), `kept_ngrams` and `trees` (CREST). The
-large tables are partitioned by build, so that dropping a build is instant; see `schema.partitions`. Views for common
-queries: `schema.views`. What stores will be built from: `schema.collection_models`.
+large tables are partitioned by build, so that dropping a build is instant; see `schema.db.partitions`. Views for common
+queries: `schema.views`. What stores will be built from: `schema.collections.models`.
 """
 
 from datetime import datetime

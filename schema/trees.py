@@ -2,7 +2,7 @@
 
 The entries of a store are the partition `trees_<build id>` of the build with the digest of the store's manifest. A
 lookup names the partition directly, which saves planning: one prepared statement, one round trip for all keys, binary
-both ways. All stores of a process share a connection pool.
+both ways.
 """
 
 import weakref
@@ -14,13 +14,9 @@ import psycopg
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, manifest_digest
 from draftstore.stores.crest.entries import Entries
-from schema.pooling import SharedPool, join_pool
+from schema.db.pooling import Pool
 
 PAGE_ROWS = 4096
-GET_SECONDS = 2.0
-"""Time limit in seconds for a lookup, a thousand times its usual duration."""
-PAGE_SECONDS = 60.0
-"""Time limit in seconds for reading a page from a cold disk."""
 FIND_BUILD = (
     b"SELECT id FROM builds WHERE digest = %t AND kind = 'crest' AND state = 'finished'"
     b" AND to_regclass('trees_' || id) IS NOT NULL ORDER BY id DESC LIMIT 1"
@@ -33,14 +29,14 @@ Progress = Callable[[int, int], None]
 class PostgresEntries:
     """Entries of one build. Threads may share it, each with its own connection; a forked process reconnects."""
 
-    def __init__(self, build_id: int, pool: SharedPool | None = None) -> None:
-        """Read the trees of a build through a pool, which is left on `close`; None joins the shared one."""
+    def __init__(self, build_id: int, pool: Pool) -> None:
+        """Read the trees of a build through a pool, which `close` closes."""
         where = f"FROM trees_{build_id:d} WHERE build_id = {build_id:d}"
         self.build_id = build_id
         self._lookup = f"SELECT key, value {where} AND key = ANY(%b)".encode()
         self._page = f"SELECT key, value {where} AND key > %b ORDER BY key LIMIT {PAGE_ROWS}".encode()
-        self._pool = pool or join_pool()
-        self._leave = weakref.finalize(self, self._pool.leave)
+        self._pool = pool
+        self._close = weakref.finalize(self, pool.close)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, None if absent; one round trip.
@@ -51,23 +47,23 @@ class PostgresEntries:
         """
         if not keys:
             return []
-        found = dict(self._rows(self._lookup, list(keys), GET_SECONDS))
+        found = dict(self._rows(self._lookup, list(keys)))
         return [found.get(key) for key in keys]
 
     def items(self) -> Iterator[Entry]:
         """Yield all entries in key order, page by page, without a transaction open between pages."""
         last = b""
-        while page := self._rows(self._page, last, PAGE_SECONDS):
+        while page := self._rows(self._page, last):
             yield from page
             last = page[-1][0]
 
     def close(self) -> None:
-        """Leave the connection pool."""
-        self._leave()
+        """Close the connections."""
+        self._close()
 
-    def _rows(self, query: bytes, parameter: object, seconds: float) -> list[Entry]:
+    def _rows(self, query: bytes, parameter: object) -> list[Entry]:
         try:
-            return self._pool.fetch(query, (parameter,), seconds)
+            return self._pool.fetch(query, (parameter,))
         except psycopg.errors.UndefinedTable:
             raise StoreError(
                 f"the database no longer holds the trees of build {self.build_id}: the build has been dropped; "
@@ -82,16 +78,10 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
         DatabaseError: the server is down or refuses.
         StoreError: the database does not know the store, or has no trees of it.
     """
-    digest = manifest_digest(path)
-    pool = join_pool()
-    try:
-        rows = pool.fetch(FIND_BUILD, (digest,), PAGE_SECONDS)
-        if rows:
-            return PostgresEntries(rows[0][0], pool)
-    except BaseException:
-        pool.leave()
-        raise
-    pool.leave()
+    digest, pool = manifest_digest(path), Pool()
+    if rows := pool.fetch(FIND_BUILD, (digest,)):
+        return PostgresEntries(rows[0][0], pool)
+    pool.close()
     raise StoreError(
         f"the database holds no trees of {path} (manifest {digest[:12]}; its backends are "
         f"{', '.join(manifest.parameters.get('backends', [])) or 'unknown'}): build it with --backend postgres, "
@@ -108,6 +98,6 @@ def load_store(
     build as which the store is registered, now or earlier.
     """
     # Imports SQLAlchemy and polars, which are slow and not needed for lookups.
-    from schema.crest_loading import load
+    from schema.statistics.loading import load
 
     load(path, out, manifest, source, progress)

@@ -15,7 +15,7 @@ from draftstore.storage.streams import read_lines
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.lookup.stores import warming
+from services.lookup.releases import warming
 from tests.fakes.kernels import remove_stale_kernels
 
 # A machine with a GPU, which `python -m benchmarks.gpu` runs some tests on, need not have the packages of databases.
@@ -148,7 +148,7 @@ def small_store(
 ) -> Path:
     """Return a store of the small corpus in several segments; tests that change a store copy it."""
     out = tmp_path_factory.mktemp("stores") / "small"
-    options = RestOptions((small_corpus,), "small", segment_tokens=1_000)
+    options = RestOptions(corpus=(small_corpus,), name="small", segment_tokens=1_000)
     build_rest(options, small_tokenizer, out, workers=1)
     return out
 
@@ -157,7 +157,7 @@ def small_store(
 def small_crest(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a CREST store of 400 n-grams of the small store, 100 of each n; tests that change it copy it."""
     out = tmp_path_factory.mktemp("crest") / "small-crest"
-    options = CrestOptions("small-crest", max_n=4, ngrams=400, selection="combined", rule="longest")
+    options = CrestOptions(name="small-crest", max_n=4, ngrams=400, select="combined", rule="longest")
     build_crest(options, small_store, out)
     return out
 
@@ -196,7 +196,7 @@ def wide_store(wide_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathF
     ids = [5, 65_533, 65_534, 65_535, 65_536, 65_537, 69_998, 69_999]
     texts = (" ".join(f"w{i}" for i in salad.choices(ids, k=salad.randint(1, 30))) for _ in range(40))
     (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    options = RestOptions((folder / "c.jsonl",), "wide", segment_tokens=200)
+    options = RestOptions(corpus=(folder / "c.jsonl",), name="wide", segment_tokens=200)
     build_rest(options, wide_tokenizer, folder / "store", workers=1)
     return folder / "store"
 
@@ -210,7 +210,7 @@ def real_store(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         size = 0
         while size < 1_200_000 and (line := next(lines)):
             size += file.write(line + b"\n")
-    options = RestOptions((folder / "chats.jsonl",), "real", segment_tokens=100_000)
+    options = RestOptions(corpus=(folder / "chats.jsonl",), name="real", segment_tokens=100_000)
     return build_rest(
         options, load_tokenizer(data / "tokenizers" / "llama2"), folder / "store", workers=2
     ).path
@@ -220,5 +220,5 @@ def real_store(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_crest(wide_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a CREST store with keys of 32-bit ids; tests that change it copy it."""
     out = tmp_path_factory.mktemp("crest") / "wide-crest"
-    build_crest(CrestOptions("wide-crest", max_n=3, ngrams=150, rule="longest"), wide_store, out)
+    build_crest(CrestOptions(name="wide-crest", max_n=3, ngrams=150, rule="longest"), wide_store, out)
     return out

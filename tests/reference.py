@@ -15,6 +15,7 @@ from draftstore.search.expand import Rule
 from draftstore.search.sorting import suffix_array
 from draftstore.search.suffix import SuffixIndex, first_row_table, key_layout, key_table
 from draftstore.stores.dresd.kernels.dense_tree import Calibration
+from draftstore.stores.dresd.projection import Projection
 from draftstore.text.tokens import sentinel, token_dtype
 from draftstore.trees.tree import DraftTree
 
@@ -791,9 +792,16 @@ def stored_cosine(codes: NDArray[Any], query: NDArray[np.float32]) -> float:
     numbers = (
         codes.astype(np.float32) if codes.dtype == np.int8 else codes.view(np.float16).astype(np.float32)
     )
-    unit = (query / math.sqrt(sum(float(number) ** 2 for number in query))).astype(np.float32)
+    wide = query.astype(np.float64)
+    unit = (wide / math.sqrt(sum(number * number for number in wide))).astype(np.float32)
     length = np.sqrt(sum_in_order(numbers * numbers)) if codes.dtype == np.int8 else np.float32(1.0)
     return float(sum_in_order(numbers * unit) / length)
+
+
+def projected(projection: Projection, state: NDArray[np.float16]) -> NDArray[np.float32]:
+    """Return the query of a hidden state, added up in the same order."""
+    products = projection.weights * state.astype(np.float32)
+    return np.array([sum_in_order(row) for row in products], np.float32) + projection.bias
 
 
 def sum_in_order(numbers: NDArray[np.float32], lanes: int = 16) -> np.float32:

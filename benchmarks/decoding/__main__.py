@@ -37,13 +37,13 @@ from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.smollm import add_model_argument, smollm
 from draftstore.decoding.budget import CostPlanner
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.loop import Fixed, Planner
+from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.hf.tuning import measure
+from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.stores.rest.store import BUDGET
 
 PROMPTS, TOKENS, ROUNDS = 12, 160, 3

@@ -16,10 +16,9 @@ from benchmarks.common import CHAT, Workspace, write_records
 from benchmarks.measure import progress
 from benchmarks.processes import Program, ask, decoding_worker, free_port, lookup_service
 from draftstore.text.records import read_json_records
-from pipelines.local import prefect_environment
-from schema.home import HOME_VARIABLE
-from schema.postgres.placement import find_place
-from schema.postgres.state import server_state
+from pipelines.serving import prefect_environment
+from schema.db.embedded import find_cluster
+from schema.db.home import HOME_VARIABLE
 
 NAME = "chat"
 DOCUMENTS, LONGEST = 300, 4000  # of the collection, and characters of each
@@ -58,7 +57,7 @@ class Site:
         self.socket, self.stores = self.home / "lookup.sock", self.home / "stores"
         self._folder, self.own_disk = space.work / "faults-texts", os.geteuid() == 0
         self._unmount()
-        for folder in (self.home, find_place(self.home).base, self._state, self._folder):
+        for folder in (self.home, find_cluster(self.home).base, self._state, self._folder):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.stores, self._folder):
             folder.mkdir(parents=True)
@@ -85,12 +84,12 @@ class Site:
         self.change_texts()
         command("corpus", "add", NAME, self._folder, "--glob", "*.jsonl", "--tokenizer", self.model)
         progress("prefect and the first build")
-        prefect = ("pipelines.local", "up", "--port", self._port, "--state", self._state)
+        prefect = ("pipelines.serving", "--port", self._port, "--state", self._state)
         self.programs["prefect"] = Program("prefect", prefect, self._log)
         self.programs["prefect"].wait_for(lambda: UP in self._log.read_text(errors="replace"))
         self.wait_for_run()
         progress("lookup service and decoding worker")
-        served = ("--release", NAME, "--release", f"{NAME}-crest", "--backend", "lmdb", "--workers", 2)
+        served = ("--release", NAME, "--release", f"{NAME}-crest", "--backend", "lmdb")
         lookup = lookup_service(self.socket, self._log, *served)
         self.programs["lookup"] = lookup.wait_until_ready()
         asked = ("--lookup", f"unix:{self.socket}", "--release", NAME, "--wait", "--lookup-deadline", "0.05")
@@ -142,9 +141,8 @@ class Site:
         """Return the processes of a program, or of the database."""
         if name != "database":
             return self.programs[name].family()
-        state = server_state(find_place(self.home).base)
-        pids = [pid for pid in (state.supervisor, state.server) if pid and psutil.pid_exists(pid)]
-        return [psutil.Process(pid) for pid in pids]
+        pid = find_cluster(self.home).state().pid
+        return [psutil.Process(pid)] if pid else []
 
     def close(self) -> None:
         """Stop all of it."""

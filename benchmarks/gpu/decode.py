@@ -13,7 +13,7 @@ from benchmarks.gpu.forced import forced
 from benchmarks.gpu.sheet import Sheet, free
 from draftstore.decoding.budget import CostPlanner
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.loop import Fixed
+from draftstore.decoding.planners import Fixed
 from draftstore.decoding.replay import Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftstore.decoding.replay import Recording
 from draftstore.hf.choosing import Chooser
+from draftstore.hf.members import ModelVerdict
 
 
 class Shape(NamedTuple):
@@ -60,17 +61,18 @@ def random_model(shape: Shape, vocab_size: int, positions: int) -> Any:
 def forced(recordings: Sequence[Recording]) -> Iterator[None]:
     """Have all texts in the block take the recorded tokens, once the pass is done; they are known by their prompts."""
     outputs = {tuple(each.prompt.tolist()): each.output.tolist() for each in recordings}
-    choose, begun = Chooser.choose, dict[int, tuple[Chooser, int, list[int]]]()
+    choose, begun = ModelVerdict.choose, dict[int, tuple[Chooser, int, list[int]]]()
 
-    def recorded(self: Chooser, rows: Any, row: int, emitted: Sequence[int]) -> int:
-        choose(self, rows, row, emitted)
-        text = self._text.ids
-        if id(self) not in begun:
-            begun[id(self)] = self, len(text), _output(outputs, text)
-        _, prompt, output = begun[id(self)]
+    def recorded(self: ModelVerdict, row: int, emitted: Sequence[int]) -> int:
+        choose(self, row, emitted)
+        chooser = self._chooser
+        text = chooser._text.ids.tolist()
+        if id(chooser) not in begun:
+            begun[id(chooser)] = chooser, len(text), _output(outputs, text)
+        _, prompt, output = begun[id(chooser)]
         return output[len(text) - prompt + len(emitted)]
 
-    with patch.object(Chooser, "choose", recorded):
+    with patch.object(ModelVerdict, "choose", recorded):
         yield
 
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.decoding.loop import Fixed, Step, decode
-from draftstore.decoding.replay import RecordedTarget, Recording
+from draftstore.decoding.loop import Step, Text, decode
+from draftstore.decoding.planners import Fixed
+from draftstore.decoding.replay import RecordedModel, Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.trees.tree import DraftTree
 
@@ -33,9 +34,9 @@ def steps_of(drafter: Drafter, recording: Recording, budget: int) -> Iterator[tu
     if len(output) < 2:
         return
     session = drafter.session(np.concatenate([recording.prompt, output[:1]]))
-    target = RecordedTarget(output)
+    model = RecordedModel(output)
     place = 1
-    for step in decode(target, session, planner=Fixed(budget), ends=target.ends):
+    for step in decode(model, Text(session, Fixed(budget), model.ends)):
         yield step, output[place:]
         place += len(step.tokens)
 

@@ -60,10 +60,10 @@ class Texts:
     def crest(self, *, published: bool) -> Path:
         """Return a CREST store in a fraction of REST's bytes: that of its paper, the most common n-grams, or ours."""
         most = int(self.tokens * AUTHORS_TOKEN_BYTES / PART_OF_REST)
-        options = CrestOptions(f"{self.source.name}-drawn", max_bytes=most)
+        options = CrestOptions(name=f"{self.source.name}-drawn", max_bytes=most)
         if published:
             options = CrestOptions(
-                f"{self.source.name}-published", selection="combined", rule="longest", max_bytes=most
+                name=f"{self.source.name}-published", select="combined", rule="longest", max_bytes=most
             )
         return build_crest(options, self.store.path, self.workspace.work / "stores" / options.name).path
 

@@ -41,17 +41,17 @@ from benchmarks.measure import progress
 from benchmarks.renewal.growth import TESTS, measure_growth
 from benchmarks.report import describe_machine, save, show_rows
 from draftstore.storage.streams import read_lines
+from draftstore.stores.building import Workers
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
 from pipelines import steps
-from pipelines.ledger import Ledger
+from pipelines.ledger import Built, Ledger
 from pipelines.rebuilding import renew_rest, survey
-from pipelines.reports import Built
-from schema.collecting import NewSource, add_sources, list_collections
-from schema.database import migrate
-from schema.embedded import stop
-from schema.home import HOME_VARIABLE
+from schema.collections.collecting import NewSource, add_sources, list_collections
+from schema.db.database import migrate
+from schema.db.embedded import stop
+from schema.db.home import HOME_VARIABLE
 
 NAME = "chat"
 NGRAMS, QUICK_NGRAMS = 100_000, 1_000
@@ -85,7 +85,7 @@ class Site:
             migrate()
             with Ledger() as ledger, ledger.session() as session:
                 if not list_collections(session):
-                    source = NewSource(str(self.texts), globs=("*.jsonl",))
+                    source = NewSource(place=str(self.texts), globs=("*.jsonl",))
                     add_sources(session, NAME, [source], str(self._tokenizer))
             yield
         finally:
@@ -98,9 +98,9 @@ class Site:
             surveyed = self._timed("scan", lambda: survey(ledger, NAME, SEGMENT_TOKENS))
             rest, _ = self._timed("REST", lambda: renew_rest(ledger, surveyed, None))
             if ngrams:
-                options = CrestOptions(f"{NAME}-crest", ngrams=ngrams)
+                options = CrestOptions(name=f"{NAME}-crest", ngrams=ngrams)
                 self._timed("counts", lambda: steps.make_counts(ledger, NAME, rest, 5, 100_000))
-                self._timed("CREST", lambda: steps.make_crest(ledger, options, rest, None))
+                self._timed("CREST", lambda: steps.make_store(ledger, "crest", options, Workers(), rest))
         return rest
 
     def _timed(self, name: str, do: Callable[[], Result]) -> Result:

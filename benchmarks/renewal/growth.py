@@ -70,7 +70,7 @@ def _lines(space: Workspace, kind: str, quick: bool) -> list[dict[str, Any]]:
         stores = {"REST": rest}
         for size in QUICK_MEGABYTES if quick else MEGABYTES:
             stores[f"CREST, {size} MB"] = crest = rest.with_name(f"{rest.name}_{size}MB")
-            build_crest(CrestOptions(crest.name, max_bytes=size * 1_000_000), rest, crest)
+            build_crest(CrestOptions(name=crest.name, max_bytes=size * 1_000_000), rest, crest)
         for (store, path), test, nodes in itertools.product(stores.items(), TESTS[kind], NODES):
             with closing(open_store(path)) as opened:
                 recordings = REPLAYS[test].read(space, QUICK_ROWS if quick else ROWS)

@@ -3,9 +3,9 @@
 roundtrips   one caller, 1 and 32 contexts of a REST and of a CREST store: `draftstore.remote.client`, an echo of as
              many bytes over the same kind of socket, and the same drafts in the caller's process, in turn in random
              order. The ratio is the client's median over echo and lookup together. Every draft is compared.
-load         the peak over 16 connections, also with HTTP requests beside it; then requests at even distances at 80 % of
-             it, beside the echo under the same load: latency, and the share answered within the client's default
-             deadline.
+load         the peak over 16 connections, also with HTTP requests beside it, one after the other; then requests at even
+             distances at 80 % of it, also with 20 HTTP requests a second beside it, and the echo under the same load:
+             latency, and the share answered within the client's default deadline.
 
 The caller, the load and the service share the cores of this machine. Tables first; the last line of stdout is one JSON
 document, also written to OUT/service.json. Exit status 1 if an answer was wrong or missing.
@@ -62,7 +62,7 @@ TITLES = {
     "roundtrips": "round trips of one caller, µs",
     "load": "loads over 16 connections; latency from when a request was due",
 }
-HTTP_PAUSE = 0.005
+HTTP_PAUSE, HTTP_PAUSE_PACED = 0.005, 0.05
 """Seconds between two HTTP requests beside a load."""
 
 
@@ -72,7 +72,7 @@ def prepare(space: Workspace, quick: bool) -> dict[str, Path]:
     size = int(rest.manifest.counts["tokens"] * AUTHORS_TOKEN_BYTES / PART_OF_REST)
     crest = rest.path.with_name(f"{rest.path.name}-crest")
     progress(f"store {crest.name}")
-    build_crest(CrestOptions(crest.name, max_bytes=size), rest.path, crest)
+    build_crest(CrestOptions(name=crest.name, max_bytes=size), rest.path, crest)
     return {"crest": crest, "rest": rest.path}
 
 
@@ -94,21 +94,26 @@ def measure_loads(
     load = Load(address, frames, seconds)
     peak = run("peak", load)
     yield peak
-    with _http_beside(f"{service}/v1/draft", {"release": name, "contexts": contexts[0].tolist()}) as answers:
-        beside = run("peak, HTTP beside", load)
-    yield beside | {"http_answers": answers[200], "http_failed": sum(answers.values()) - answers[200]}
+    url, body = f"{service}/v1/draft", {"release": name, "contexts": contexts[0].tolist()}
     paced = load._replace(rate=SHARE * peak["requests_per_second"])
     yield run(f"{SHARE:.0%} of the peak", paced)
+    for what, pause, each in (
+        ("peak", HTTP_PAUSE, load),
+        (f"{SHARE:.0%} of the peak", HTTP_PAUSE_PACED, paced),
+    ):
+        with _http_beside(url, body, pause) as answers:
+            beside = run(f"{what}, HTTP beside", each)
+        yield beside | {"http_answers": answers[200], "http_failed": sum(answers.values()) - answers[200]}
     yield run("the same, echo", paced._replace(address=echo, requests=echoed))
 
 
 @contextmanager
-def _http_beside(url: str, body: dict[str, Any]) -> Iterator[Counter[int]]:
+def _http_beside(url: str, body: dict[str, Any], pause: float) -> Iterator[Counter[int]]:
     """Send HTTP requests, one after the other, within a block; yield the counts of their statuses, 0 for no answer."""
     answers, stopped = Counter[int](), threading.Event()
 
     def send() -> None:
-        while not stopped.wait(HTTP_PAUSE):
+        while not stopped.wait(pause):
             status = 0
             with suppress(*NO_ANSWER):
                 status, _ = ask(url, body)
@@ -133,19 +138,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--parts", help=f"any of {','.join(TITLES)} (default: all)")
-    parser.add_argument("--workers", type=int, default=1, help="of the service (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="of each load (default: 5)")
     args = parser.parse_args()
     parts = chosen(parser, args.parts, TITLES)
     seconds = args.seconds or (0.5 if args.quick else 5.0)
-    figures: dict[str, Any] = {"workers": args.workers, "deadline_ms": DEADLINE * 1000}
+    figures: dict[str, Any] = {"deadline_ms": DEADLINE * 1000}
     with open_workspace(args) as space, ExitStack() as stack:
         stores = prepare(space, args.quick)
         contexts = draw_contexts(space.recordings(RECORDED), 16_384, WIDTH)
         folder = stack.enter_context(TemporaryDirectory(prefix="draftstore-bench-"))
         address, echo, log = f"{folder}/lookup.sock", f"{folder}/echo.sock", space.work / "service.log"
         served = [f"--store={name}={path}" for name, path in stores.items()]
-        service = lookup_service(Path(address), log, *served, "--workers", args.workers)
+        service = lookup_service(Path(address), log, *served)
         stack.enter_context(closing(service))
         service.wait_until_ready()
         beside = stack.enter_context(closing(Program("echo", ("benchmarks.service.echo", echo), log)))

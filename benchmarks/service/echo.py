@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 
 HEADER = struct.Struct("<IBBBBQ")
-"""Bytes of the payload, version, operation, status, flags, request id."""
+"""Bytes of the payload, version, operation, status, zero, request id."""
 STATUS = 6
 DURATION = slice(HEADER.size + 20, HEADER.size + 24)
 """Bytes of an answer that state how long the lookup took: these and the id alone differ from answer to answer."""

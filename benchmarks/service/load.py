@@ -102,7 +102,7 @@ def _problem(request: _Request, known: dict[int, bytes]) -> str:
 
 def _figures(load: Load, seconds: Any, problems: Counter[str], cpu: float) -> dict[str, Any]:
     """Return the figures of a load."""
-    p50, p99, p999 = np.percentile(seconds * 1e6, [50, 99, 99.9]).tolist()
+    p50, p99, p999 = np.percentile(seconds * 1e6 if len(seconds) else [np.nan], [50, 99, 99.9]).tolist()
     return {
         "requests_per_second": round(len(seconds) / load.seconds),
         "p50_us": round(p50, 1),

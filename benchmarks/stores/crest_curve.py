@@ -99,7 +99,7 @@ def run_set(workspace: Workspace, notes: Notes, name: str, args: argparse.Namesp
     sizes = {int(AUTHORS_TOKEN_BYTES * tokens / part) for part in PARTS}
     sizes |= {int(size * 1e6) for size in (QUICK_MEGABYTES if args.quick else MEGABYTES)}
     for selection, size in product(SELECTIONS, sorted(sizes)):
-        options = CrestOptions("curve", selection=selection, max_bytes=size, rule=args.rule)
+        options = CrestOptions(name="curve", select=selection, max_bytes=size, rule=args.rule)
         place = common | {"store": f"CREST, {selection}", "rule": args.rule, "max_bytes": size}
         yield notes.take(place, partial(measure_crest, rest.path, options, recordings))
 
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stores.crest_curve", description=__doc__)
     add_arguments(parser, code=True)
     parser.add_argument("--sets", help=f"some of {', '.join(SETS)} (default: all)")
-    parser.add_argument("--rule", choices=list(RULES), default=CrestOptions.rule, help="how trees are drawn")
+    parser.add_argument("--rule", choices=list(RULES), default="backoff", help="how trees are drawn")
     parser.add_argument("--rows", type=int, help="outputs of each set (default: all)")
     args = parser.parse_args(arguments)
     sets = ["chat"] if args.quick else chosen(parser, args.sets, SETS)

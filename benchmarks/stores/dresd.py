@@ -31,8 +31,7 @@ from draftstore.drafting.drafter import ContextDrafter, ContextSession, Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.loading import DTYPES, LoadedModel, load_model
-from draftstore.hf.recorded import with_states
-from draftstore.hf.states import ModelStates
+from draftstore.hf.states import ModelStates, with_states
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
@@ -99,7 +98,7 @@ def _instructions(space: Workspace, tokenizer: TextTokenizer, count: int) -> lis
 def _answer(prompts: Path, model: Path, out: Path, extent: Extent, dtype: str) -> Path:
     """Return a file of the model's greedy answers; it goes on where an earlier run was interrupted."""
     progress(f"answers {out.name}")
-    options = ResponseOptions((prompts,), max_new_tokens=extent.tokens)
+    options = ResponseOptions(prompts=(prompts,), max_new_tokens=extent.tokens)
     return make_responses(options, model, out, dtype=dtype, batch=BATCH).path
 
 
@@ -122,9 +121,9 @@ def drafters_of(
     folder, name = space.work / "stores", corpus.stem
     progress(f"stores of {name}")
     rest = RestStore.open(
-        build_rest(RestOptions((corpus,), name=name), tokenizer, folder / f"{name}-rest").path
+        build_rest(RestOptions(corpus=(corpus,), name=name), tokenizer, folder / f"{name}-rest").path
     )
-    options = CrestOptions(f"{name}-crest", ngrams=ngrams)
+    options = CrestOptions(name=f"{name}-crest", ngrams=ngrams)
     crest = CrestStore.open(build_crest(options, rest.path, folder / f"{name}-crest-{ngrams}").path)
     path = folder / f"{name}-dresd"
     build_dresd(DresdOptions(corpus=(corpus,), name=path.name), tokenizer, source, path)
@@ -152,11 +151,11 @@ class Paths:
 
     def __init__(self, drafter: ContextDrafter, drafts: int) -> None:
         """Keep so many paths of what `drafter` proposes."""
-        self._drafter, self._drafts = drafter, drafts
+        self._drafter, self._drafts, self.hidden_size = drafter, drafts, 0
         self.context_size, self.vocab_size = drafter.context_size, drafter.vocab_size
 
     def draft(
-        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, queries: object = None  # noqa: ARG002
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, hidden: object = None  # noqa: ARG002
     ) -> list[Draft]:  # fmt: skip
         """Draft for a batch of contexts; see `ContextDrafter.draft`."""
         drafts = self._drafter.draft(contexts, MAX_BUDGET, min_prob)

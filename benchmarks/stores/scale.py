@@ -8,9 +8,8 @@ Example:
 """
 
 import argparse
-import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -44,7 +43,8 @@ from benchmarks.measure import (
 from benchmarks.quality.replays import REPLAYS
 from benchmarks.report import describe_machine, finish, show_table
 from draftstore.search.suffix import index_segment
-from draftstore.stores.rest.build import Progress, RestOptions, build_rest
+from draftstore.storage.progress import Step
+from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
 from draftstore.text.tokenizer import load_tokenizer
 
@@ -72,21 +72,22 @@ def measure_build(
     """Build a store and time it."""
     options = RestOptions(corpus=tuple(inputs), name=out.name)
     if segment_tokens:
-        options = dataclasses.replace(options, segment_tokens=segment_tokens)
+        options = options.changed(segment_tokens=segment_tokens)
     text_tokenizer = load_tokenizer(tokenizer, name=tokenizer.name)
     _warm_up_sorting(text_tokenizer.vocab_size)
-    reports: dict[str, list[float]] = {"tokenize": [], "sort": []}
+    reports: dict[str, list[float]] = {"tokenizing": [], "sorting": [], "hashing": []}
 
-    def note(phase: str) -> Callable[..., None]:
-        return lambda *_counts: reports[phase].append(perf_counter())
+    def note(step: str, _unit: str) -> Step:
+        return lambda _done, _total, _detail="": reports[step].append(perf_counter())
 
     begin = perf_counter()
     built = build_rest(
         options, text_tokenizer, out, overwrite=True, workers=workers,
-        progress=Progress(tokenized=note("tokenize"), sorted=note("sort")),
+        progress=note,
     )  # fmt: skip
     counts = built.manifest.counts
-    spent = {phase: times[-1] - times[0] for phase, times in reports.items()}
+    phases = {"tokenize": reports["tokenizing"], "sort": reports["sorting"]}
+    spent = {phase: times[-1] - times[0] for phase, times in phases.items()}
     size = sum(path.stat().st_size for path in built.path.rglob("*") if path.is_file())
     return {
         "workers": workers,

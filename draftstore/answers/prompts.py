@@ -4,155 +4,121 @@ A record has `prompt` (a text, or a list of messages), or `messages` (a conversa
 first one are the prompt, so that all answers in the output are the model's own), or `text`.
 """
 
-import dataclasses
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from draftstore.errors import CorpusError, NoTextError, TokenizerError, counted, type_name
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from draftstore.decoding.conversation import Content, encode_conversation
+from draftstore.errors import CorpusError, TokenizerError, type_name
+from draftstore.hf.loading import LoadedModel
+from draftstore.hf.requests import Drawing
+from draftstore.options import Shown
 from draftstore.storage.report import ReadReport, RecordProblem
-from draftstore.text.chat import Message, as_messages
-from draftstore.text.conversation import Content, encode_conversation
+from draftstore.text.chat import as_messages
 from draftstore.text.records import read_objects, record_id
-from draftstore.text.tokenizer import TextTokenizer
 
 KEYS = ("prompt", "messages", "text")
 
 
-class Prompt(NamedTuple):
-    """One prompt.
+class ResponseOptions(Drawing):
+    """Prompts for a model, and how it answers them."""
 
-    Attributes:
-        id: the record's own, else its position `file#line`.
-        content: a text to continue, or a conversation to answer.
-        tokens: number of its ids.
-    """
+    prompts: Annotated[tuple[Path, ...], Shown(metavar="FILE...")] = Field(
+        min_length=1,
+        description="JSON Lines (.jsonl, .ndjson, .json; packed: .gz, .zst) with `prompt` (a text or messages), "
+        "`messages` (the turns before the assistant's first are the prompt) or `text`; may be repeated.",
+        examples=[["/data/prompts.jsonl.zst"]],
+    )
+    max_new_tokens: int = Field(128, ge=1, description="Maximum number of tokens in an answer.")
+    samples: int = Field(
+        1, ge=1, description="Number of answers to each prompt; several need a temperature above 0."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the random numbers.")
+    max_prompt_tokens: Annotated[int | None, Shown(unset="what the model has room for")] = Field(
+        None, ge=1, description="Skip prompts with more tokens."
+    )
+    limit: int | None = Field(None, ge=1, description="Maximum number of prompts.")
+    chat: Annotated[bool | None, Shown(flags=("--chat/--raw",), unset="the template if there is one")] = (
+        Field(None, description="Ask texts in the model's chat template, or continue them as they are.")
+    )
+    strict: bool = Field(False, description="Stop at the first bad record instead of counting it.")
+
+    @model_validator(mode="after")
+    def _different(self) -> Self:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError(f"{self.samples} samples at temperature 0 are all the same: give a temperature")
+        return self
+
+
+class Prompt(NamedTuple):
+    """One prompt: the record's id, else its position `file#line`; a text or conversation; its ids, int32 [n]."""
 
     id: str
     content: Content
-    tokens: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asking:
-    """How prompts are read and formatted for a model.
-
-    Attributes:
-        chat: whether texts are user messages; None: if the model has a chat template.
-        system: system message for conversations without one.
-        max_prompt_tokens: longer prompts are skipped; None: no limit.
-        limit: maximum number of prompts.
-        strict: whether to stop at the first bad record.
-    """
-
-    chat: bool | None = None
-    system: str | None = None
-    max_prompt_tokens: int | None = None
-    limit: int | None = None
-    strict: bool = False
-
-
-@dataclasses.dataclass
-class PromptReport(ReadReport):
-    """Counts of a reading of prompts; `documents` are the prompts.
-
-    Attributes:
-        repeated: duplicate prompts.
-        too_long: prompts skipped for their length.
-    """
-
-    repeated: int = 0
-    too_long: int = 0
-
-    def absence(self) -> str:
-        """Say why there is no prompt; empty if there was nothing to read."""
-        too_long = f"{counted(self.too_long, 'prompt')} too long" if self.too_long else ""
-        return "; ".join(reason for reason in (too_long, super().absence()) if reason)
+    ids: NDArray[np.int32]
 
 
 def read_prompts(
-    paths: Sequence[Path], tokenizer: TextTokenizer, asking: Asking
-) -> tuple[list[Prompt], PromptReport]:
-    """Return the distinct prompts of JSON Lines files (plain, .gz, .zst), in order."""
-    chat = tokenizer.has_chat_template if asking.chat is None else asking.chat
-    if asking.system is not None and not chat:
-        raise TokenizerError(
-            f"a system message needs a chat: {tokenizer.name!r} has no chat template, or --raw was given; "
-            "leave the system message out"
-        )
-    asking = dataclasses.replace(asking, chat=chat)
-    report = PromptReport()
-    prompts: list[Prompt] = []
-    for prompt in _read(paths, tokenizer, asking, report):
-        prompts.append(prompt)
-        if len(prompts) == asking.limit:
+    options: ResponseOptions, loaded: LoadedModel
+) -> tuple[list[Prompt], Counter[str], list[RecordProblem]]:
+    """Read the prompts of JSON Lines files for a model.
+
+    Returns:
+        The distinct prompts, each once a sample; counts of skipped ones by reason; the first bad records.
+
+    Raises:
+        CorpusError: a file is not JSON Lines, or a bad record if the first one ends the run.
+    """
+    chat = loaded.text.has_chat_template if options.chat is None else options.chat
+    most = [loaded.positions and loaded.positions - options.max_new_tokens, options.max_prompt_tokens]
+    longest = min((tokens for tokens in most if tokens is not None), default=sys.maxsize)
+    found, skipped, report = dict[bytes, Prompt](), Counter[str](), ReadReport()
+    for place, record in chain.from_iterable(map(read_objects, options.prompts)):
+        try:
+            prompt = _prompt(place, record, loaded, chat)
+        except (CorpusError, TokenizerError) as error:
+            if options.strict:
+                raise CorpusError(f"{place}: {error}") from None
+            skipped["bad_records"] += 1
+            report.add_problem(RecordProblem(place, str(error)))
+            continue
+        if len(prompt.ids) > longest:
+            skipped["too_long"] += 1
+        elif found.setdefault(prompt.ids.tobytes(), prompt) is not prompt:
+            skipped["repeated"] += 1
+        if len(found) == options.limit:
             break
-    report.documents = len(prompts)
-    if not prompts:
-        names = ", ".join(str(path) for path in paths)
-        raise NoTextError(f"no prompt in {names}" + f": {report.absence()}" * bool(report.absence()))
-    return prompts, report
+    prompts = list(found.values())
+    if options.samples > 1:
+        numbers = range(options.samples)
+        prompts = [prompt._replace(id=f"{prompt.id}#{number}") for prompt in prompts for number in numbers]
+    return prompts, skipped, report.problems
 
 
-def _read(
-    paths: Sequence[Path], tokenizer: TextTokenizer, asking: Asking, report: PromptReport
-) -> Iterator[Prompt]:
-    """Yield the prompts that can be answered, and count the others."""
-    seen: set[bytes] = set()
-    for path in paths:
-        for place, record in read_objects(path):
-            try:
-                prompt, digest = _prompt(record, f"{path.name}#{place.rpartition(' ')[2]}", tokenizer, asking)
-            except (CorpusError, TokenizerError) as error:
-                if asking.strict:
-                    raise CorpusError(f"{place}: {error}") from None
-                report.add_problem(RecordProblem(place, str(error)))
-                continue
-            if prompt.tokens > (asking.max_prompt_tokens or prompt.tokens):
-                report.too_long += 1
-            elif digest in seen:
-                report.repeated += 1
-            else:
-                seen.add(digest)
-                yield prompt
-
-
-def _prompt(
-    record: Mapping[str, Any] | RecordProblem, place: str, tokenizer: TextTokenizer, asking: Asking
-) -> tuple[Prompt, bytes]:
-    """Return a record's prompt and the key that identifies duplicates."""
+def _prompt(place: str, record: dict[str, Any] | RecordProblem, loaded: LoadedModel, chat: bool) -> Prompt:
+    """Return the prompt of a record; CorpusError or TokenizerError if it has none."""
     if isinstance(record, RecordProblem):
         raise CorpusError(record.reason)
-    content = _content(record, asking)
-    ids = encode_conversation(tokenizer, content)
-    if not len(ids):
-        raise TokenizerError("the prompt is empty, and the model needs a token to begin with")
-    digest = hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
-    return Prompt(record_id(record) or place, content, len(ids)), digest
-
-
-def _content(record: Mapping[str, Any], asking: Asking) -> Content:
-    """Return the content of a record."""
     key = next((key for key in KEYS if key in record), None)
     if key is None:
         raise CorpusError(f"has none of {', '.join(map(repr, KEYS))}")
     value = record[key]
-    if isinstance(value, str) and value.strip():
-        return _with_system([{"role": "user", "content": value}], asking) if asking.chat else value
-    if not isinstance(value, list | str):
+    if not isinstance(value, str | list):
         raise CorpusError(f"{key!r} is {type_name(value)}, expected text or a list of messages")
-    messages = as_messages(value, key) if isinstance(value, list) else []
-    if key != "prompt":
-        roles = [message["role"] for message in messages]
-        messages = messages[: roles.index("assistant")] if "assistant" in roles else messages
+    messages = as_messages([{"role": "user", "content": value}] if isinstance(value, str) else value, key)
+    roles = [message["role"] for message in messages]
+    if key != "prompt" and "assistant" in roles:
+        messages = messages[: roles.index("assistant")]
     if not any(message["content"].strip() for message in messages):
         raise CorpusError(f"{key!r} holds no question")
-    return _with_system(messages, asking)
-
-
-def _with_system(messages: list[Message], asking: Asking) -> list[Message]:
-    """Add the system message unless there is one."""
-    if asking.system is None or messages[0]["role"] == "system":
-        return messages
-    return [{"role": "system", "content": asking.system}, *messages]
+    content = value if isinstance(value, str) and not chat else messages
+    ids = encode_conversation(loaded.text, content)
+    if not len(ids):
+        raise TokenizerError("the prompt is empty, and the model needs a token to begin with")
+    return Prompt(record_id(record) or Path(place).name.replace(":line ", "#"), content, ids)

@@ -9,6 +9,7 @@ import errno
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from io import StringIO
 from typing import ClassVar
 
 import click
@@ -16,14 +17,13 @@ import click
 import draftstore
 from draftstore.cli.build import build
 from draftstore.cli.check_model import check_model
-from draftstore.cli.crest import count
-from draftstore.cli.dresd import dresd
+from draftstore.cli.count import count
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
+from draftstore.cli.output import say
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
-from draftstore.cli.recycling import recycling
 from draftstore.cli.replay import replay
 from draftstore.cli.responses import responses
 from draftstore.cli.tune import tune
@@ -51,17 +51,13 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; one that cannot be imported reports it when called, and in its help."""
-        entry_point = self.added.get(cmd_name)
-        return _load(entry_point) if entry_point else super().get_command(ctx, cmd_name)
-
-
-def _load(entry_point: EntryPoint) -> click.Command:
-    try:
-        command = entry_point.load()
-    except ImportError as error:
-        return _absent(entry_point, error)
-    assert isinstance(command, click.Command), f"{entry_point.value} is not a click command"
-    return command
+        if (entry_point := self.added.get(cmd_name)) is None:
+            return super().get_command(ctx, cmd_name)
+        try:
+            command: click.Command = entry_point.load()
+        except ImportError as error:
+            return _absent(entry_point, error)
+        return command
 
 
 def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
@@ -94,22 +90,9 @@ def cli() -> None:
 
 
 for command in (
-    build,
-    count,
-    info,
-    verify,
-    query,
-    replay,
-    quickstart,
-    tune,
-    check_model,
-    generate,
-    responses,
-    export,
-):
+    build, count, info, verify, query, replay, quickstart, tune, check_model, generate, responses, export,
+):  # fmt: skip
     cli.add_command(command)
-build.add_command(dresd)
-build.add_command(recycling)
 
 
 def main() -> None:
@@ -118,23 +101,24 @@ def main() -> None:
         if status := cli(standalone_mode=False):  # that of an `Exit`, which click returns
             sys.exit(status)
     except click.ClickException as error:
-        error.show()
+        error.show(shown := StringIO())
+        say(shown.getvalue().rstrip(), err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: run the same command again to resume", err=True)
+        say("interrupted: run the same command again to resume", err=True)
         sys.exit(130)
     except SystemError as error:
         if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             raise
-        click.echo("interrupted", err=True)  # while numba was loading a kernel
+        say("interrupted", err=True)  # while numba was loading a kernel
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone
         sys.exit(141)
     except DraftstoreError as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
         advice = ADVICE.get(error.errno or 0)
-        click.echo(f"error: {error}" + (f": {advice}" if advice else ""), err=True)
+        say(f"error: {error}" + (f": {advice}" if advice else ""), err=True)
         sys.exit(1)

@@ -2,17 +2,21 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from draftstore.decoding.loop import Planner, Step, Tally
+from draftstore.cli.output import printable
+from draftstore.decoding.incremental import Pieces
+from draftstore.decoding.loop import Step, Tally
+from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DraftstoreError
 from draftstore.hf.requests import GenerationRequest
-from draftstore.text.incremental import Pieces
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
@@ -39,14 +43,16 @@ class TimedAnswer:
     @property
     def tokens_per_second(self) -> float:
         """Tokens after the first, divided by the time of their passes."""
-        tally = self.tally
-        total = tally.draft_ns + tally.forward_ns + tally.accept_ns
-        return tally.tokens * 1e9 / total if total else 0.0
+        return self.tally.tokens * 1e9 / self._pass_ns
+
+    @property
+    def _pass_ns(self) -> int:
+        return max(self.tally.draft_ns + self.tally.forward_ns + self.tally.accept_ns, 1)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures as JSON values."""
         tally = self.tally
-        total = max(tally.draft_ns + tally.forward_ns + tally.accept_ns, 1)
+        times = {"draft": tally.draft_ns, "forward": tally.forward_ns, "accept": tally.accept_ns}
         return {
             "tokens": len(self.tokens),
             "passes": tally.passes,
@@ -55,11 +61,7 @@ class TimedAnswer:
             "drafted": tally.drafted,
             "accepted": tally.accepted,
             "prefill_seconds": round(self.prefill_ns / 1e9, 4),
-            "shares": {
-                "draft": round(tally.draft_ns / total, 4),
-                "forward": round(tally.forward_ns / total, 4),
-                "accept": round(tally.accept_ns / total, 4),
-            },
+            "shares": {name: round(taken / self._pass_ns, 4) for name, taken in times.items()},
         }
 
 
@@ -72,8 +74,9 @@ def answer(
     min_prob: float = 0.0,
     on_step: Callable[[Step], None] = lambda _: None,
 ) -> TimedAnswer:
-    """Decode one answer; see `draftstore.hf.answering.decode_request` for the arguments."""
-    from draftstore.hf.answering import decode_request
+    """Decode one answer; see `draftstore.hf.answering.batch_member` for the arguments."""
+    from draftstore.hf.answering import batch_member
+    from draftstore.hf.generation import batch_for, decode_all
 
     given = TimedAnswer()
 
@@ -81,56 +84,51 @@ def answer(
         given.take(step)
         on_step(step)
 
-    decode_request(loaded, request, drafter=drafter, planner=planner, min_prob=min_prob, on_step=take)
+    member = batch_member(loaded, request, drafter=drafter, planner=planner or Fixed(), min_prob=min_prob)
+    with closing(batch_for(loaded.model, [member])) as batch:
+        decode_all(batch, [member], take)
     return given
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Return the index of the first difference of two answers; None if they are equal."""
-    if list(left) == list(right):
-        return None
-    same = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(same) if a != b), min(len(left), len(right)))
+    pairs = enumerate(zip_longest(left, right))
+    return next((index for index, (one, other) in pairs if one != other), None)
 
 
+@dataclasses.dataclass
 class Printer:
-    """Writes an answer as it grows; on a terminal, accepted draft tokens stand out."""
+    """Writes an answer as it grows; on a terminal, accepted draft tokens stand out and control characters are shown."""
 
-    def __init__(self, console: Console, pieces: Pieces) -> None:
-        """Write to a console."""
-        self._console = console
-        self._pieces = pieces
+    console: Console
+    pieces: Pieces
 
     def take(self, step: Step) -> None:
         """Write the tokens of a step."""
         for i, token in enumerate(step.tokens.tolist()):
-            self._write(self._pieces.push(token), ACCEPTED if i < len(step.path) else "")
+            self._write(self.pieces.push(token), ACCEPTED if i < len(step.path) else "")
 
     def finish(self) -> None:
         """Write the text held back, and end the line."""
-        self._write(self._pieces.finish() + "\n", "")
+        self._write(self.pieces.finish() + "\n", "")
 
     def _write(self, piece: str, style: str) -> None:
-        if not piece:
-            return
-        if self._console.is_terminal:
-            self._console.print(Text(piece, style=style), end="", soft_wrap=True)
-        else:
-            click.echo(piece, nl=False)
+        if not self.console.is_terminal:
+            click.echo(piece, nl=False, color=True)  # which leaves escape sequences as they are
+        elif piece:
+            shown = "\t".join(map(printable, piece.split("\t")))
+            self.console.print(Text(shown, style), end="", soft_wrap=True)
 
 
 def check_positions(loaded: "LoadedModel", request: GenerationRequest) -> GenerationRequest:
     """Return a request that fits the model, with fewer new tokens if necessary."""
-    size = len(request.prompt)
+    size, positions = len(request.prompt), loaded.positions
     if size == 0:
-        raise DraftstoreError(
-            "the prompt is empty, and this model's tokenizer adds no token in front: give some text"
-        )
-    positions = loaded.positions
-    if positions is None or size + request.max_tokens <= positions:
+        raise DraftstoreError("the prompt is empty, and this model's tokenizer adds no token: give some text")
+    if positions is None:
         return request
     if size >= positions:
         raise DraftstoreError(
             f"the prompt has {size:,} tokens, {loaded.name!r} takes at most {positions - 1:,}: shorten it"
         )
-    return dataclasses.replace(request, max_tokens=positions - size)
+    return dataclasses.replace(request, max_tokens=min(request.max_tokens, positions - size))

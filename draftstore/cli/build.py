@@ -1,169 +1,113 @@
-"""`draftstore build`: stores from text."""
+"""`draftstore build`: a command for each kind of store that has a builder."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import Progress as Bars
-from rich.table import Table
 
-from draftstore.cli.common import (
-    ManyValues,
-    bytes_text,
-    count_progress,
-    json_option,
-    print_json,
-    printable,
-    stderr_console,
-)
-from draftstore.cluster import open_pool
-from draftstore.errors import counted
+from draftstore.cli.common import bytes_text, count_progress, status
+from draftstore.cli.options import Command, takes
+from draftstore.cli.output import json_option, print_fields, print_json, printable, say
+from draftstore.errors import counted, needs_extra
+from draftstore.hf.loading import EXTRA, load_model
+from draftstore.options import Options
+from draftstore.storage.progress import Progress
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
-from draftstore.stores.rest.build import SEGMENT_TOKENS, Progress, RestOptions, build_rest
-from draftstore.text.corpus import SOURCE_PATTERNS
+from draftstore.stores.building import Materials, ModelSources, TextSources
+from draftstore.stores.kind import Builder
+from draftstore.stores.registry import KINDS, builder_of
+from draftstore.stores.rest.build import RestOptions, RestSources, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
 SHOWN = 5
 """Maximum number of bad records and unread files to list by name."""
 
-
-CORPUS_HELP = (
-    "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text` "
-    "or `messages`; text and source files; all but .parquet also packed (.gz, .zst). In a folder the unpacked text "
-    "and source files are read, or what --glob names."
-)
-TOKENIZER_HELP = "A folder with tokenizer.json, that file, or a name on the Hugging Face hub."
-
-
-corpus_option = click.option(
-    "--corpus",
-    required=True,
-    multiple=True,
-    metavar="PATH...",
-    type=click.Path(path_type=Path),
-    help=CORPUS_HELP,
-)
-column_option = click.option(
-    "--column", default="text", show_default=True, help="Key or column that holds the text of a record."
-)
-glob_option = click.option(
-    "--glob",
-    multiple=True,
-    metavar="PATTERN...",
-    help="Files of a folder to read, such as '*.jsonl'; may be repeated. [default: text and source]",
-)
-strict_option = click.option(
-    "--strict", is_flag=True, help="Stop at the first bad record instead of counting it."
-)
-truncated_option = click.option(
-    "--allow-truncated",
-    is_flag=True,
-    help="Build also from files that are cut short or damaged, up to that place, instead of failing.",
-)
-rehash_option = click.option(
-    "--rehash",
-    is_flag=True,
-    help="Read large files to see whether they changed, even where size and times say that they did not.",
-)
 out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
-)
-name_option = click.option("--name", help="Name of the store, for people. [default: the directory's]")
-cluster_option = click.option(
-    "--cluster",
-    metavar="ADDRESS",
-    help="Work on a Dask cluster: the address of its scheduler, as tcp://machine:8786, or local:2 for two processes on "
-    "this machine. All its machines need the files at the same paths. [default: this process and its own]",
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing store.")
 
 
-@click.group()
+class Kinds(click.Group):
+    """The commands of the kinds."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names of the kinds that have a builder."""
+        return sorted(kind for kind in KINDS if builder_of(kind))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return the command of a kind."""
+        builder = builder_of(cmd_name)
+        return builder and command_of(cmd_name, builder)
+
+
+@click.group(cls=Kinds)
 def build() -> None:
     """Build a store from text."""
 
 
-@build.command(cls=ManyValues)
-@corpus_option
-@click.option("--tokenizer", required=True, metavar="T", help=TOKENIZER_HELP)
-@out_option
-@name_option
-@column_option
-@glob_option
-@strict_option
-@truncated_option
-@rehash_option
-@click.option(
-    "--segment-tokens",
-    default=SEGMENT_TOKENS,
-    show_default=True,
-    help="Maximum number of tokens in a suffix array.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    help="Number of processes that sort segments. [default: all cores]",
-)
-@cluster_option
-@overwrite_option
-@json_option
-def rest(
-    corpus: tuple[Path, ...],
-    tokenizer: str,
-    out: Path,
-    name: str | None,
-    column: str,
-    glob: tuple[str, ...],
-    strict: bool,
-    allow_truncated: bool,
-    rehash: bool,
-    segment_tokens: int,
-    workers: int | None,
-    cluster: str | None,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Build a REST store: the corpus as token ids with suffix arrays.
+def command_of(kind: str, builder: Builder) -> click.Command:
+    """Return the command that builds stores of a kind."""
 
-    A killed build goes on where it stopped when the same command runs again.
+    @click.command(kind, cls=Command, help=builder.build.__doc__)
+    @takes(sources=builder.sources, options=builder.options)
+    @out_option
+    @overwrite_option
+    @json_option
+    def command(sources: Any, options: Any, out: Path, overwrite: bool, as_json: bool) -> None:
+        begin = time.perf_counter()
+        options = options.model_copy(update={"name": options.name or out.name})
+        with build_bars() as progress, _materials(sources, out, progress) as made:
+            result = builder.build(options, made, out, overwrite=overwrite, progress=progress)
+        report_build(result, time.perf_counter() - begin, as_json)
 
-    \b
-    Examples:
-      draftstore build rest --corpus chats.jsonl.zst src/ --tokenizer ./llama2 --out stores/chat
-      draftstore build rest --corpus /share/web --tokenizer /share/llama2 --out /share/web-store --cluster tcp://host:8786
-    """
-    options = RestOptions(
-        corpus=corpus,
-        name=name or out.name,
-        column=column,
-        glob=glob or SOURCE_PATTERNS,
-        strict=strict,
-        allow_truncated=allow_truncated,
-        rehash=rehash,
-        segment_tokens=segment_tokens,
-    )
-    loaded = load_tokenizer(tokenizer)
-    begin = time.perf_counter()
-    with open_pool(cluster) as pool, build_bars() as progress:
-        result = build_rest(
-            options, loaded, out, overwrite=overwrite, workers=workers, pool=pool, progress=progress
-        )
-    report_build(result, time.perf_counter() - begin, as_json)
+    return command
+
+
+@contextmanager
+def _materials(sources: Options, out: Path, progress: Progress) -> Iterator[Materials]:
+    """Load what a store is made from, or make it beside the new store."""
+    match sources:
+        case TextSources():
+            yield Materials(tokenizer=load_tokenizer(sources.tokenizer), workers=sources.workers)
+        case ModelSources():
+            with needs_extra("torch", EXTRA):
+                from draftstore.hf.states import ModelStates
+            with status(f"loading {printable(sources.model)}"):
+                loaded = load_model(sources.model, device=sources.device, dtype=sources.model_dtype)
+                states = ModelStates(loaded, batch_tokens=sources.batch_tokens)
+            yield Materials(tokenizer=loaded.text, states=states)
+        case RestSources():
+            _require_source(sources)
+            rest = sources.rest or _build_rest(sources, out.with_name(f"{out.name}-rest"), progress)
+            yield Materials(rest=rest, workers=sources.workers)
+
+
+def _require_source(sources: RestSources) -> None:
+    """Refuse two sources, none, and a corpus without a tokenizer."""
+    if (sources.rest is None) == (not sources.corpus):
+        raise click.UsageError("Give either --rest with a REST store, or --corpus with --tokenizer.")
+    if sources.rest is None and sources.tokenizer is None:
+        raise click.UsageError("--corpus needs --tokenizer, the one of the model that will decode.")
+
+
+def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
+    """Build the REST store beside the new one, or find it."""
+    options = RestOptions.of(sources, name=out.name)
+    tokenizer = load_tokenizer(str(sources.tokenizer))
+    return build_rest(options, tokenizer, out, workers=sources.workers, progress=progress).path
 
 
 @contextmanager
 def build_bars() -> Iterator[Progress]:
     """Show one progress bar for each step of a build, on stderr."""
     with count_progress("") as bars:
-        yield Progress(
-            tokenized=Bar(bars, "tokenizing", "tokens").tokenized,
-            sorted=Bar(bars, "sorting", "tokens").amount,
-            hashed=Bar(bars, "hashing", "bytes").amount,
-        )
+        yield lambda step, unit: Bar(bars, step, unit)
 
 
 class Bar:
@@ -174,22 +118,16 @@ class Bar:
         self._task: int | None = None
         self._begin, self._first = 0.0, 0
 
-    def tokenized(self, documents: int, tokens: int, _characters: int) -> None:
-        """Report a step of unknown size."""
-        self._update(tokens, None, f"{self._unit}, {counted(documents, 'document')}")
-
-    def amount(self, done: int, total: int) -> None:
-        """Report a step of known size."""
-        self._update(done, total, self._unit)
-
-    def _update(self, done: int, total: int | None, detail: str) -> None:
+    def __call__(self, done: int, total: int | None, detail: str = "") -> None:
+        """Report the amount done."""
         now = time.perf_counter()
         if self._task is None:
             self._begin, self._first = now, done
             self._task = self._bars.add_task(self._title, total=total, detail="")
         rate = (done - self._first) / max(now - self._begin, 1e-9)
-        speed = f", {_per_second(rate)}" if done > self._first else ""
-        self._bars.update(self._task, completed=done, total=total, detail=detail + speed)  # type: ignore[arg-type]
+        parts = [self._unit, detail, _per_second(rate) if done > self._first else ""]
+        shown = ", ".join(filter(None, parts))
+        self._bars.update(self._task, completed=done, total=total, detail=shown)  # type: ignore[arg-type]
 
 
 def _per_second(rate: float) -> str:
@@ -201,9 +139,9 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
     """Print what was built and what was skipped."""
     manifest, report = result.manifest, result.report
     if as_json:
-        print_json(
+        return print_json(
             {
-                "path": str(result.path),
+                "path": result.path,
                 "name": manifest.name,
                 "reused": result.reused,
                 "seconds": round(seconds, 2),
@@ -212,46 +150,44 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
                 "bad_records": report.bad_records,
                 "truncated": report.truncated,
                 "empty_documents": report.empty_documents,
-                "problems": [
-                    {"place": problem.place, "reason": problem.reason} for problem in report.problems
-                ],
+                "problems": problems_json(report.problems),
                 "unread": report.unread,
                 "passed_over": report.passed_over,
             }
         )
-        return
-    console = stderr_console()
-    _print_left_out(console, report)
-    table = Table(show_header=False, box=None)
-    for key, value in manifest.counts.items():
-        table.add_row(key, f"{value:,}")
-    if report.empty_documents:
-        table.add_row("empty documents", f"{report.empty_documents:,}, left out")
-    table.add_row("bytes", bytes_text(manifest))
-    table.add_row("time", "already built" if result.reused else f"{seconds:.1f} s")
-    console.print(table)
-    click.echo(printable(result.path))
+    _print_left_out(report)
+    empty = report.empty_documents
+    fields = manifest.counts | {
+        "empty documents": f"{empty:,}, left out" if empty else None,
+        "bytes": bytes_text(manifest),
+        "time": "already built" if result.reused else f"{seconds:.1f} s",
+    }
+    print_fields(fields, err=True)
+    return say(str(result.path))
 
 
-def _print_left_out(console: Console, report: ReadReport) -> None:
+def problems_json(problems: Sequence[RecordProblem]) -> list[dict[str, str]]:
+    """Return bad records as JSON values."""
+    return [{"place": problem.place, "reason": problem.reason} for problem in problems]
+
+
+def _print_left_out(report: ReadReport) -> None:
     """Print the skipped records and files, the first of each kind by name."""
     if report.bad_records:
-        show_problems(console, report.bad_records, report.problems)
+        show_problems(report.bad_records, report.problems)
     for path in report.unread[:SHOWN]:
-        console.print(f"nothing was read from {printable(path)}", style="yellow", soft_wrap=True)
+        say(f"nothing was read from {path}", err=True)
     if len(report.unread) > SHOWN:
-        more = counted(len(report.unread) - SHOWN, "more file")
-        console.print(f"nothing was read from {more}", style="yellow", soft_wrap=True)
+        say(f"nothing was read from {counted(len(report.unread) - SHOWN, 'more file')}", err=True)
     if report.passed_over:
-        console.print(passed_over_text(report.passed_over), style="yellow", soft_wrap=True)
+        say(passed_over_text(report.passed_over), err=True)
 
 
-def show_problems(console: Console, number: int, problems: Sequence[RecordProblem]) -> None:
+def show_problems(number: int, problems: Sequence[RecordProblem]) -> None:
     """Print the number of skipped records, the first of them by name."""
     were = "was" if number == 1 else "were"
-    head = f"{counted(number, 'bad record')} {were} left out"
-    console.print(head + ":" * bool(problems), style="yellow")
+    say(f"{counted(number, 'bad record')} {were} left out" + ":" * bool(problems), err=True)
     for problem in problems[:SHOWN]:
-        console.print(f"  {printable(problem.place)}: {printable(problem.reason)}", soft_wrap=True)
+        say(f"  {problem.place}: {problem.reason}", err=True)
     if number > SHOWN and problems:
-        console.print("  ...")
+        say("  ...", err=True)

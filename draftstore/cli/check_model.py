@@ -5,21 +5,19 @@ from time import perf_counter
 
 import click
 
-from draftstore.cli.common import json_option, print_json, printable, status
-from draftstore.cli.sources import attention_option, device_option, dtype_option
+from draftstore.cli.common import status
+from draftstore.cli.options import takes
+from draftstore.cli.output import json_option, print_json, say
 from draftstore.errors import needs_extra
+from draftstore.hf.loading import Loading
 
 
 @click.command("check-model")
 @click.argument("model")
-@device_option
-@dtype_option
-@attention_option
+@takes(loading=Loading)
 @json_option
-def check_model(
-    model: str, device: str | None, dtype: str | None, attention: str | None, as_json: bool
-) -> None:
-    """Return True if a model reads several tokens at once as it reads them one by one.
+def check_model(model: str, loading: Loading, as_json: bool) -> None:
+    """Check whether a model reads several tokens at once as it reads them one by one.
 
     Drafts change no output of such a model. The others are refused, here with status 1. Decoding with drafts does the
     same check at the first use of a model.
@@ -30,9 +28,8 @@ def check_model(
     """
     with needs_extra("torch", "hf"):
         from draftstore.hf.exactness import examine
-        from draftstore.hf.loading import load_model
-    with status(f"loading {printable(model)}"):
-        loaded = load_model(model, device=device, dtype=dtype, attention=attention)
+    with status(f"loading {model}"):
+        loaded = loading.load(model)
     begin = perf_counter()
     found = examine(loaded.model)
     facts = {
@@ -41,22 +38,20 @@ def check_model(
         "device": str(loaded.model.device),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "exact": not found.fault,
-        "drafts": "trees" if found.trees else "chains",
         "fault": found.fault or None,
         "deviation": found.deviation,
         "tolerance": found.tolerance,
         "seconds": round(perf_counter() - begin, 3),
     }
+    about = f"{loaded.name} ({facts['architecture']}, {facts['dtype']}, {facts['device']})"
     if as_json:
         print_json(facts)
+    elif found.fault:
+        say(f"refused  {about} {found.fault}")
     else:
-        about = f"{printable(loaded.name)} ({facts['architecture']}, {facts['dtype']}, {facts['device']})"
-        if found.fault:
-            click.echo(f"refused  {about} {found.fault}")
-        else:
-            click.echo(
-                f"exact  {about} takes drafts, as {facts['drafts']}: tokens read together or one by one give the same "
-                f"logits (to {found.deviation:.1g} of their spread; rounding explains {found.tolerance:.1g})"
-            )
+        say(
+            f"exact  {about} takes drafts: tokens read together or one by one give the same "
+            f"logits (to {found.deviation or 0:.1g} of their spread; rounding explains {found.tolerance:.1g})"
+        )
     if found.fault:
         sys.exit(1)

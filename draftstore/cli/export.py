@@ -5,17 +5,11 @@ from pathlib import Path
 
 import click
 
-from draftstore.cli.build import Bar
-from draftstore.cli.common import (
-    STORE,
-    count_progress,
-    json_option,
-    print_json,
-    printable,
-    stderr_console,
-)
-from draftstore.cli.crest import ByteSize
-from draftstore.engines.llama_cpp import export_cache
+from draftstore.cli.build import build_bars
+from draftstore.cli.common import STORE
+from draftstore.cli.options import takes
+from draftstore.cli.output import json_option, print_json, say
+from draftstore.engines.llama_cpp import ExportOptions, export_cache
 from draftstore.errors import counted
 
 
@@ -32,33 +26,10 @@ def export() -> None:
 @export.command("llama-cpp")
 @click.argument("directory", type=STORE)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The file.")
-@click.option(
-    "--min-count",
-    type=click.IntRange(min=1),
-    help="Leave out pairs of tokens whose best follower occurs fewer times. [default and least: 2; for --all: 1]",
-)
-@click.option(
-    "--max-bytes",
-    type=ByteSize(),
-    help="Keep as many pairs as fit into this size, such as 10MB: those whose drafts are right most often.",
-)
-@click.option(
-    "--all",
-    "whole",
-    is_flag=True,
-    help="Write all followers of all pairs, not only the one that llama.cpp drafts.",
-)
+@takes(options=ExportOptions)
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @json_option
-def llama_cpp(
-    directory: Path,
-    out: Path,
-    min_count: int | None,
-    max_bytes: int | None,
-    whole: bool,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
+def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: bool, as_json: bool) -> None:
     """Write what follows two tokens as a static cache for llama.cpp's lookup decoding.
 
     From a REST store, or from what `draftstore count` made of one. The file holds ids of the store's tokenizer: only
@@ -70,25 +41,13 @@ def llama_cpp(
       llama-server -m model.gguf --spec-type ngram-cache --lookup-cache-static chat.bin
     """
     begin = time.perf_counter()
-    with count_progress("") as bars:
-        made = export_cache(
-            directory,
-            out,
-            whole=whole,
-            min_count=min_count,
-            max_bytes=max_bytes,
-            overwrite=overwrite,
-            progress=Bar(bars, "counting followers", "rows").amount,
-        )
+    with build_bars() as progress:
+        made = export_cache(directory, out, options, overwrite=overwrite, progress=progress)
     seconds = time.perf_counter() - begin
     if as_json:
         found = {"ngrams": made.ngrams, "followers": made.followers, "left_out": made.left_out}
-        print_json({"path": str(made.path), "bytes": made.size, "seconds": round(seconds, 2), **found})
-        return
+        return print_json({"path": made.path, "bytes": made.size, "seconds": round(seconds, 2), **found})
     pairs, followers = counted(made.ngrams, "pair"), counted(made.followers, "follower")
     left = f", {made.left_out:,} left out by --max-bytes" * bool(made.left_out)
-    console = stderr_console()
-    console.print(
-        f"{pairs} of tokens, {followers}, {made.size:,} bytes, {seconds:.1f} s{left}", soft_wrap=True
-    )
-    click.echo(printable(made.path))
+    say(f"{pairs} of tokens, {followers}, {made.size:,} bytes, {seconds:.1f} s{left}", err=True)
+    return say(str(made.path))

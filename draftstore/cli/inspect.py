@@ -2,22 +2,16 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.table import Table
 
-from draftstore.cli.common import (
-    STORE,
-    bytes_text,
-    count_progress,
-    json_option,
-    print_json,
-    printable,
-    stdout_console,
-)
+from draftstore.cli.common import STORE, bytes_text, count_progress
+from draftstore.cli.output import json_option, print_fields, print_json, say
 from draftstore.errors import counted
-from draftstore.storage.manifest import load_manifest
+from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.stores.registry import kind_of, verify_store
 
 
@@ -33,31 +27,28 @@ def info(directory: Path, as_json: bool) -> None:
     """
     manifest = load_manifest(directory)
     if as_json:
-        print_json({"path": str(directory), **dataclasses.asdict(manifest)})
-        return
-    table = Table(show_header=False, box=None)
-    table.add_row(
-        "store", f"{printable(manifest.name)} ({manifest.kind}, format version {manifest.format_version})"
-    )
-    table.add_row("created", manifest.created)
-    table.add_row(
-        "tokenizer", f"{manifest.tokenizer.name}, fingerprint {manifest.tokenizer.fingerprint[:12]}"
-    )
-    if manifest.target_model is not None:
-        table.add_row("model", printable(manifest.target_model))
-    table.add_row("vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}")
-    table.add_row("corpus", ", ".join(map(printable, manifest.corpus.get("sources", []))))
+        print_json({"path": directory, **dataclasses.asdict(manifest)})
+    else:
+        print_fields(_fields(manifest))
+
+
+def _fields(manifest: Manifest) -> Iterator[tuple[str, Any]]:
+    """Yield labels and values."""
+    tokenizer, corpus = manifest.tokenizer, manifest.corpus
+    yield "store", f"{manifest.name} ({manifest.kind}, format version {manifest.format_version})"
+    yield "created", manifest.created
+    yield "tokenizer", f"{tokenizer.name}, fingerprint {tokenizer.fingerprint[:12]}"
+    yield "model", manifest.target_model
+    yield "vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}"
+    yield "corpus", corpus.get("sources", [])
     for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document")):
-        if manifest.corpus.get(key):
-            table.add_row("", f"{counted(manifest.corpus[key], noun)} left out")
-    for key, value in manifest.counts.items():
-        table.add_row(key, f"{value:,}")
-    for key, text in kind_of(manifest.kind).info(manifest):
-        table.add_row(key, text)
-    table.add_row("bytes", bytes_text(manifest))
+        if corpus.get(key):
+            yield "", f"{counted(corpus[key], noun)} left out"
+    yield from manifest.counts.items()
+    yield from kind_of(manifest.kind).info(manifest)
+    yield "bytes", bytes_text(manifest)
     for name, entry in sorted(manifest.files.items()):
-        table.add_row("", f"{name}: {entry.size:,}")
-    stdout_console().print(table)
+        yield "", f"{name}: {entry.size:,}"
 
 
 @click.command()
@@ -77,13 +68,12 @@ def verify(directory: Path, as_json: bool) -> None:
         task = bars.add_task("verifying", total=manifest.size, detail="")
         problems = verify_store(directory, manifest, lambda size: bars.advance(task, size))
     if as_json:
-        whole = {"path": str(directory), "whole": not problems, "bytes": manifest.size}
+        whole = {"path": directory, "whole": not problems, "bytes": manifest.size}
         print_json({**whole, "problems": problems})
-    else:
+    elif problems:
         for problem in problems:
-            click.echo(f"error: {problem}", err=True)
-        if not problems:
-            files = counted(len(manifest.files), "file")
-            click.echo(f"{printable(directory)} is intact: {files}, {manifest.size:,} bytes")
+            say(f"error: {problem}", err=True)
+    else:
+        say(f"{directory} is intact: {counted(len(manifest.files), 'file')}, {manifest.size:,} bytes")
     if problems:
         sys.exit(1)

@@ -7,24 +7,15 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.text import Text
-from rich.tree import Tree
 
-from draftstore.cli.common import (
-    STORE,
-    check_strategy,
-    drafting_options,
-    json_option,
-    open_store,
-    print_json,
-    stdout_console,
-    strategy_of,
-    warm,
-)
+from draftstore.cli.common import STORE, Drafting, warm
+from draftstore.cli.options import takes
+from draftstore.cli.output import json_option, print_json, say
 from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, counted
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.registry import kind_of
+from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
@@ -33,18 +24,9 @@ from draftstore.trees.tree import DraftTree
 @click.command()
 @click.argument("directory", type=STORE)
 @click.option("--text", required=True, help="Text to continue.")
-@drafting_options
+@takes(drafting=Drafting)
 @json_option
-def query(
-    directory: Path,
-    text: str,
-    budget: int,
-    min_prob: float,
-    strategy: str | None,
-    backend: str | None,
-    tokenizer: str | None,
-    as_json: bool,
-) -> None:
+def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None:
     """Draw the draft tree that a store proposes after a text.
 
     \b
@@ -57,13 +39,12 @@ def query(
             f"{directory} is a store of kind {kind.name!r}, which drafts from hidden states and not from text: use it "
             "with `draftstore generate --store` or `draftstore replay`"
         )
-    check_strategy(strategy, [kind.name])
-    store, loaded = open_store(directory, tokenizer, backend)
-    drafter = warm(store.drafter(strategy_of(store, strategy)))
+    drafting.check_strategy([kind.name])
+    store, loaded = drafting.open(directory)
+    drafter = warm(store.drafter(drafting.strategy_of(store)))
     context = loaded.encode(text, bos=False)
     contexts = drafter.session(context).context
-    draft, micros = timed_draft(drafter, contexts, budget, min_prob)
-    matched = context[len(context) - draft.match_length :]
+    draft, micros = timed_draft(drafter, contexts, drafting.budget, drafting.min_prob)
     if as_json:
         print_json(
             {
@@ -72,26 +53,24 @@ def query(
                 "match_length": draft.match_length,
                 "match_count": draft.match_count,
                 "lookup_us": round(micros, 1),
-                "nodes": node_list(draft.tree, loaded),
+                "nodes": _nodes(draft.tree, loaded),
             }
         )
-        return
-    console = stdout_console()
-    if not len(draft.tree):
-        console.print(f"no draft: {_why_none(draft, context, budget, min_prob)} ({micros:.0f} µs)")
+    elif len(draft.tree):
+        say(describe(draft, loaded.decode(context[len(context) - draft.match_length :]), micros))
+        say(TreeText(loaded).draw(draft.tree))
     else:
-        console.print(describe(draft, loaded.decode(matched), micros))
-        console.print(draw(draft.tree, loaded, "…"))
+        say(f"no draft: {_why_none(draft, context, drafting)} ({micros:.0f} µs)")
 
 
-def _why_none(draft: Draft, context: NDArray[np.int32], budget: int, min_prob: float) -> str:
+def _why_none(draft: Draft, context: NDArray[np.int32], drafting: Drafting) -> str:
     """Say why there is no draft."""
-    if budget == 0:
+    if drafting.budget == 0:
         return "budget 0 asks for no draft"
     if len(context) == 0:
         return "the text is empty"
-    if draft.match_length and min_prob:
-        return f"no continuation of this text has a probability of {min_prob:g} or more"
+    if draft.match_length and drafting.min_prob:
+        return f"no continuation of this text has a probability of {drafting.min_prob:g} or more"
     return "the store holds no continuation of this text"
 
 
@@ -109,11 +88,8 @@ def timed_draft(
     return draft, micros
 
 
-def node_list(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
-    """Return the nodes as JSON values: token id, exact text, visible text, parent and probability.
-
-    The exact text is null for a part of a character.
-    """
+def _nodes(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
+    """Return the nodes as JSON values; the exact text is null for a part of a character."""
     rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True)
     return [
         {
@@ -133,28 +109,3 @@ def describe(draft: Draft, matched: str, micros: float) -> str:
         f"{counted(len(draft.tree), 'node')} in {micros:.0f} µs; longest match "
         f"{counted(draft.match_length, 'token')}, {counted(draft.match_count, 'time')}: {matched!r}"
     )
-
-
-def draw(tree: DraftTree, tokenizer: TextTokenizer, root: str) -> Tree:
-    """Draw a draft tree; a run without branches takes one line, with its first and last probability."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parents.tolist()):
-        children.setdefault(parent, []).append(node)
-    probs = np.round(tree.probs, 3)
-    drawing = Tree(root, guide_style="dim")
-    open_branches = [(drawing, node) for node in reversed(children.get(-1, []))]
-    while open_branches:
-        branch, node = open_branches.pop()
-        run = [node]
-        while len(children.get(run[-1], [])) == 1:
-            run.append(children[run[-1]][0])
-        label = Text(f"{probs[run[0]]:.3f}", "cyan")
-        if len(run) > 1:
-            label.append(f"…{probs[run[-1]]:.3f}", "dim cyan")
-        label.append("  ")
-        for position, item in enumerate(run):
-            label.append("·" if position else "", "dim")
-            label.append(tokenizer.token_text(int(tree.tokens[item])))
-        grown = branch.add(label)
-        open_branches += [(grown, child) for child in reversed(children.get(run[-1], []))]
-    return drawing

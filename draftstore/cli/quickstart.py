@@ -1,36 +1,31 @@
 """`draftstore quickstart`: build, measure and look at a store of the Python source on this machine."""
 
 import shlex
-import shutil
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
+from pydantic import Field
 
 from draftstore.cli.build import build_bars
-from draftstore.cli.common import (
-    ManyValues,
-    count_progress,
-    index_bytes,
-    json_option,
-    print_json,
-    printable,
-    status,
-    stderr_console,
-    stdout_console,
-    warm,
-)
-from draftstore.cli.crest import crest_bars
-from draftstore.cli.query import describe, draw, timed_draft
+from draftstore.cli.common import count_progress, index_bytes, status, warm
+from draftstore.cli.options import Command, takes
+from draftstore.cli.output import json_option, print_json, print_table, say
+from draftstore.cli.query import describe, timed_draft
 from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
 from draftstore.drafting.drafter import propose_batch
 from draftstore.errors import counted
-from draftstore.quickstart import (
+from draftstore.options import Options, Shown
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.registry import Store
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import BUDGET, RestStore
+from draftstore.text.drawing import TreeText
+from draftstore.text.python_source import (
     HELD_OUT,
+    Source,
     default_folders,
     find_sources,
     hold_out,
@@ -38,11 +33,6 @@ from draftstore.quickstart import (
     write_corpus,
     write_recordings,
 )
-from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.crest.store import CrestStore
-from draftstore.stores.registry import Store
-from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.stores.rest.store import BUDGET, RestStore
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
 
@@ -52,80 +42,56 @@ CREST_NGRAMS = 30_000
 TITLES = {"longest": "REST, longest", "backoff": "REST, backoff", "crest": "CREST, backoff"}
 
 
-@click.command(cls=ManyValues)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("data/quickstart"),
-    show_default=True,
-    help="Folder for all files.",
-)
-@click.option(
-    "--tokenizer",
-    metavar="T",
-    help="A folder, a tokenizer.json or a hub name. [default: one from an installed package]",
-)
-@click.option(
-    "--source",
-    multiple=True,
-    metavar="FOLDER...",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folders of Python source. [default: the standard library and installed packages]",
-)
-@click.option(
-    "--held-out",
-    type=click.IntRange(min=1),
-    default=HELD_OUT,
-    show_default=True,
-    help="Maximum number of files to replay.",
-)
-@click.option(
-    "--budget",
-    type=click.IntRange(1, MAX_BUDGET),
-    default=BUDGET,
-    show_default=True,
-    help="Maximum number of nodes in a draft.",
-)
+class QuickstartOptions(Options):
+    """What is built and replayed, and where."""
+
+    out: Path = Field(Path("data/quickstart"), description="Folder for all files.")
+    tokenizer: Annotated[str | None, Shown(unset="one from an installed package", metavar="T")] = Field(
+        None, description="A folder, a tokenizer.json or a hub name."
+    )
+    source: Annotated[
+        tuple[Path, ...],
+        Shown(unset="the standard library and installed packages", metavar="FOLDER..."),
+    ] = Field((), description="Folders of Python source.")
+    held_out: int = Field(HELD_OUT, ge=1, description="Maximum number of files to replay.")
+    budget: int = Field(BUDGET, ge=1, le=MAX_BUDGET, description="Maximum number of nodes in a draft.")
+
+
+@click.command(cls=Command)
+@takes(options=QuickstartOptions)
 @json_option
-def quickstart(
-    out: Path, tokenizer: str | None, source: tuple[Path, ...], held_out: int, budget: int, as_json: bool
-) -> None:
+def quickstart(options: QuickstartOptions, as_json: bool) -> None:
     """Build stores of the Python source on this machine and replay files that are not in them.
 
     \b
     Example:
       draftstore quickstart --out /tmp/try
     """
-    console = stderr_console()
+    out, budget = options.out, options.budget
     out.mkdir(parents=True, exist_ok=True)
     with status("reading Python source"):
-        stored, held = hold_out(find_sources(source or default_folders()), held_out)
+        stored, held = hold_out(find_sources(options.source or default_folders()), options.held_out)
         write_corpus(out / "corpus.jsonl", stored)
         write_recordings(out / "held-out.jsonl", held)
-    if tokenizer:
-        loaded, origin = load_tokenizer(tokenizer), f"as given: {tokenizer}"
-    else:
-        with status("preparing a tokenizer"):
-            loaded, origin = quickstart_tokenizer(out, stored)
-    console.print(f"tokenizer: {origin}, {loaded.vocab_size:,} ids")
-    options = RestOptions(corpus=(out / "corpus.jsonl",), name="python-source")
+    with status("preparing a tokenizer"):
+        loaded, origin = _tokenizer(options.tokenizer, out, stored)
+    say(f"tokenizer: {origin}, {loaded.vocab_size:,} ids", err=True)
     with build_bars() as progress:
-        built = build_rest(options, loaded, out / "store", overwrite=True, progress=progress)
-    crest_options = CrestOptions(name="python-source-crest", ngrams=CREST_NGRAMS)
-    with crest_bars() as crest_progress:
-        crest = build_crest(crest_options, built.path, out / "crest", overwrite=True, progress=crest_progress)
-    store = RestStore.open(built.path)
+        texts = RestOptions(corpus=(out / "corpus.jsonl",), name="python-source")
+        rest = build_rest(texts, loaded, out / "store", overwrite=True, progress=progress).path
+        trees = CrestOptions(name="python-source-crest", ngrams=CREST_NGRAMS)
+        crest = build_crest(trees, rest, out / "crest", overwrite=True, progress=progress).path
+    store, small = RestStore.open(rest), CrestStore.open(crest)
     recordings = list(read_recordings(out / "held-out.jsonl", loaded))
     figures = {strategy: _replay(store, strategy, recordings, budget) for strategy in ("longest", "backoff")}
-    small = CrestStore.open(crest.path)
     figures["crest"] = _replay(small, "backoff", recordings, budget)
     sizes = dict.fromkeys(figures, index_bytes(store.manifest)) | {"crest": index_bytes(small.manifest)}
     counts = store.manifest.counts
     if as_json:
-        print_json(
+        return print_json(
             {
-                "store": str(built.path),
-                "crest": str(crest.path),
+                "store": rest,
+                "crest": crest,
                 "bytes": sizes,
                 "tokenizer": origin,
                 "counts": counts,
@@ -134,31 +100,24 @@ def quickstart(
                 "replay": figures,
             }
         )
-        return
-    output = stdout_console()
-    output.print(
+    say(
         f"store: {counted(counts['documents'], 'file')}, {counted(counts['tokens'], 'token')}; replayed: "
         f"{counted(len(held), 'file')} without a copy in it\n"
     )
-    output.print(_table(figures, sizes))
-    _show_tree(output, store, loaded, recordings)
-    path, command = shlex.quote(printable(built.path)), command_line()
-    output.print(
-        f"\nThe stores are in {printable(built.path)} and {printable(crest.path)}. Next:", soft_wrap=True
-    )
-    output.print(f"  {command} info {path}", soft_wrap=True)
-    output.print(f'  {command} query {path} --text "for i in range("', soft_wrap=True)
-    output.print(f"  {command} serve --store {path}", soft_wrap=True)
+    columns = ("store", "accepted length", "nodes a draft", "lookup p50 µs", "p99 µs", "bytes")
+    print_table(columns, [(TITLES[name], *_figures(row), sizes[name]) for name, row in figures.items()])
+    say("plain decoding: 1.00 tokens a pass")
+    _show_tree(store, loaded, recordings)
+    path = shlex.quote(str(rest))
+    say(f"\nThe stores are in {rest} and {crest}. Next:")
+    say(f"  draftstore info {path}")
+    say(f'  draftstore query {path} --text "for i in range("')
+    return say(f"  draftstore serve --store {path}")
 
 
-def command_line() -> str:
-    """Return how to run this program again: its name if the shell finds it, else its path."""
-    program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        return f"{shlex.quote(sys.executable)} -m draftstore"
-    found = shutil.which(program.name)
-    named = not program.is_file() or (found is not None and program.samefile(found))
-    return program.name if named else shlex.quote(sys.argv[0])
+def _tokenizer(name: str | None, out: Path, stored: list[Source]) -> tuple[TextTokenizer, str]:
+    """Return the named tokenizer, or one from an installed package, and where it comes from."""
+    return (load_tokenizer(name), f"as given: {name}") if name else quickstart_tokenizer(out, stored)
 
 
 def _replay(store: Store, strategy: str, recordings: list[Recording], budget: int) -> dict[str, Any]:
@@ -172,20 +131,13 @@ def _replay(store: Store, strategy: str, recordings: list[Recording], budget: in
     return result.summary()
 
 
-def _table(figures: dict[str, dict[str, Any]], sizes: dict[str, int]) -> Table:
-    table = Table("store", "accepted length", "nodes a draft", "lookup p50 µs", "p99 µs", "bytes")
-    for name, row in figures.items():
-        times = row["lookup_us"]
-        length = f"{row['accepted_length']:.2f} tokens a pass"
-        figures_text = map(str, (row["nodes_mean"], times["p50"], times["p99"]))
-        table.add_row(TITLES[name], length, *figures_text, f"{sizes[name]:,}")
-    table.caption = "plain decoding: 1.00 tokens a pass"
-    return table
+def _figures(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the figures of a replay for the table."""
+    length, times = f"{row['accepted_length']:.2f} tokens a pass", row["lookup_us"]
+    return length, row["nodes_mean"], times["p50"], times["p99"]
 
 
-def _show_tree(
-    output: Console, store: RestStore, tokenizer: TextTokenizer, recordings: list[Recording]
-) -> None:
+def _show_tree(store: RestStore, tokenizer: TextTokenizer, recordings: list[Recording]) -> None:
     """Draw the draft behind the head of a held-out file: one at the upper quartile of confidence."""
     drafter = store.drafter("backoff")
     sessions = [drafter.session(recording.prompt) for recording in recordings]
@@ -195,6 +147,6 @@ def _show_tree(
     draft, micros = timed_draft(drafter, sessions[chosen].context, DRAWN_NODES)
     context = recordings[chosen].prompt[-CONTEXT_TOKENS:]
     matched = tokenizer.decode(context[len(context) - draft.match_length :])
-    output.print(f"\nA draft of {DRAWN_NODES} nodes inside {printable(recordings[chosen].id)}:")
-    output.print(describe(draft, matched, micros))
-    output.print(draw(draft.tree, tokenizer, repr(tokenizer.decode(context)[-60:])))
+    say(f"\nA draft of {DRAWN_NODES} nodes inside {recordings[chosen].id}:")
+    say(describe(draft, matched, micros))
+    say(f"{tokenizer.decode(context)[-60:]!r}\n{TreeText(tokenizer).draw(draft.tree)}")

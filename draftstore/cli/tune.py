@@ -2,57 +2,34 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import click
-from rich.table import Table
+from pydantic import Field
 
-from draftstore.cli.common import count_progress, json_option, print_json, printable, status, stdout_console
-from draftstore.cli.sources import attention_option, device_option, dtype_option, model_option
+from draftstore.cli.common import count_progress, status
+from draftstore.cli.options import takes
+from draftstore.cli.output import json_option, print_json, print_table, say
+from draftstore.decoding.curve import CostCurve
 from draftstore.errors import needs_extra
+from draftstore.hf.loading import ModelOptions
+from draftstore.options import Options, Shown
+
+
+class Measuring(Options):
+    """How forward passes are measured."""
+
+    context: int = Field(512, ge=1, description="Number of tokens in the cache.")
+    repeats: int = Field(9, ge=1, description="Number of timed passes of each size.")
+    out: Annotated[Path | None, Shown(unset="where `generate` and `worker` look for it")] = Field(
+        None, description="File of the curve."
+    )
 
 
 @click.command()
-@model_option
-@device_option
-@dtype_option
-@attention_option
-@click.option(
-    "--cache",
-    type=click.Choice(["dynamic", "static"]),
-    help="Cache of keys and values. [default: static on a GPU, else dynamic]",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    help="Number of tokens in the cache.",
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=9,
-    show_default=True,
-    help="Number of timed passes of each size.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File of the curve. [default: where `generate` and `worker` look for it]",
-)
+@takes(model=ModelOptions, options=Measuring)
 @json_option
-def tune(
-    model: str,
-    device: str | None,
-    dtype: str | None,
-    attention: str | None,
-    cache: str | None,
-    context: int,
-    repeats: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
     """Measure how long a model's forward pass takes over 1 to 128 tokens at once.
 
     A draft of n nodes is verified by a pass over n + 1 tokens. The curve is stored where `generate` and `worker`
@@ -64,40 +41,33 @@ def tune(
     """
     with needs_extra("torch", "hf"):
         from draftstore.hf import tuning
-        from draftstore.hf.loading import load_model
-    with status(f"loading {printable(model)}"):
-        loaded = load_model(model, device=device, dtype=dtype, attention=attention)
+    with status(f"loading {model.model}"):
+        loaded = model.load(model.model)
     with count_progress("passes") as bars:
         task = bars.add_task("measuring", total=None, detail="")
         curve = tuning.measure(
             loaded.model,
-            context=context,
-            repeats=repeats,
-            cache=cache,
+            context=options.context,
+            repeats=options.repeats,
             name=loaded.name,
             on_pass=lambda done, total: bars.update(task, completed=done, total=total),
         )
     assert curve.conditions is not None
-    path = out or tuning.curve_path(curve.conditions)
+    path = options.out or tuning.curve_path(curve.conditions)
     curve.save(path)
     if as_json:
-        print_json({"path": str(path), **dataclasses.asdict(curve)})
-        return
-    _show(curve)
-    click.echo(f"stored as {printable(path)}")
+        print_json({"path": path, **dataclasses.asdict(curve)})
+    else:
+        _show(curve)
+        say(f"stored as {path}")
 
 
-def _show(curve: Any) -> None:
+def _show(curve: CostCurve) -> None:
     """Print a curve as a table."""
-    where = curve.conditions
-    threads = f", {where.threads} threads" if where.threads else ""
-    stdout_console().print(
-        f"{printable(where.model)}, {where.dtype}, {where.attention}, {where.cache} cache of {curve.context} tokens\n"
-        f"{where.device}{threads}"
-    )
-    table = Table()
-    for column in ("rows", "nodes", "ms", "plain passes"):
-        table.add_column(column, justify="right")
-    for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
-        table.add_row(str(rows), str(rows - 1), f"{1000 * seconds:.2f}", f"{seconds / curve.seconds[0]:.2f}")
-    stdout_console().print(table)
+    if where := curve.conditions:
+        threads = f", {where.threads} threads" if where.threads else ""
+        say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")
+        say(f"{where.device}{threads}")
+    times = zip(curve.rows, curve.seconds, strict=True)
+    rows = [(n, n - 1, round(1000 * taken, 2), round(taken / curve.seconds[0], 2)) for n, taken in times]
+    print_table(("rows", "nodes", "ms", "plain passes"), rows)

@@ -55,10 +55,9 @@ def accept(
             emitted token, in order.
 
     Raises:
-        DraftTreeError: two siblings carry the same token, or a parent does not precede its child. Such a tree would
-            not change the output, but violates the drafter's contract.
+        DraftTreeError: see `check_tree`.
     """
-    _check(tree)
+    check_tree(tree)
     parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
     path: list[int] = []
     emitted: list[int] = []
@@ -85,14 +84,15 @@ def _child(parents: list[int], tokens: list[int], node: int, token: int) -> int:
         return -1
 
 
-def _check(tree: DraftTree) -> None:
-    """Check that parents precede their children and siblings differ."""
-    parents = as_input(tree.parents, np.int16)
+def check_tree(tree: DraftTree) -> None:
+    """Refuse, with a DraftTreeError, arrays of unequal lengths, a parent behind its child, and equal siblings."""
+    if not len(tree.tokens) == len(tree.parents) == len(tree.levels):
+        raise DraftTreeError("a draft has tokens, parents and levels of unequal lengths")
     tokens = as_input(tree.tokens, np.int32)
-    node = find_fault(parents, tokens)
+    node = find_fault(as_input(tree.parents, np.int16), tokens)
     if node < 0:
         return
-    parent = int(parents[node])
+    parent = int(tree.parents[node])
     if not -1 <= parent < node:
         raise DraftTreeError(f"node {node} has parent {parent}, expected -1 or an earlier node")
     raise DraftTreeError(f"two children of node {parent} carry the token {tokens[node]}")

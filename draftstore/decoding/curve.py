@@ -24,7 +24,6 @@ class Conditions:
     Attributes:
         shape: hash of the model's type, and of the shapes and types of its parameters: they determine the cost.
         attention: attention implementation: `sdpa`, `eager`, ...
-        cache: kind of key-value cache: `dynamic` or `static`.
         threads: number of CPU threads; 0 where it does not matter.
     """
 
@@ -33,7 +32,6 @@ class Conditions:
     device: str
     dtype: str
     attention: str
-    cache: str
     threads: int
 
     def differences(self, other: "Conditions") -> list[str]:

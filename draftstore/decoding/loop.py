@@ -1,28 +1,31 @@
-"""The decode loop: propose, run a forward pass, accept, repeat. It is the same for every model and drafter.
+"""The decode loop: propose, run a forward pass, accept, repeat. It is the same for every model, drafter and batch.
 
-    for step in decode(target, session, ends=...):
-        text.extend(step.tokens)
+    results = step(texts, model)                    one pass over any number of texts
+    for done in decode(model, text): ...            a single text to its end
 
-The model is a `Target`: it runs the forward pass and keeps its cache. The output is exact whatever the drafter
-proposes: see `draftstore.decoding.acceptance`.
+The model is a `Model`: it runs the forward pass and keeps its cache. The output is exact whatever the drafters propose:
+see `draftstore.decoding.acceptance`. An error of one text (of its drafter, its choice of tokens, its end) ends that
+text alone.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance, accept
+from draftstore.decoding.budget import trim_together
+from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Session
-from draftstore.trees.chains import best_chain
+from draftstore.drafting.together import propose_many
 from draftstore.trees.tree import DraftTree
 
 
 class Verdict(Protocol):
-    """The target model's outputs for a tree of n nodes, after one forward pass over its n + 1 rows."""
+    """The model's outputs for one text's tree of n nodes, after one forward pass over its n + 1 rows."""
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:
         """Return the token that the model emits at a row; see `draftstore.decoding.acceptance.Choose`."""
@@ -30,71 +33,76 @@ class Verdict(Protocol):
     def candidates(self) -> NDArray[np.int32] | None:
         """Return int32 [n + 1, 8], the most likely tokens at each row, best first; None if unknown."""
 
-    def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state (after the final norm) at a row, projected as for the session."""
+    def hidden(self, row: int) -> NDArray[np.floating[Any]] | None:
+        """Return float [hidden_size], the last hidden state (after the final norm) at a row; None if unknown."""
 
 
-class Target(Protocol):
-    """A model with a text, of which all but the last token are in its cache."""
+class Text:
+    """A text in decoding: its drafts, and its end.
 
-    def verify(self, tree: DraftTree) -> Verdict:
-        """Run one forward pass over the text's last token and a draft tree."""
+    Attributes:
+        session: its drafts.
+        planner: chooses how much of a draft is verified.
+        min_prob: minimum probability of a drafted node.
+        over: whether it has ended.
+    """
 
-    def keep(self, accepted: Acceptance) -> None:
-        """Append accepted tokens to the text; all tokens but the last, the bonus token, are in the cache again."""
+    def __init__(
+        self,
+        session: Session,
+        planner: Planner,
+        ends: Callable[[Sequence[int]], bool],
+        min_prob: float = 0.0,
+    ) -> None:
+        """Begin behind the first token; see the attributes.
 
-
-class Planner(Protocol):
-    """Chooses how much of a draft to verify."""
-
-    def begin(self) -> None:
-        """Start a new text."""
-
-    def budget(self) -> int:
-        """Return the maximum useful nodes of a draft; 0 skips drafting."""
-
-    def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the prefix of a tree to verify."""
-
-    def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
-        """Learn from a draft's outcome."""
-
-
-class Fixed:
-    """The planner that verifies whole drafts, or the best chain of each, up to a budget."""
-
-    def __init__(self, budget: int = 64, chain: int | None = None) -> None:
-        """Ask for up to `budget` nodes; with `chain`, verify one path of at most so many of them."""
-        self._budget = budget
-        self._chain = chain
-
-    def begin(self) -> None:
-        """Do nothing."""
+        Args:
+            ends: whether the text ends with the last token emitted in this step; called once for each token, in order,
+                and may keep state.
+        """
+        self.session, self.planner, self.min_prob = session, planner, min_prob
+        self.over = False
+        self._ends = ends
+        planner.begin()
 
     def budget(self) -> int:
-        """Return the budget."""
-        return self._budget
+        """Return the maximum nodes of a draft now."""
+        return self.planner.budget()
 
-    def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the tree, cut to the budget and to a chain if that is wanted."""
-        tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
-        return tree if self._chain is None else best_chain(tree, self._chain)
+    def cut(self, tree: DraftTree) -> DraftTree:
+        """Return a draft without what cannot be verified now."""
+        return tree
 
-    def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
-        """Learn nothing."""
+    def ends(self, emitted: Sequence[int]) -> bool:
+        """Return True if the text ends with the last token emitted in this step."""
+        self.over = self._ends(emitted)
+        return self.over
+
+
+class Model(Protocol):
+    """A model with texts, of each of which all but the last token are in its cache."""
+
+    def verify(self, trees: Sequence[DraftTree]) -> Sequence[Verdict]:
+        """Run one forward pass over each text's last token and its draft tree."""
+
+    def keep(self, accepted: Sequence[Acceptance | None]) -> None:
+        """Append accepted tokens to each text, and have all but its last, the bonus token, in the cache.
+
+        None undoes the pass for a text that has failed.
+        """
 
 
 class Step(NamedTuple):
-    """One forward pass and its result.
+    """One forward pass and its result for one text.
 
     Attributes:
         tree: the draft that was verified.
         path: its accepted nodes.
         tokens: int32 [len(path) + 1], the new tokens of the text.
-        draft_ns: nanoseconds to propose and trim.
+        draft_ns: nanoseconds to propose and trim; of several texts each has its share of theirs.
         forward_ns: nanoseconds to verify; on an asynchronous device to queue the pass, and `accept_ns` waits for it.
         accept_ns: nanoseconds to walk the tree and update the cache.
-        text: number of the text, where several are decoded together; its nanoseconds are its share of theirs.
+        text: number of the text, where several are decoded together.
     """
 
     tree: DraftTree
@@ -139,72 +147,86 @@ class Tally:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
-class Speculation:
-    """The drafts of one text: proposal, acceptance by the model, and feedback to drafter and planner; see `decode`."""
-
-    def __init__(
-        self,
-        session: Session,
-        planner: Planner,
-        ends: Callable[[Sequence[int]], bool],
-        min_prob: float = 0.0,
-    ) -> None:
-        self.session, self.planner, self.min_prob = session, planner, min_prob
-        self.over = False
-        self._ends = ends
-        planner.begin()
-
-    def propose(self) -> DraftTree:
-        """Return the drafter's proposal, within the planner's budget."""
-        budget = self.planner.budget()
-        return self.session.propose(budget, self.min_prob) if budget > 0 else DraftTree.empty()
-
-    def accept(self, tree: DraftTree, verdict: Verdict) -> Acceptance:
-        """Return what the model emits, after a pass over a tree."""
-        return accept(tree, verdict.choose, self._ends_here)
-
-    def _ends_here(self, emitted: Sequence[int]) -> bool:
-        self.over = self._ends(emitted)
-        return self.over
-
-    def learn(self, proposed: DraftTree, tree: DraftTree, verdict: Verdict, accepted: Acceptance) -> None:
-        """Give the result to the drafter, with the optional data that it needs, and to the planner."""
-        last_row = accepted.path[-1] + 1 if accepted.path else 0
-        self.session.observe(
-            accepted.tokens,
-            tree=tree,
-            candidates=verdict.candidates() if self.session.needs_candidates else None,
-            hidden=verdict.hidden(last_row) if self.session.needs_hidden else None,
-        )
-        self.planner.learn(proposed, tree, accepted)
+def step(texts: Sequence[Text], model: Model) -> list[Step | Exception]:
+    """Run one pass over texts; return its result for each, or what the text has failed with."""
+    begin = perf_counter_ns()
+    turns = [_Turn(text) for text in texts]
+    _draft(turns)
+    drafted = perf_counter_ns()
+    verdicts = model.verify([turn.tree for turn in turns])
+    verified = perf_counter_ns()
+    accepted = [turn.accept(verdict) for turn, verdict in zip(turns, verdicts, strict=True)]
+    model.keep(accepted)
+    for turn, verdict in zip(turns, verdicts, strict=True):
+        turn.learn(verdict)
+    times = (drafted - begin, verified - drafted, perf_counter_ns() - verified)
+    return [turn.result(*(each // len(turns) for each in times)) for turn in turns]
 
 
-def decode(
-    target: Target,
-    session: Session,
-    *,
-    planner: Planner,
-    ends: Callable[[Sequence[int]], bool],
-    min_prob: float = 0.0,
-) -> Iterator[Step]:
-    """Decode until the text ends.
-
-    Args:
-        target: the model, with all but the last token of the text in its cache.
-        planner: chooses how much of a draft is verified.
-        ends: whether the text ends with the last token emitted in this step; called once for each token, in order, and
-            may keep state.
-    """
-    text = Speculation(session, planner, ends, min_prob)
+def decode(model: Model, text: Text) -> Iterator[Step]:
+    """Decode one text to its end."""
     while not text.over:
-        begin = perf_counter_ns()
-        proposed = text.propose()
-        tree = planner.trim(proposed)
-        drafted = perf_counter_ns()
-        verdict = target.verify(tree)
-        verified = perf_counter_ns()
-        accepted = text.accept(tree, verdict)
-        target.keep(accepted)
-        text.learn(proposed, tree, verdict, accepted)
-        done = perf_counter_ns()
-        yield Step(tree, accepted.path, accepted.tokens, drafted - begin, verified - drafted, done - verified)
+        (done,) = step([text], model)
+        if isinstance(done, Exception):
+            raise done
+        yield done
+
+
+class _Turn:
+    """One text's part of a pass."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+        self.proposed = self.tree = DraftTree.empty()
+        self.accepted: Acceptance | None = None
+        self.error: Exception | None = None
+
+    def accept(self, verdict: Verdict) -> Acceptance | None:
+        """Return what the model emits; None if the text has failed."""
+        if self.error is None:
+            try:
+                self.accepted = accept(self.tree, verdict.choose, self.text.ends)
+            except Exception as error:  # noqa: BLE001 (of this text alone)
+                self.error = error
+        return self.accepted
+
+    def learn(self, verdict: Verdict) -> None:
+        """Give the result to the drafter, with the optional data that it needs, and to the planner."""
+        if self.accepted is None:
+            return
+        session, path = self.text.session, self.accepted.path
+        try:
+            session.observe(
+                self.accepted.tokens,
+                tree=self.tree,
+                candidates=verdict.candidates() if session.needs_candidates else None,
+                hidden=verdict.hidden(path[-1] + 1 if path else 0) if session.needs_hidden else None,
+            )
+            self.text.planner.learn(self.proposed, self.tree, self.accepted)
+        except Exception as error:  # noqa: BLE001 (of this text alone)
+            self.error = error
+
+    def result(self, draft_ns: int, forward_ns: int, accept_ns: int) -> Step | Exception:
+        """Return the text's result of the pass."""
+        if self.error is not None or self.accepted is None:
+            return self.error or RuntimeError("the text was not decoded")
+        return Step(self.tree, self.accepted.path, self.accepted.tokens, draft_ns, forward_ns, accept_ns)
+
+
+def _draft(turns: Sequence[_Turn]) -> None:
+    """Draft for all texts together; if that fails, for one after the other, to find the one that fails."""
+    texts = [turn.text for turn in turns]
+    try:
+        budgets = [text.budget() for text in texts]
+        proposed = propose_many([text.session for text in texts], budgets, [text.min_prob for text in texts])
+        cut = [text.cut(tree) for text, tree in zip(texts, proposed, strict=True)]
+        trees = trim_together([text.planner for text in texts], cut)
+    except Exception as error:  # noqa: BLE001 (of one text: the others go on)
+        if len(turns) == 1:
+            turns[0].error = error
+        else:
+            for turn in turns:
+                _draft([turn])
+        return
+    for turn, offered, tree in zip(turns, proposed, trees, strict=True):
+        turn.proposed, turn.tree = offered, tree

@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.loop import Fixed, Planner, Tally, decode
-from draftstore.drafting.drafter import Drafter, Session, projection_of
+from draftstore.decoding.conversation import encode_conversation
+from draftstore.decoding.loop import Tally, Text, decode
+from draftstore.decoding.planners import Fixed, Planner
+from draftstore.drafting.drafter import Drafter
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
 from draftstore.text.chat import Message, as_messages
-from draftstore.text.conversation import encode_conversation
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
@@ -209,41 +210,35 @@ def _replay_one(
     states = recording.hidden
     session = drafter.session(
         np.concatenate([recording.prompt, recording.output[:1]]),
-        hidden=None if states is None else _projected(states[0], drafter),
+        hidden=None if states is None else states[0],
     )
     if states is None and session.needs_hidden:
         raise ReplayError(
             f"recording {recording.id} has no hidden states, and the drafter needs them: compute them with "
             "the model that made it"
         )
-    target = RecordedTarget(recording.output, None if states is None else _projected(states, session))
-    for step in decode(target, session, planner=planner, ends=target.ends, min_prob=min_prob):
+    model = RecordedModel(recording.output, states)
+    for step in decode(model, Text(session, planner, model.ends, min_prob)):
         tally.add(step)
         result.lookup_ns.append(step.draft_ns)
         result.misses += len(step.tree) == 0
     return tally
 
 
-def _projected(states: NDArray[np.float32], reader: Drafter | Session) -> NDArray[np.float32]:
-    """Project hidden states, float32 [..., hidden_size], if a drafter or session needs it."""
-    projection = projection_of(reader)
-    return states if projection is None else projection.apply(states)
-
-
-class RecordedTarget:
-    """A `Target` with a recorded output, which is also each of its verdicts."""
+class RecordedModel:
+    """A `Model` that emits a recorded output; it is also each of its verdicts."""
 
     def __init__(self, output: NDArray[np.int32], hidden: NDArray[np.float32] | None = None) -> None:
-        """Replay an output, int32 [n]; `hidden` float32 [n, d] are the states, perhaps projected, that predicted it."""
+        """Replay an output, int32 [n]; `hidden` float32 [n, hidden_size] are the states that predicted it."""
         self._output = output.tolist()
         self._hidden = hidden
         self._position = self._begin = 1
         self._tree = DraftTree.empty()
 
-    def verify(self, tree: DraftTree) -> "RecordedTarget":
-        """Return this object as the verdict."""
-        self._tree, self._begin = tree, self._position
-        return self
+    def verify(self, trees: Sequence[DraftTree]) -> "list[RecordedModel]":
+        """Return this object as the verdict of the only text."""
+        (self._tree,), self._begin = trees, self._position
+        return [self]
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:  # noqa: ARG002
         """Return the next recorded token."""
@@ -257,13 +252,13 @@ class RecordedTarget:
         """Return None: they were not recorded."""
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the state at an accepted row; None if it was not recorded."""
+        """Return float32 [hidden_size], the state at an accepted row; None if it was not recorded."""
         if self._hidden is None:
             return None
         depth = len(self._tree.path(row - 1)) if row else 0
         state: NDArray[np.float32] = self._hidden[self._begin + depth]
         return state
 
-    def keep(self, accepted: Acceptance) -> None:
+    def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         """Advance behind the accepted tokens."""
-        self._position += len(accepted.tokens)
+        self._position += sum(len(each.tokens) for each in accepted if each)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.jit import read_only
 from draftstore.trees.batch import Draft, DraftBatch
@@ -28,8 +27,6 @@ FEW_IDS = 32
 
 class Session(Protocol):
     """The drafts for one text during decoding.
-
-    A session or drafter may have a `projection`: then its hidden states are projected, float32 [dims].
 
     Attributes:
         needs_candidates: whether `observe` needs the target model's candidates, which cost a top-8 of every row.
@@ -48,7 +45,7 @@ class Session(Protocol):
         *,
         tree: DraftTree | None = None,
         candidates: NDArray[np.int32] | None = None,
-        hidden: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.floating[Any]] | None = None,
     ) -> None:
         """Learn the result of a forward pass.
 
@@ -57,7 +54,7 @@ class Session(Protocol):
             tree: the verified tree, of n nodes. It need not contain any node of this session's draft, but all accepted
                 ids but the last lie on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
-            hidden: float32 [d], the hidden state that predicted the last accepted id.
+            hidden: float [hidden_size], the hidden state that predicted the last accepted id.
         """
 
 
@@ -68,14 +65,14 @@ class Drafter(Protocol):
         self,
         prompt_ids: ArrayLike,
         *,
-        hidden: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.floating[Any]] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
         """Start the drafts of one text.
 
         Args:
             prompt_ids: int32 [any], the text so far: the prompt, and the token from the prefill.
-            hidden: float32 [d], the hidden state that predicted the last id, projected if the drafter has a projection.
+            hidden: float [hidden_size], the model's hidden state (after the final norm) that predicted the last id.
             candidates: int32 [m, 8], the target model's top 8 at the last m tokens before the last id, the last row
                 that which predicted it; -1 where unknown. A drafter with `needs_candidates` gets rows of the whole
                 prompt, at the last place of each token, others one row.
@@ -83,31 +80,46 @@ class Drafter(Protocol):
 
 
 class ContextDrafter(Protocol):
-    """A drafter that uses only the last tokens of a text and, if it is dense (has a `projection`), a hidden state."""
+    """A drafter that uses only the last tokens of a text and, if it is dense, the hidden state that predicted the last.
+
+    Attributes:
+        context_size: tokens that it uses.
+        vocab_size: size of its vocabulary.
+    """
 
     context_size: int
     vocab_size: int
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state; 0 if it is not dense."""
 
     def draft(
         self,
         contexts: NDArray[np.int32],
         budget: int = 64,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
         """Draft for a batch of contexts.
 
         Args:
             contexts: int32 [batch, size], the last tokens of each text, right-aligned and padded with -1.
-            queries: float32 [batch, dims], the projected states that predicted the last tokens, of any length. A dense
-                drafter returns empty drafts for rows with NaN, or without queries; others ignore them.
+            hidden: float16 [batch, hidden_size], the states that predicted the last tokens. A dense drafter returns
+                empty drafts without them, and for rows with a value that is not finite; others ignore them.
         """
 
 
 class StoreDrafter(ContextDrafter, Protocol):
     """The drafter of a static store."""
 
-    def draft_batch(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> DraftBatch:
+    def draft_batch(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
+    ) -> DraftBatch:
         """Draft as `draft` does, with the result as arrays."""
 
     def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
@@ -115,12 +127,6 @@ class StoreDrafter(ContextDrafter, Protocol):
 
     def warm_up(self) -> None:
         """Compile or load everything needed for the first draft."""
-
-
-def projection_of(drafter: object) -> Projection | None:
-    """Return the projection that hidden states need for a drafter or session; None: unprojected."""
-    projection: Projection | None = getattr(drafter, "projection", None)
-    return projection
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
@@ -136,13 +142,15 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
     return contexts, check_budget(budget, min_prob)
 
 
-def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
-    """Refuse queries, with a DraftstoreError, unless their shape is [batch, dims]."""
-    if queries.shape != (batch, dims):
+def check_states(hidden: NDArray[np.floating[Any]], batch: int, size: int) -> NDArray[np.float16]:
+    """Return hidden states as float16 [batch, size], infinite beyond its range; DraftstoreError on another shape."""
+    if hidden.shape != (batch, size):
         raise DraftstoreError(
-            f"queries of shape {queries.shape} for {batch} contexts: expected ({batch}, {dims}), projected hidden "
-            "states"
+            f"hidden states of shape {hidden.shape}, expected ({batch}, {size}): use a store that was built with this "
+            "model"
         )
+    with np.errstate(over="ignore"):
+        return np.asarray(hidden, np.float16)
 
 
 def check_budget(budget: int, min_prob: float) -> int:
@@ -178,29 +186,31 @@ class ContextSession:
 
     Attributes:
         context: int32 [1, context_size], the last tokens, padded with -1 on the left.
-        query: float32 [1, dims], the projected state, NaN if unknown; None if the drafter is not dense.
+        state: float16 [1, hidden_size], NaN if unknown; None if the drafter is not dense.
     """
 
     needs_candidates = False
 
     def __init__(
-        self, drafter: ContextDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
+        self,
+        drafter: ContextDrafter,
+        prompt_ids: ArrayLike,
+        hidden: NDArray[np.floating[Any]] | None = None,
     ) -> None:
         self.drafter = drafter
-        self.projection = projection_of(drafter)
-        self.needs_hidden = self.projection is not None
+        self.needs_hidden = drafter.hidden_size > 0
         self.context = np.full((1, drafter.context_size), -1, np.int32)
-        self.query = None if self.projection is None else np.empty((1, self.projection.dims), np.float32)
+        self.state = np.empty((1, drafter.hidden_size), np.float16) if self.needs_hidden else None
         self.observe(prompt_ids, hidden=hidden)
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft for the text so far; see `Session`."""
-        return self.drafter.draft(self.context, budget, min_prob, self.query)[0].tree
+        return self.drafter.draft(self.context, budget, min_prob, self.state)[0].tree
 
     def observe(
-        self, accepted_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_feedback: Any
+        self, accepted_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_feedback: Any
     ) -> None:
-        """Append ids to the text; a dense drafter takes the state that predicted the last of them as its query.
+        """Append ids to the text, with the state that predicted the last of them if the drafter is dense.
 
         Raises:
             TokenRangeError: an id outside the store's vocabulary; nothing is appended.
@@ -212,25 +222,17 @@ class ContextSession:
             new = ids[-len(row) :]
             row[: len(row) - len(new)] = row[len(new) :].copy()
             row[len(row) - len(new) :] = new
-        if self.query is not None:
-            if hidden is not None and hidden.shape != self.query.shape[1:]:
-                raise DraftstoreError(
-                    f"a projected state of shape {hidden.shape}, expected {self.query.shape[1:]}"
-                )
-            self.query[0] = np.nan if hidden is None else hidden
+        if self.state is not None:
+            self.state[0] = np.nan if hidden is None else check_states(hidden[None], *self.state.shape)[0]
 
 
 def propose_batch(
     drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = 64, min_prob: float = 0.0
 ) -> list[DraftTree]:
-    """Draft for many sessions of one drafter in one call; queries with another projection are ignored."""
+    """Draft for many sessions of one drafter in one call."""
     if not sessions:
         return []
     contexts = np.concatenate([session.context for session in sessions])
-    queries, projection = None, projection_of(drafter)
-    if projection is not None:
-        queries = np.full((len(sessions), projection.dims), np.nan, np.float32)
-        for row, session in zip(queries, sessions, strict=True):
-            if session.projection is not None and session.projection.digest == projection.digest:
-                row[:] = session.query
-    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob, queries)]
+    states = [session.state for session in sessions if session.state is not None]
+    hidden = np.concatenate(states) if states else None
+    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob, hidden)]

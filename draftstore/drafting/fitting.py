@@ -1,30 +1,38 @@
-"""Adapters for models whose vocabulary is larger or smaller than a store's."""
+"""A store's drafter as a source of one model: its vocabulary may be another one, and its files may be cut."""
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import ContextSession, Drafter, StoreDrafter, projection_of
+from draftstore.drafting.drafter import ContextSession, StoreDrafter
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 
-
-def fitted(drafter: StoreDrafter, vocab_size: int) -> Drafter:
-    """Adapt a store's drafter to a model of `vocab_size` ids."""
-    return drafter if drafter.vocab_size == vocab_size else _Fitted(drafter, vocab_size)
+LOG = logging.getLogger(__name__)
 
 
-class _Fitted:
-    """A `ContextDrafter` for a model of another vocabulary: ids that only one side knows are hidden or removed."""
+class FittedDrafter:
+    """A `ContextDrafter` for a model of `vocab_size` ids: ids that only one side knows are hidden or removed.
 
-    def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
+    A store that is damaged while it is open gets no more questions: its drafts are empty, and the log says why.
+    """
+
+    def __init__(
+        self, drafter: StoreDrafter, vocab_size: int, damage: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """Adapt a store's drafter; `damage` returns why the store must not be read any more, None while it may be."""
         self._drafter = drafter
+        self._damage = damage
+        self._disabled = False
         self.context_size = drafter.context_size
         self.vocab_size = vocab_size
-        self.projection = projection_of(drafter)
+        self.hidden_size = drafter.hidden_size
 
     def warm_up(self) -> None:
+        """Compile or load everything needed for the first draft."""
         self._drafter.warm_up()
 
     def draft(
@@ -32,19 +40,28 @@ class _Fitted:
         contexts: NDArray[np.int32],
         budget: int = 64,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+        if not self._disabled and (why := self._damage()) is not None:
+            LOG.warning("a source of drafts is left out from now on: %s", why)
+            self._disabled = True
+        if self._disabled:
+            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+        if self.vocab_size == self._drafter.vocab_size:
+            return self._drafter.draft(contexts, budget, min_prob, hidden)
         known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
-        drafts = self._drafter.draft(known, budget, min_prob, queries)
-        return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
+        drafts = self._drafter.draft(known, budget, min_prob, hidden)
+        return [draft._replace(tree=_below(draft.tree, self.vocab_size)) for draft in drafts]
 
     def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
     ) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids, hidden)
 
 
-def below(tree: DraftTree, vocab_size: int) -> DraftTree:
+def _below(tree: DraftTree, vocab_size: int) -> DraftTree:
     """Return a draft without ids outside a vocabulary and their descendants."""
     if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
         return tree

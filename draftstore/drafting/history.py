@@ -47,40 +47,28 @@ class RequestRule(NamedTuple):
 
 
 class _History(NamedTuple):
-    """A text of `size` tokens and the occurrences of its n-grams; an n-gram's position is that of its last token.
+    """A text and the occurrences of its n-grams; an n-gram's position is that of its last token."""
 
-    Attributes:
-        tokens: [capacity].
-        links: [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none.
-        heads: [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free.
-    """
-
-    tokens: NDArray[np.int32]
-    links: NDArray[np.int32]
-    heads: NDArray[np.int32]
-    size: int
+    tokens: NDArray[np.int32]  # [capacity]
+    links: NDArray[
+        np.int32
+    ]  # [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none
+    heads: NDArray[
+        np.int32
+    ]  # [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free
+    size: int  # tokens of the text
 
 
 class _Scratch(NamedTuple):
-    """Buffers for the current node.
+    """Buffers for the current node."""
 
-    Attributes:
-        text: [max_match + depth], the last tokens of the text, followed by the path.
-        firsts: [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none.
-        counts: [max_match + 1], occurrences read, by match length.
-        kinds: [max_match + 1], candidates, by length of their longest match.
-        shares: [max_match + 1], share of an occurrence, by match length.
-        places: [room], candidate of each occurrence read.
-        lengths: [room], its match length.
-    """
-
-    text: NDArray[np.int64]
-    firsts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    kinds: NDArray[np.int64]
-    shares: NDArray[np.float64]
-    places: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    text: NDArray[np.int64]  # [max_match + depth], the last tokens of the text, followed by the path
+    firsts: NDArray[np.int64]  # [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none
+    counts: NDArray[np.int64]  # [max_match + 1], occurrences read, by match length
+    kinds: NDArray[np.int64]  # [max_match + 1], candidates, by length of their longest match
+    shares: NDArray[np.float64]  # [max_match + 1], share of an occurrence, by match length
+    places: NDArray[np.int64]  # [room], candidate of each occurrence read
+    lengths: NDArray[np.int64]  # [room], its match length
 
 
 @kernel

@@ -15,9 +15,8 @@ compared with the actual text, whether or not a node was verified.
 Sums, maxima and cascades perform about as well with two good drafters, but a bad third one misleads them
 (docs/findings.md).
 
-If all dense stores share one space, the target model returns states projected to it; otherwise unprojected ones, which
-are projected here for each. A drafter that raises while a text is drafted, or proposes an invalid tree, is disabled for
-the rest of that text and counted (`Mixture.faults`).
+A drafter that raises while a text is drafted, or proposes an invalid tree, is disabled for the rest of that text and
+counted (`Mixture.faults`).
 """
 
 from collections.abc import Sequence
@@ -29,8 +28,6 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
 from draftstore.drafting.faults import DisabledSession, Faults
 from draftstore.drafting.joining import WrongTreeError, join_trees
-from draftstore.drafting.needs import HiddenNeeds
-from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError
 from draftstore.jit import as_input, kernel, leaf_kernel
 from draftstore.trees.blend import keep_best, new_trie, place_nodes
@@ -65,30 +62,16 @@ class Mixture:
         """Whether a drafter is known to need candidates."""
         return any(getattr(drafter, "needs_candidates", False) for drafter in self.drafters)
 
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether a drafter is known to need hidden states."""
-        return HiddenNeeds(self.drafters).any
-
-    @property
-    def projection(self) -> Projection | None:
-        """The common projection of all drafters that need hidden states; None if they differ, or none does."""
-        return HiddenNeeds(self.drafters).projection
-
     def session(
         self,
         prompt_ids: ArrayLike,
         *,
-        hidden: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.floating[Any]] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
         """Start the drafts of one text; DraftstoreError if a drafter refuses it, as one of another model does."""
-        needs = HiddenNeeds(self.drafters)
-        if hidden is not None and not needs.fits(hidden):
-            hidden = None  # a projection has changed since the state was computed
         sessions = [
-            drafter.session(prompt_ids, hidden=state, candidates=candidates)
-            for drafter, state in zip(self.drafters, needs.for_parts(hidden), strict=True)
+            drafter.session(prompt_ids, hidden=hidden, candidates=candidates) for drafter in self.drafters
         ]
         return sessions[0] if len(sessions) == 1 else MixtureSession(sessions, self.faults)
 
@@ -113,9 +96,7 @@ class MixtureSession:
         self.sessions = tuple(sessions)
         self._faults = faults or Faults(len(sessions))
         self.needs_candidates = any(session.needs_candidates for session in sessions)
-        self._needs = HiddenNeeds(self.sessions)
-        self.needs_hidden = self._needs.any
-        self.projection = self._needs.projection
+        self.needs_hidden = any(session.needs_hidden for session in sessions)
         self.seen = np.zeros((len(sessions), 2))
         self.proposed: Sequence[DraftTree] = ()
         self._forest: _Forest | None = None
@@ -163,13 +144,13 @@ class MixtureSession:
         *,
         tree: DraftTree | None = None,
         candidates: NDArray[np.int32] | None = None,
-        hidden: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.floating[Any]] | None = None,
     ) -> None:
         """Pass on the result of a forward pass (`tree` is the merged one), and score the last drafts."""
         ids = check_ids(accepted_ids, _IDS)
-        for place, state in enumerate(self._needs.for_parts(hidden)):
+        for place, session in enumerate(self.sessions):
             try:
-                self.sessions[place].observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
+                session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=hidden)
             except Exception as error:  # noqa: BLE001 (of one source: the others go on)
                 self._disable(place, error)
         if self._forest is not None and len(ids):

@@ -57,8 +57,7 @@ def _source_of(session: Session) -> Hashable:
     """Return the key of sessions that share one call."""
     if type(session) is not ContextSession:
         return id(session)
-    own: Hashable = getattr(session.drafter, "source", id(session.drafter))
-    return own
+    return getattr(session.drafter, "source", id(session.drafter)), session.needs_hidden
 
 
 def _propose_together(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:

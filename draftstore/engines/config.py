@@ -24,6 +24,7 @@ from typing import Any
 
 from draftstore.assembly import Sources
 from draftstore.errors import EngineError, TokenizerError, type_name
+from draftstore.options import OptionsError
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
@@ -62,7 +63,7 @@ class EngineConfig:
         metrics: `HOST:PORT` or a port of this machine, where metrics are served; None: nowhere.
     """
 
-    sources: Sources = dataclasses.field(default_factory=lambda: Sources(request=True))
+    sources: Sources = dataclasses.field(default_factory=Sources)
     corpora: Mapping[str, Sources] = dataclasses.field(default_factory=dict)
     budget: int = 16
     min_prob: float = 0.0
@@ -106,7 +107,7 @@ class EngineConfig:
         named = {
             name: _corpus(table, f"{where}, [corpora.{name}]", folder) for name, table in corpora.items()
         }
-        return cls(sources=_sources(sources, folder), corpora=named, **found)
+        return cls(sources=_sources(sources, where, folder), corpora=named, **found)
 
 
 def _warn_of_slips(given: Mapping[str, str]) -> None:
@@ -162,12 +163,15 @@ def _corpus(table: Any, where: str, folder: Path) -> Sources:
     if not isinstance(table, dict):
         raise EngineError(f"{where}: expected a table, found {type_name(table)}")
     _check(table, _SOURCES, where)
-    return _sources(dict(table), folder)
+    return _sources(dict(table), where, folder)
 
 
-def _sources(found: dict[str, Any], folder: Path) -> Sources:
+def _sources(found: dict[str, Any], where: str, folder: Path) -> Sources:
     stores = tuple(folder / part for part in found.pop("stores", ()))
-    return Sources(stores=stores, **{"request": True, **found})
+    try:
+        return Sources(stores=stores, **found)
+    except OptionsError as error:
+        raise EngineError(f"{where}: {error}") from None
 
 
 def tokenizer_identity(config: EngineConfig, own: str) -> TokenizerIdentity:

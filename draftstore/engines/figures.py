@@ -1,58 +1,13 @@
-"""What an engine made of our drafts: counts by corpus, source and position, for Prometheus; and a warning of a fall."""
+"""What an engine made of our drafts: counts by corpus, source and position, for Prometheus."""
 
-import logging
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import monotonic
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from draftstore.errors import EngineError, needs_extra
 from draftstore.trees.tree import DraftTree
 
-LOG = logging.getLogger(__name__)
 PREFIX = "draftstore_engine"
-WINDOW, WINDOWS = 300.0, 12
-"""Seconds of a window, and number of windows that are compared: an hour."""
-LEAST_STEPS = 200
-"""Steps in a window below which nothing is concluded from it."""
-FALL = 2 / 3
-"""Share of the accepted length of the last hour below which there is a warning."""
-
-
-class Decline:
-    """Notices that the accepted length falls by a third within an hour."""
-
-    def __init__(self, now: Callable[[], float] = monotonic) -> None:
-        """Begin; `now` tells seconds."""
-        self._now = now
-        self._ended: deque[float] = deque(maxlen=WINDOWS - 1)
-        self._began = now()
-        self._steps = self._tokens = 0
-        self._warned = -float("inf")
-
-    def add(self, tokens: int) -> tuple[float, float] | None:
-        """Count a step; return accepted length before and now where it has fallen, at most once an hour."""
-        now = self._now()
-        fallen = None
-        if now - self._began >= WINDOW:
-            fallen = self._end(now)
-        self._steps += 1
-        self._tokens += tokens
-        return fallen
-
-    def _end(self, now: float) -> tuple[float, float] | None:
-        """End a window; those without a step count too."""
-        windows, fallen = int((now - self._began) / WINDOW), None
-        if self._steps >= LEAST_STEPS:
-            length = self._tokens / self._steps
-            best = max(self._ended, default=0.0)
-            if length < FALL * best and now - self._warned >= WINDOW * WINDOWS:
-                self._warned, fallen = now, (best, length)
-            self._ended.append(length)
-        self._ended.extend([0.0] * min(WINDOWS, windows - (self._steps >= LEAST_STEPS)))
-        self._began += windows * WINDOW
-        self._steps = self._tokens = 0
-        return fallen
 
 
 class DraftFigures:
@@ -63,13 +18,11 @@ class DraftFigures:
         failures: texts whose drafter failed.
     """
 
-    def __init__(self, engine: str, now: Callable[[], float] = monotonic) -> None:
-        """Start from zero; `now` tells seconds."""
+    def __init__(self, engine: str) -> None:
+        """Start from zero."""
         self.engine = engine
         self.failures = 0
-        self._now = now
         self._counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        self._declines: dict[str, Decline] = {}
 
     def add(self, corpus: str, tree: DraftTree, path: Sequence[int], shares: Mapping[str, int]) -> None:
         """Count a step of one request."""
@@ -80,13 +33,6 @@ class DraftFigures:
             self._count("accepted_tokens_per_position", corpus, str(place), 1)
         for source, count in shares.items():
             self._count("predicted_tokens", corpus, source, count)
-        decline = self._declines.setdefault(corpus, Decline(self._now))
-        if (fallen := decline.add(1 + len(path))) is not None:
-            LOG.warning(
-                "accepted length%s fell from %.2f to %.2f within an hour: has the traffic changed, or the store?",
-                f" of corpus {corpus!r}" * bool(corpus),
-                *fallen,
-            )
 
     def _count(self, name: str, corpus: str, label: str, count: int) -> None:
         self._counts[name, corpus][label] += count

@@ -15,17 +15,20 @@ so far, 100 times itself; there the whole table was no better (docs/llama-cpp.md
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from draftstore.errors import BuildError, StoreError, needs_extra
+from draftstore.options import Bytes, Options, Shown
 from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams, running_total
 from draftstore.storage.access import denied_bits, deny
 from draftstore.storage.files import replacing
-from draftstore.storage.lease import StoreLease
+from draftstore.storage.locks import StoreLease
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
+from draftstore.storage.progress import Progress, silent
 from draftstore.stores.crest.counts import KIND as COUNTS
 from draftstore.stores.crest.counts import parquet_name
 from draftstore.stores.rest.store import KIND as REST
@@ -42,7 +45,7 @@ HEAD = 5
 CUT_NGRAMS = 1 << 20
 """N-grams that are moved at a time where a limit in bytes leaves some out."""
 
-Progress = Callable[[int, int], None]
+OnRows = Callable[[int, int], None]
 
 
 class Followers(NamedTuple):
@@ -120,27 +123,37 @@ class Export(NamedTuple):
     size: int
 
 
+class ExportOptions(Options):
+    """What to write, and how much of it."""
+
+    min_count: Annotated[int | None, Shown(unset="and least: 2; for --all: 1")] = Field(
+        None, ge=1, description="Leave out pairs of tokens whose best follower occurs fewer times."
+    )
+    max_bytes: Bytes | None = Field(
+        None,
+        description="Keep as many pairs as fit into this size, such as 10MB: those whose drafts are right most often.",
+    )
+    whole: Annotated[bool, Shown(flags=("--all",))] = Field(
+        False, description="Write all followers of all pairs, not only the one that llama.cpp drafts."
+    )
+
+
 def export_cache(
     store: Path,
     out: Path,
+    options: ExportOptions = ExportOptions(),  # noqa: B008 (it never changes)
     *,
-    whole: bool = False,
-    min_count: int | None = None,
-    max_bytes: int | None = None,
     overwrite: bool = False,
-    progress: Progress = lambda _done, _all: None,
+    progress: Progress = silent,
 ) -> Export:
     """Write what follows two tokens of a store as a static cache of llama.cpp; the file appears when it is whole.
 
     Args:
         store: a REST store, or counts of one.
         out: the file.
-        whole: whether to write all followers of all 2-grams, not only what llama.cpp drafts.
-        min_count: occurrences of its most common follower below which a 2-gram is left out; 2 at least, and 1
-            for `whole`.
-        max_bytes: maximum size; 2-grams that draft come first, by the count of the most common follower.
+        options: what to write; 2-grams that draft come first, by the count of the most common follower.
         overwrite: whether to replace an existing file.
-        progress: called with the rows read and their total.
+        progress: gets the progress of each step.
 
     Raises:
         BuildError: `out` exists, or there is nothing to write.
@@ -152,12 +165,13 @@ def export_cache(
         raise BuildError(f"{out} exists: choose another --out, or pass --overwrite")
     manifest = load_manifest(store)
     out.parent.mkdir(parents=True, exist_ok=True)
-    least = max(min_count or 1, 1 if whole else LEAST_SUM)
+    whole, max_bytes, on_rows = options.whole, options.max_bytes, progress("counting", "rows")
+    least = max(options.min_count or 1, 1 if whole else LEAST_SUM)
     lease = StoreLease(store)
     try:
         with replacing(out) as temporary, temporary.open("w+b") as file:
             deny(temporary, denied_bits([store / MANIFEST_NAME]))
-            values, words = _write(file, _tables(store, manifest, progress), least, whole=whole)
+            values, words = _write(file, _tables(store, manifest, on_rows), least, whole=whole)
             kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
             if not len(kept):
                 raise BuildError(_why_nothing(store, least, whole, max_bytes if len(words) else None))
@@ -177,15 +191,15 @@ def _why_nothing(store: Path, least: int, whole: bool, max_bytes: int | None) ->
     return f"{found} and is half of all: lower --min-count (2 is the least), or pass --all"
 
 
-def _tables(store: Path, manifest: Manifest, progress: Progress) -> Iterator[NgramTable]:
+def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramTable]:
     """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table."""
     if manifest.kind == COUNTS:
         if manifest.parameters["max_n"] < 3:
             raise StoreError(f"{store} counts n-grams of two tokens at most: count again with --max-n 3")
-        yield from _counted(store / parquet_name(3), progress)
+        yield from _counted(store / parquet_name(3), on_rows)
     elif manifest.kind == REST:
         index = RestStore.open(store).index
-        for tables in count_ngrams(index, 3, on_rows=running_total(progress, len(index.suffixes))):
+        for tables in count_ngrams(index, 3, on_rows=running_total(on_rows, len(index.suffixes))):
             yield tables[2]
     else:
         raise StoreError(
@@ -194,7 +208,7 @@ def _tables(store: Path, manifest: Manifest, progress: Progress) -> Iterator[Ngr
         )
 
 
-def _counted(path: Path, progress: Progress) -> Iterator[NgramTable]:
+def _counted(path: Path, on_rows: OnRows) -> Iterator[NgramTable]:
     """Yield the 3-grams of a Parquet file; the last 2-gram of a batch waits for the next one."""
     with needs_extra("pyarrow"):
         import pyarrow.parquet as pq
@@ -210,7 +224,7 @@ def _counted(path: Path, progress: Progress) -> Iterator[NgramTable]:
             yield NgramTable(table.tokens[:last], table.counts[:last])
             rest = NgramTable(table.tokens[last:], table.counts[last:])
             done += len(counts)
-            progress(done, total)
+            on_rows(done, total)
         if rest is not None:
             yield rest
 

@@ -8,7 +8,7 @@ further requests is forgotten after a while; one that comes back is read anew.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from operator import index
 from time import monotonic
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.drafting.drafter import Session
+from draftstore.drafting.growing import GrowingIds
 from draftstore.drafting.mixture import MixtureSession
 from draftstore.drafting.request import SPARE
 from draftstore.drafting.together import propose_many
@@ -39,18 +40,6 @@ WARNING_PAUSE = 60.0
 """Minimum seconds between two warnings."""
 
 
-def forget_old(texts: MutableMapping[Any, Any], step: int) -> None:
-    """Forget texts that are gone: after a while, and sooner where they hold much."""
-    if step % 8:
-        return
-    room = MAX_REMEMBERED_TOKENS
-    for key, text in reversed(list(texts.items())):
-        if text.step < step:
-            room -= text.size + SPARE
-            if room < 0 or step - text.step >= FORGET_STEPS:
-                del texts[key]
-
-
 class DraftRequest(NamedTuple):
     """A request that wants a draft.
 
@@ -67,14 +56,13 @@ class DraftRequest(NamedTuple):
     budget: int | None = None
 
 
-class _Text:
+class _Text(GrowingIds):
     """A request's text as its drafter knows it."""
 
     def __init__(self, corpus: str) -> None:
+        super().__init__()
         self.session: Session | None = None
-        self.size = 0
         self.corpus = corpus
-        self.tail: NDArray[np.int32] = np.empty(0, np.int32)
         self.tree = DraftTree.empty()
         self.step = 0
 
@@ -84,6 +72,7 @@ class Proposer:
 
     Attributes:
         figures: what was drafted and accepted.
+        texts: the texts of requests that are remembered, by key; read-only.
         budget: maximum nodes of a draft.
     """
 
@@ -100,7 +89,7 @@ class Proposer:
         """Open all sources."""
         self.budget = config.budget
         self._min_prob, self._shape = config.min_prob, shape
-        self._texts: dict[Hashable, _Text] = {}
+        self.texts: dict[Hashable, _Text] = {}
         self._steps = 0
         self._warned_at = -WARNING_PAUSE
         with ExitStack() as opened:
@@ -129,7 +118,7 @@ class Proposer:
 
     def __len__(self) -> int:
         """Return the number of texts that are remembered."""
-        return len(self._texts)
+        return len(self.texts)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Return a draft for each request; empty where there is none. Never raises."""
@@ -146,45 +135,52 @@ class Proposer:
         )
         for place, tree in zip(places, found, strict=True):
             trees[place] = texts[place].tree = tree
-        forget_old(self._texts, self._steps)
+        self._forget_old()
         return trees
+
+    def _forget_old(self) -> None:
+        """Forget texts that are gone: after a while, and sooner where they hold much."""
+        if self._steps % 8:
+            return
+        room = MAX_REMEMBERED_TOKENS
+        for key, text in reversed(list(self.texts.items())):
+            if text.step < self._steps:
+                room -= len(text) + SPARE
+                if room < 0 or self._steps - text.step >= FORGET_STEPS:
+                    del self.texts[key]
 
     def forget(self, keys: Sequence[Hashable]) -> None:
         """Forget requests that have ended."""
         for key in keys:
-            self._texts.pop(key, None)
+            self.texts.pop(key, None)
 
     def _follow(self, request: DraftRequest) -> tuple[_Text, int]:
         """Return a request's text, up to date, and the maximum nodes of its draft."""
         try:
             budget = self.budget if request.budget is None else min(self.budget, index(request.budget))
-            text, tail = self._text(request), np.array(request.ids[-TAIL:])
-            text.step, new = self._steps, request.ids[text.size :]
+            text = self._text(request)
+            known, new = len(text), request.ids[len(text) :]
+            text.put(known, new)
+            text.step = self._steps
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a request gets no draft", error)
             return _Text(""), 0
         try:
-            if text.size == 0:
+            if known == 0:
                 text.session = self._sources(request.corpus).session(new)
             elif text.session is not None and len(new):
                 self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a text gets no more drafts", error)
             text.session = None
-        text.size, text.tail = len(request.ids), tail
         text.tree = DraftTree.empty()
         return text, 0 if text.session is None else budget
 
     def _text(self, request: DraftRequest) -> _Text:
         """Return a request's text as it was, or a new one where another text has its key now."""
-        text = self._texts.get(request.key)
-        if (
-            text is None
-            or text.corpus != request.corpus
-            or len(request.ids) < text.size
-            or not np.array_equal(request.ids[text.size - len(text.tail) : text.size], text.tail)
-        ):
-            text = self._texts[request.key] = _Text(request.corpus)
+        text = self.texts.get(request.key)
+        if text is None or text.corpus != request.corpus or not text.begins(request.ids, TAIL):
+            text = self.texts[request.key] = _Text(request.corpus)
         return text
 
     def _sources(self, corpus: str) -> Assembly:

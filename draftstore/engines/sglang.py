@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.assembly import Sources
+from draftstore.drafting.growing import GrowingIds
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.masks import rows_and_mask
@@ -98,14 +99,13 @@ def settle(server_args: Any) -> None:
     server_args.speculative_ngram_external_corpus_path = None
 
 
-class _Text:
-    """A request's text: int32 `ids`, of which `size` were handed out; `settled` of its output tokens are final."""
+class _Text(GrowingIds):
+    """A request's text; `settled` of its output tokens are final."""
 
     def __init__(self, request: Any) -> None:
+        super().__init__(request.origin_input_ids_unpadded)
         self.outputs = request.output_ids
-        prompt = np.array(request.origin_input_ids_unpadded, np.int32)
-        self.prompt = self.size = len(prompt)
-        self.ids = np.concatenate([prompt, np.empty(256 + len(self.outputs), np.int32)])
+        self.prompt = len(self)
         self.settled = 0
 
 
@@ -162,16 +162,10 @@ class BatchDrafts:
         if text is None or text.outputs is not outputs or len(outputs) < text.settled:
             self.erase_match_state([request.rid])
             text = self._texts[request.rid] = _Text(request)
-        start = text.prompt + text.settled
-        new = np.array([*outputs[text.settled :], *pending], np.int32)
-        seen, end = text.ids[start : text.size], start + len(new)
-        if len(new) < len(seen) or not np.array_equal(new[: len(seen)], seen):
+        if not text.put(text.prompt + text.settled, [*outputs[text.settled :], *pending]):
             self.proposer.forget([request.rid])
-        if end > len(text.ids):
-            text.ids = np.concatenate([text.ids, np.empty(end, np.int32)])
-        text.ids[start:end] = new
-        text.settled, text.size = len(outputs), end
-        return text.ids[:end]
+        text.settled = len(outputs)
+        return text.ids
 
     def erase_match_state(self, rids: Iterable[str]) -> None:
         """Forget requests that have left the batch; one that comes back is read anew."""
@@ -222,7 +216,7 @@ class StoreDrafts:
         """Make SGLang's worker, and open all sources in the first rank."""
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
-        config = EngineConfig.read() if self._drafts_here else EngineConfig(sources=Sources())
+        config = EngineConfig.read() if self._drafts_here else EngineConfig(sources=Sources(request=False))
         config = dataclasses.replace(config, budget=max(1, self.draft_token_num - 1))
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
         tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)

@@ -40,7 +40,6 @@ class Drafter:
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         self._longest = _chain_length(vllm_config.speculative_config)
         self._max_model_len = int(model.max_model_len)
-        self._rows = Rows()
         self.proposer: Proposer | None = None
         config = EngineConfig.read()
         _check(config)
@@ -53,6 +52,7 @@ class Drafter:
             tokenizer=tokenizer_identity(config, model.tokenizer),
             shape=partial(best_chain, longest=self._longest),
         )
+        self._rows = Rows(self.proposer.texts)
         LOG.info("%s; chains of at most %d tokens", self.proposer.sources, self._longest)
         if config.metrics is not None:
             port = serve_metrics(
@@ -118,7 +118,7 @@ def _check(config: EngineConfig) -> None:
             "vLLM does not give its drafter the request of a text, so [corpora.NAME] cannot be applied: "
             "leave them out, and run an engine for each corpus"
         )
-    if config.sources == Sources():
+    if config.sources == Sources(request=False):
         raise EngineError(
             "no source of drafts: set DRAFTSTORE_STORES, DRAFTSTORE_RELEASE (with DRAFTSTORE_LOOKUP), or "
             "DRAFTSTORE_REQUEST=true"

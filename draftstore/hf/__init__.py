@@ -16,27 +16,15 @@ from draftstore.errors import needs_extra
 if TYPE_CHECKING:
     from draftstore.hf.generation import generate, speculative_generate
     from draftstore.hf.loading import load_model
-    from draftstore.hf.targets import ModelTarget
 
-__all__ = ["ModelTarget", "generate", "load_model", "speculative_generate"]
-
-_HOMES = {
-    "ModelTarget": "targets",
-    "generate": "generation",
-    "load_model": "loading",
-    "speculative_generate": "generation",
-}
+__all__ = ["generate", "load_model", "speculative_generate"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name lazily.
-
-    Raises:
-        MissingExtraError: torch or transformers is missing.
-    """
-    if name not in _HOMES:
+    """Import a name; MissingExtraError if torch or transformers is missing."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for package in ("torch", "transformers"):
         with needs_extra(package, "hf"):
             import_module(package)
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{'loading' if name == 'load_model' else 'generation'}"), name)

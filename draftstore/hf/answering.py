@@ -1,4 +1,4 @@
-"""Decoding of one request with a loaded model: the only place that maps a request to arguments of `generate`."""
+"""Requests as texts for a batch, or for plain `generate`: the only place that maps them to arguments of `generate`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,56 +6,18 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import LogitsProcessorList
+from transformers.generation.streamers import BaseStreamer
 
 from draftstore.decoding.budget import capped
-from draftstore.decoding.loop import Fixed, Planner, Step
+from draftstore.decoding.loop import Step
+from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
-from draftstore.hf.batch_generation import seeded
-from draftstore.hf.generation import generate
-from draftstore.hf.likelihoods import Likelihoods
+from draftstore.hf.generation import prepare_text, seeded
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.members import Member
 from draftstore.hf.penalties import Penalties
 from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
-from draftstore.hf.targets import ForwardFactory
-from draftstore.hf.texts import prepare_text
-
-
-def decode_request(
-    loaded: LoadedModel,
-    request: GenerationRequest,
-    *,
-    drafter: Drafter | None,
-    planner: Planner | None = None,
-    min_prob: float = 0.0,
-    on_step: Callable[[Step], None] | None = None,
-    forward: ForwardFactory | None = None,
-    likelihoods: Likelihoods | None = None,
-) -> None:
-    """Decode the answer to one request; its tokens go to `on_step`.
-
-    Args:
-        loaded: the model.
-        request: the request.
-        drafter: None decodes without drafts, in the same loop.
-        planner: see `draftstore.hf.generate`, as for all that follow.
-        min_prob: minimum probability of a drafted node.
-        on_step: called after every pass, the prefill first.
-        forward: runs the passes.
-        likelihoods: notes how likely the tokens are.
-    """
-    if request.sampling.seed is None:
-        torch.seed()
-    else:
-        torch.manual_seed(request.sampling.seed)
-    generate(
-        **_arguments(loaded, request, likelihoods),
-        drafter=drafter,
-        planner=capped(planner or Fixed(), request.budget),
-        min_prob=min_prob,
-        on_step=on_step,
-        forward=forward,
-    )
+from draftstore.trees.tree import DraftTree
 
 
 def batch_member(
@@ -65,38 +27,77 @@ def batch_member(
     drafter: Drafter | None,
     planner: Planner,
     min_prob: float = 0.0,
-    likelihoods: Likelihoods | None = None,
 ) -> Member:
-    """Return the answer to a request as a text for a batch; see `decode_request`.
+    """Return the answer to a request as a text for a batch.
+
+    Args:
+        loaded: the model.
+        request: the request.
+        drafter: None decodes without drafts.
+        planner: see `draftstore.hf.generate`, as for the next.
+        min_prob: minimum probability of a drafted node.
 
     Raises:
         ValueError: `generate` refuses an argument.
-        DecodingError: the model cannot be decoded with drafts.
     """
     random = seeded(request.sampling.seed, loaded.model.device)
-    text = prepare_text(**_arguments(loaded, request, likelihoods), random=random)
-    return Member(text, drafter, capped(planner, request.budget), min_prob)
+    member = prepare_text(**_arguments(loaded, request), random=random)
+    return member.draft(drafter, capped(planner, request.budget), min_prob)
 
 
-def _arguments(
-    loaded: LoadedModel, request: GenerationRequest, likelihoods: Likelihoods | None
-) -> dict[str, Any]:
+def decode_plainly(
+    loaded: LoadedModel,
+    request: GenerationRequest,
+    on_step: Callable[[Step], None],
+) -> None:
+    """Decode the answer to one request with plain `generate`, for models that take no drafts.
+
+    Args:
+        loaded: the model.
+        request: the request.
+        on_step: called with every token, as a step with an empty tree; an exception that it raises ends decoding.
+    """
+    if request.sampling.seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(request.sampling.seed)
+    arguments = _arguments(loaded, request)
+    arguments.pop("model").generate(**arguments, streamer=_Steps(on_step))
+
+
+class _Steps(BaseStreamer):
+    """Takes the tokens of plain `generate` as steps; the first value is the prompt."""
+
+    def __init__(self, on_step: Callable[[Step], None]) -> None:
+        self._on_step = on_step
+        self._begun = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take a token."""
+        begun, self._begun = self._begun, True
+        if begun:
+            self._on_step(Step(DraftTree.empty(), [], value.reshape(-1).numpy().astype(np.int32), 0, 0, 0))
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+def _arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
     """Return the model, the prompt, and the arguments of `generate` for a request."""
     model: Any = loaded.model
     prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
-    arguments = generation_arguments(loaded, request)
-    if likelihoods is not None:
-        arguments.setdefault("logits_processor", LogitsProcessorList()).append(likelihoods)
-    return {"model": model, "inputs": prompt, "attention_mask": torch.ones_like(prompt), **arguments}
+    settings = generation_arguments(loaded, request)
+    return {"model": model, "inputs": prompt, "attention_mask": torch.ones_like(prompt), **settings}
 
 
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
-    """Return the arguments of `generate` for a request: stopping, sampling, cache."""
+    """Return the arguments of `generate` for a request: stopping and sampling."""
     model: Any = loaded.model
     sampling, ends = request.sampling, request.ends(loaded.ends)
     arguments = {
         "max_new_tokens": request.max_tokens,
         "use_cache": True,  # MPT, for one, leaves it off
+        "cache_implementation": "dynamic",  # one that grows takes no memory before it is used
         "eos_token_id": ends or None,
         "pad_token_id": ends[0] if ends else None,
         **({"min_new_tokens": request.min_tokens} if request.min_tokens else {}),
@@ -107,9 +108,6 @@ def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dic
             len(request.prompt), presence=sampling.presence, frequency=sampling.frequency, bias=sampling.bias
         )
         arguments["logits_processor"] = LogitsProcessorList([penalties])
-    # CUDA graphs need a static cache, and help only models with the same pass every time.
-    if model.device.type == "cuda" and getattr(model, "_can_compile_fullgraph", False):
-        arguments["cache_implementation"] = "static"
     return arguments
 
 

@@ -8,77 +8,76 @@ attention itself. Here the queries of the heads that share keys become further r
     mask      [texts, 1, rows, columns]            ->  [texts, 1, groups x rows, columns]
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock, local
+from threading import local
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_SDPA = "sdpa"
-_LOCK = Lock()
 _HERE = local()
-_inside = 0
-_own: Any = None
-"""What somebody has put in place of the function of transformers."""
+"""`masks`: those of this thread's pass for the rows of all groups, by mask and groups; None outside of a pass."""
 
 
 @contextmanager
 def shared_keys() -> Iterator[None]:
-    """Have passes of this thread share keys; others, and what else runs in this process, are as before."""
-    global _inside, _own
-    with _LOCK:
-        if not _inside:
-            _own = ALL_ATTENTION_FUNCTIONS._local_mapping.get(_SDPA)
-            ALL_ATTENTION_FUNCTIONS[_SDPA] = _attend
-        _inside += 1
-    before, _HERE.on = getattr(_HERE, "on", False), True
+    """Have passes of this thread share keys; those of others are as before."""
+    usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if not isinstance(usual, _Sharing):
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = _Sharing(usual)
+    before, _HERE.masks = getattr(_HERE, "masks", None), {}
     try:
         yield
     finally:
-        _HERE.on = before
-        with _LOCK:
-            _inside -= 1
-            if not _inside:
-                ALL_ATTENTION_FUNCTIONS._local_mapping.pop(_SDPA)
-                if _own is not None:
-                    ALL_ATTENTION_FUNCTIONS[_SDPA] = _own
+        _HERE.masks = before
 
 
-def _attend(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """Compute the attention of a layer; see `transformers.integrations.sdpa_attention` for the arguments."""
-    groups = getattr(module, "num_key_value_groups", 1)
-    if (
-        not getattr(_HERE, "on", False)
-        or groups == 1
-        or attention_mask is None
-        or attention_mask.shape[1] != 1
-        or dropout
-        or any(others.get(name) is not None for name in ("position_bias", "cache", "softcap"))
-    ):
-        function = _own or ALL_ATTENTION_FUNCTIONS._global_mapping[_SDPA]
-        found: tuple[torch.Tensor, None] = function(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+class _Sharing:
+    """The attention of transformers, and ours in the threads that want it."""
+
+    def __init__(self, usual: Callable[..., Any]) -> None:
+        self._usual = usual
+
+    def __call__(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **others: Any,
+    ) -> Any:
+        """Compute the attention of a layer; see `transformers.integrations.sdpa_attention` for the arguments."""
+        groups = getattr(module, "num_key_value_groups", 1)
+        elsewhere = torch.compiler.is_compiling() or getattr(_HERE, "masks", None) is None
+        special = dropout or any(
+            others.get(name) is not None for name in ("position_bias", "cache", "softcap")
         )
-        return found
-    texts, heads, rows, size = query.shape
-    output = scaled_dot_product_attention(
-        query.reshape(texts, heads // groups, groups * rows, size),
-        key,
-        value,
-        attn_mask=attention_mask[..., : key.shape[2]].repeat(1, 1, groups, 1),
-        scale=scaling,
-    )
-    # Kernels of a GPU return rows before heads, which no view can split.
-    return output.reshape(texts, heads, rows, value.shape[-1]).transpose(1, 2).contiguous(), None
+        if elsewhere or special or groups == 1 or attention_mask is None or attention_mask.shape[1] != 1:
+            settings = {"dropout": dropout, "scaling": scaling, **others}
+            return self._usual(module, query, key, value, attention_mask, **settings)
+        texts, heads, rows, size = query.shape
+        output = scaled_dot_product_attention(
+            query.reshape(texts, heads // groups, groups * rows, size),
+            key,
+            value,
+            attn_mask=_mask_of_groups(attention_mask, groups),
+            scale=scaling,
+        )
+        # Kernels of a GPU return rows before heads, which no view can split.
+        return output.reshape(texts, heads, rows, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _mask_of_groups(mask: torch.Tensor, groups: int) -> torch.Tensor:
+    """Return a mask for the rows of all groups; layers share it."""
+    if mask.shape[2] == 1:
+        return mask  # of one row for all
+    key = id(mask), groups
+    if key not in _HERE.masks:
+        _HERE.masks[key] = mask, mask.repeat(1, 1, groups, 1)  # the first keeps its id from others
+    repeated: torch.Tensor = _HERE.masks[key][1]
+    return repeated

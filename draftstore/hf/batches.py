@@ -1,4 +1,4 @@
-"""Decoding of several texts together: one forward pass over the drafts of all of them.
+"""The engine: decoding of any number of texts together, one forward pass over the drafts of all of them.
 
     batch = Batch(model)
     batch.join(member)                        at any time; its prompt is read in pieces between passes
@@ -13,52 +13,28 @@ each text as the largest draft needs: `draftstore.decoding.budget.trim_together`
               the last slot    the text whose prompt is being read
 """
 
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import torch
-from transformers.cache_utils import DynamicCache
 
-from draftstore.decoding.loop import Step
+from draftstore.decoding.acceptance import Acceptance
+from draftstore.decoding.loop import Step, step
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import rope_settings, sees_whole_text
+from draftstore.hf.checks import NO_LIMIT, rereads_at, takes_one, vocab_size
 from draftstore.hf.exactness import require_exact
-from draftstore.hf.graph_runner import GraphRunner, captures
-from draftstore.hf.graphs import mark_of
 from draftstore.hf.loading import positions_of
-from draftstore.hf.members import Member, Outcome, Turn, draft_together
-from draftstore.hf.pass_shapes import LEAST_WIDTH, MAX_ROWS, TEXTS, padded
+from draftstore.hf.members import Member, ModelVerdict, Outcome
 from draftstore.hf.passes import Rows, Wants
-from draftstore.hf.pools import CachePool, fits_pool
-from draftstore.hf.targets import vocab_size
+from draftstore.hf.runner import LEAST_WIDTH, MAX_ROWS, TEXTS, Runner, padded, return_runner, take_runner
 from draftstore.trees.tree import DraftTree
 
 MAX_TEXTS = TEXTS[-1]
-CHUNK = 512
-"""Tokens of prompts that are read between two passes."""
-ATTENTION = ("sdpa", "eager")
-"""Attention implementations that take a mask of their own for each text."""
-
-
-def why_alone(model: Any) -> str | None:
-    """Return the reason why a model decodes only one text at a time; None if it takes batches."""
-    config = model.config.get_text_config(decoder=True)
-    name = type(model).__name__
-    if config._attn_implementation not in ATTENTION:
-        return f"attention is {config._attn_implementation!r}, expected 'sdpa' or 'eager'"
-    if not sees_whole_text(config) or model._is_stateful:
-        return f"not every layer of {name} attends to the whole text before a token"
-    if not model._supports_attention_backend or model.config.is_encoder_decoder:
-        return f"{name} takes no mask and positions of its own for each text"
-    for rope in rope_settings(config):
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            return (
-                f"the positions of {name} depend on the longest text of a batch ({rope['rope_type']!r} RoPE)"
-            )
-    return None
+CHUNK, CHUNK_ALONE = 512, 4096
+"""Tokens of prompts that are read between two passes; and of a single text, for which nobody waits."""
 
 
 class Batch:
@@ -67,34 +43,31 @@ class Batch:
     Attributes:
         most: maximum texts in decoding; others wait until one leaves.
         positions: maximum tokens of a text, for which there is memory whatever the others have.
-        last_pass: texts in the pass of the last step, and the share of the columns that they saw which hold tokens;
-            None if that step only read prompts.
     """
 
     def __init__(
-        self, model: Any, *, most: int = MAX_TEXTS, tokens: int | None = None, chunk: int = CHUNK
+        self, model: Any, *, most: int = MAX_TEXTS, tokens: int | None = None, chunk: int | None = None
     ) -> None:
         """Prepare an empty batch.
 
         Args:
-            model: a causal language model of transformers; see `why_alone`.
-            most: see the attribute; at most 64.
+            model: a causal language model of transformers.
+            most: see the attribute; at most 64, and 1 for a model that takes one text at a time.
             tokens: maximum tokens of all texts together; None: what there is memory for.
-            chunk: tokens of prompts that are read in a step.
+            chunk: tokens of prompts that are read in a step; None: a default. Models of one text read all at once.
 
         Raises:
-            DecodingError: the model takes no batches, or a text would have no room.
+            DecodingError: the model takes no drafts, see `draftstore.hf.exactness`, or a text would have no room.
         """
-        if why := why_alone(model):
-            raise DecodingError(f"no batches: {why}; decode one text at a time")
-        self.most = max(1, min(most, MAX_TEXTS))
-        self.last_pass: tuple[int, float] | None = None
+        require_exact(model)
+        whole = takes_one(model)  # its rotations are those of the longest position in a pass
+        self.most = 1 if whole else max(1, min(most, MAX_TEXTS))
         self._model = model
-        self._chunk = chunk
-        self._vocab_size = vocab_size(model)
+        self._chunk = NO_LIMIT if whole else chunk or (CHUNK if self.most > 1 else CHUNK_ALONE)
+        self._vocab_size, self._rereads_at = vocab_size(model), rereads_at(model)
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
-        self._runner = _take_runner(model, self.most)
+        self._runner = take_runner(model, self.most)
         pool = self._runner.pool
         each = (pool.most_tokens() if tokens is None else tokens) // pool.slots
         self.positions = max(each, pool.length) - MAX_ROWS  # what there is already takes no more memory
@@ -106,8 +79,7 @@ class Batch:
 
     def close(self) -> None:
         """Leave memory and graphs to the next batch of this model."""
-        if captures(self._model.device):
-            _IDLE[self._model] = self._runner
+        return_runner(self._model, self._runner)
 
     def __len__(self) -> int:
         """Return the number of texts, including those whose prompts are being read."""
@@ -117,20 +89,16 @@ class Batch:
         """Add a text.
 
         Raises:
-            DecodingError: drafts would change its output, see `draftstore.hf.exactness`; or its prompt is empty, too
-                long, or has ids that the model lacks.
+            DecodingError: its prompt is empty, too long, or has ids that the model lacks.
         """
-        if member.drafting:
-            require_exact(self._model)
-        if len(member.prompt) == 0:
+        prompt = member.prompt
+        if len(prompt) == 0:
             raise DecodingError("the prompt is empty, expected at least one token")
-        if (
-            not 0 <= member.prompt.min() <= member.prompt.max() < self._vocab_size
-        ):  # all texts would fail with it
+        if not 0 <= prompt.min() <= prompt.max() < self._vocab_size:  # all texts would fail with it
             raise DecodingError(f"the prompt has ids outside the model's vocabulary of {self._vocab_size:,}")
-        if len(member.prompt) > self.positions:
+        if len(prompt) > self.positions:
             raise DecodingError(
-                f"a prompt of {len(member.prompt):,} tokens, and there is memory for {self.positions:,} of each of "
+                f"a prompt of {len(prompt):,} tokens, and there is memory for {self.positions:,} of each of "
                 f"{self.most} texts: shorten it, or decode fewer together"
             )
         self._reading.append(member)
@@ -151,17 +119,43 @@ class Batch:
 
         Returns:
             Outcomes of the pass, and of texts whose prompts were read to the end, each with an empty tree.
+
+        Raises:
+            MemoryError: the pool cannot grow: all texts are lost. On a GPU torch's OutOfMemoryError.
         """
         outcomes: list[Outcome] = []
-        self.last_pass = None
         if self._members:
             with self._model._optimize_model_for_decode():
-                outcomes += self._pass([Turn(member) for member in self._members])
-            for outcome in outcomes:
-                if outcome.error is not None or outcome.member.generated.over:
-                    self.leave(outcome.member)
+                results = step([member.drafted for member in self._members], self)
+            for member, result in zip(list(self._members), results, strict=True):
+                if isinstance(result, Exception):
+                    outcomes.append(Outcome(member, None, result))
+                else:
+                    outcomes.append(Outcome(member, result))
+                if member.over or isinstance(result, Exception):
+                    self.leave(member)
         # A pass may write to the slots behind its texts, so others come only now.
         return outcomes + self._read()
+
+    def verify(self, trees: Sequence[DraftTree]) -> list[ModelVerdict]:
+        """Run a forward pass over the texts in decoding; see `draftstore.decoding.loop.Model`."""
+        entries = [member.drafted.entry(tree) for member, tree in zip(self._members, trees, strict=True)]
+        runner = self._reserve(max(entry.past + len(entry.tokens) for entry in entries))
+        for member in self._members:  # only one in a model that does so
+            if member.past == self._rereads_at == len(member.text) - 1:
+                runner.read(0, member.text.ids.astype(np.int64), 0, Wants(best=False))
+        wants = [member.drafted.wants for member in self._members]
+        parts = runner.run(entries, Wants(*map(any, zip(*wants, strict=True))))
+        return [
+            ModelVerdict(rows, member.chooser, each)
+            for rows, member, each in zip(parts, self._members, wants, strict=True)
+        ]
+
+    def keep(self, accepted: Sequence[Acceptance | None]) -> None:
+        """Append accepted tokens to the texts in decoding; see `draftstore.decoding.loop.Model`."""
+        pasts = [member.past for member in self._members]
+        kept = [member.keep(each) for member, each in zip(self._members, accepted, strict=True)]
+        self._runner.pool.move(pasts, kept)
 
     def _read(self) -> list[Outcome]:
         """Read up to a chunk of prompts, in the order in which they came."""
@@ -169,15 +163,14 @@ class Batch:
         left = self._chunk
         while left > 0 and self._reading and len(self._members) < self.most:
             member = self._reading[0]
-            runner = self._reserve(len(member.prompt))
             begin = perf_counter_ns()
             tokens = member.prompt[member.past : member.past + left]
+            runner = self._reserve(len(member.prompt))
             try:
-                prompt_candidates = member.prompt_candidates(self._vocab_size)
-                rows = runner.read(
-                    runner.pool.slots - 1, tokens, member.past, member.first_wants, prompt_candidates
-                )
-            except Exception as error:  # noqa: BLE001 (of this text alone, as where there is no memory for its rows)
+                candidates = member.prompt_candidates(self._vocab_size)
+                slot, wants = runner.pool.slots - 1, member.first_wants
+                rows = runner.read(slot, tokens, member.past, wants, candidates)
+            except Exception as error:  # noqa: BLE001 (of this text alone)
                 outcomes.append(Outcome(self._reading.popleft(), None, error))
                 continue
             member.past += len(tokens)
@@ -194,48 +187,25 @@ class Batch:
             accepted = member.begin(rows, self._model, self._room)
         except Exception as error:  # noqa: BLE001 (of this text alone)
             return Outcome(member, None, error)
-        if not member.generated.over:
+        if not member.over:
             pool = self._runner.pool
             pool.copy(pool.slots - 1, len(self._members), member.past)
             self._members.append(member)
         done = perf_counter_ns()
         return Outcome(member, Step(DraftTree.empty(), [], accepted.tokens, 0, filled - begin, done - filled))
 
-    def _pass(self, turns: Sequence[Turn]) -> list[Outcome]:
-        """Propose, run a forward pass, accept: for the texts of the first slots."""
-        begin = perf_counter_ns()
-        draft_together(turns, self._vocab_size)
-        drafted = perf_counter_ns()
-        entries = [turn.entry() for turn in turns]
-        runner = self._reserve(max(entry.past + len(entry.tokens) for entry in entries))
-        wants = Wants(*map(any, zip(*(turn.wants for turn in turns), strict=True)))
-        parts = runner.run(entries, wants)
-        tokens = sum(entry.past + len(entry.tokens) for entry in entries)
-        self.last_pass = len(turns), tokens / runner.columns
-        verified = perf_counter_ns()
-        for turn, part in zip(turns, parts, strict=True):
-            turn.accept(part)
-        runner.pool.move([entry.past for entry in entries], [turn.kept() for turn in turns])
-        for turn in turns:
-            turn.learn()
-        done = perf_counter_ns()
-        shares = [each // len(turns) for each in (drafted - begin, verified - drafted, done - verified)]
-        return [turn.outcome(*shares) for turn in turns]
-
-    # --- memory ---
-
     def _room(self) -> int:
         """Return the maximum nodes of a draft in the next pass."""
         return self._runner.room(len(self._members)) - 1
 
-    def _reserve(self, length: int) -> GraphRunner:
+    def _reserve(self, length: int) -> Runner:
         """Return the runner, with room for texts of a length and for the rows of a pass behind them."""
         # On a GPU all memory is taken at once, since graphs know its addresses.
         pool = self._runner.pool
         wanted = length + MAX_ROWS
         if pool.length < wanted:
             most = self.positions + MAX_ROWS
-            if captures(self._model.device):
+            if self._runner.graphs:
                 wanted = max(wanted, min(most, (positions_of(self._model) or most) + MAX_ROWS))
             wanted = max(wanted, min(pool.length * 3 // 2, most))
             used = max(member.past for member in (*self._members, *self._reading))
@@ -246,29 +216,4 @@ class Batch:
 
 def tokens_for(texts: int, length: int) -> int:
     """Return the tokens that a batch of some texts of a length must have room for: slots, and rows of a pass, count."""
-    return (padded(texts, TEXTS) + 1) * (length + MAX_ROWS)
-
-
-_IDLE: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDictionary()
-"""Runners of closed batches, whose graphs are worth keeping."""
-
-
-def _take_runner(model: Any, most: int) -> GraphRunner:
-    """Return a runner for `most` texts: one of a closed batch, or one with an empty pool."""
-    mark, idle = mark_of(model), _IDLE.pop(model, None)
-    exact = not captures(model.device)
-    slots = 1 + (most if exact else padded(most, TEXTS))
-    # One for more texts would take their share of the tokens too.
-    if idle is not None and idle.mark == mark and idle.pool.slots == slots:
-        return idle
-    del idle
-    cache = DynamicCache(config=model.config)
-    ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
-    if cache.get_seq_length() != 1 or not fits_pool(cache):
-        name = type(model).__name__
-        raise DecodingError(f"no batches: the layers of {name} are not alike; decode one text at a time")
-    with torch.inference_mode(mode=False):  # the buffers must be writable outside of it
-        pool = CachePool(cache.layers[0], len(cache.layers), 0, MAX_ROWS, slots)
-        return GraphRunner(model, pool, mark, exact=exact)
+    return (1 if texts == 1 else padded(texts, TEXTS) + 1) * (length + MAX_ROWS)

@@ -1,54 +1,54 @@
-"""Checks of what can be decoded with drafts, and whether a model supports trees or only chains."""
+"""Checks of what can be decoded with drafts: models, requests, and how deep a draft may be."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers.cache_utils import Cache, get_layer_types_and_kwargs
+from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
+from transformers.generation.utils import GenerationMixin
 
 from draftstore.errors import DecodingError
-from draftstore.hf.caches import RollbackCache, can_go_back
+from draftstore.hf.loading import positions_of
+from draftstore.hf.masks import CHUNKED, FULL, SLIDING, views_of
 
-TREE_ATTENTION = ("sdpa", "eager", "flex_attention")
-"""Attention implementations that accept a custom mask."""
-KNOWN = frozenset(
-    {
-        "attention_mask",
-        "inputs_embeds",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "past_key_values",
-        "position_ids",
-        "use_cache",
-    }
-)
-"""Model arguments that passes over trees support."""
+ATTENTION = ("sdpa", "eager")
+"""Attention implementations that take a mask of their own."""
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 PLAIN = "use plain generate, without custom_generate"
+IGNORED = frozenset({"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache"})
+"""Arguments of a model that `generate` prepares, and that passes over drafts have of their own."""
+SELECTED = ("index_topk", "index_topk_blocks", "keep_window_size")
+"""Settings of sparse attention: how many keys a token sees."""
+NO_LIMIT = 2**31
 
 
-def check_request(
-    model: Any,
-    config: GenerationConfig,
-    model_kwargs: Mapping[str, Any],
-    *,
-    drafting: bool,
-) -> None:
-    """Refuse unsupported requests before any computation.
-
-    Args:
-        model: model of transformers.
-        config: generation configuration.
-        model_kwargs: arguments of the model.
-        drafting: whether there is a drafter.
-
-    Raises:
-        DecodingError: see `speculative_generate`.
-    """
-    name = type(model).__name__
+def why_never(model: Any) -> str | None:
+    """Return the reason why a model of this kind is never decoded with drafts; None if its passes must show it."""
+    config = model.config.get_text_config(decoder=True)
+    positions = positions_of(model) or NO_LIMIT
     if model.config.is_encoder_decoder:
-        raise DecodingError(f"{name} has an encoder, expected a decoder-only model: {PLAIN}")
+        return "has an encoder"
+    if config._attn_implementation not in ATTENTION:
+        return f"has the attention {config._attn_implementation!r}: load it with 'sdpa' or 'eager'"
+    if model._is_stateful or not set(views_of(config)) <= {FULL, SLIDING, CHUNKED}:
+        return "has layers of linear attention or another state that cannot take back rejected tokens"
+    if not getattr(config, "is_causal", True):
+        return "attends to what stands behind a token"
+    if config.model_type == "moshi" and SLIDING in views_of(config):
+        return "reads a prompt without regard to its sliding window"
+    for name in SELECTED:
+        if (getattr(config, name, None) or positions) < positions:
+            return f"attends to the keys with the highest scores alone ({name})"
+    return None
+
+
+def takes_one(model: Any) -> bool:
+    """Return True if a model takes one text at a time: its positions depend on the longest of a batch."""
+    return any(rope.get("rope_type") in ("dynamic", "longrope") for rope in _rope_settings(model))
+
+
+def check_request(config: GenerationConfig, model_kwargs: Mapping[str, Any], texts: int) -> None:
+    """Refuse, with a DecodingError, what `generate` cannot be asked for with drafts for so many texts."""
     if (config.num_beams or 1) > 1:
         raise DecodingError(f"num_beams is {config.num_beams}, expected 1: drafts follow one text; {PLAIN}")
     if (mode := config.get_generation_mode()) not in MODES:
@@ -56,101 +56,69 @@ def check_request(
             f"the arguments ask for {mode.value}, expected greedy search or sampling: leave out what asks for it, "
             f"or {PLAIN}"
         )
-    if config.output_attentions:
-        raise DecodingError(
-            "output_attentions is set, and the attentions of a pass over a draft are not those of plain decoding: "
-            f"leave it out, or {PLAIN}"
-        )
-    if model._is_stateful or _linear_layers(model):
-        raise DecodingError(
-            f"{name} has layers of linear attention, whose state cannot take back rejected tokens: {PLAIN}"
-        )
-    _check_cache(name, model_kwargs, drafting)
-
-
-def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> None:
-    """Refuse decoding without a cache, or with drafts over a cache without rollback."""
+    outputs = ["output_attentions", "output_hidden_states"]
+    outputs += ["output_scores", "output_logits"] if texts > 1 else []
+    asked = [name for name in outputs if config.return_dict_in_generate and getattr(config, name)]
+    asked += [name for name, value in model_kwargs.items() if value is not None and name not in IGNORED]
+    if asked:
+        raise DecodingError(f"{' and '.join(asked)} with drafts: leave it out, or {PLAIN}")
+    if (mask := model_kwargs.get("attention_mask")) is not None and not mask[..., -1].all():
+        raise DecodingError(f"padding behind a prompt: pad on the left, or {PLAIN}")
+    if _moved(model_kwargs):
+        raise DecodingError(f"position_ids other than the numbers of the tokens: leave them out, or {PLAIN}")
     cache = model_kwargs.get("past_key_values")
-    if not model_kwargs.get("use_cache"):
+    if isinstance(cache, Cache) and cache.get_seq_length():
         raise DecodingError(
-            f"use_cache is off, as an argument or in the settings of {name}, and drafts need the cache: "
-            "pass use_cache=True"
-        )
-    if cache is None:
-        raise DecodingError(f"{name} takes no cache of transformers, which drafts need: {PLAIN}")
-    if not isinstance(cache, Cache):
-        raise DecodingError(
-            f"past_key_values is of {type(cache).__name__}, expected a cache of transformers, like DynamicCache"
-        )
-    if drafting and not can_go_back(cache):
-        kinds = ", ".join(sorted({type(layer).__name__ for layer in cache.layers}))
-        raise DecodingError(
-            f"a {type(cache).__name__} of {kinds} cannot take back rejected tokens: use a DynamicCache "
-            "(cache_implementation='dynamic'), or decode without a drafter"
+            "past_key_values holds a text already, and drafts have a cache of their own: give the whole text, or "
+            + PLAIN
         )
 
 
-def _linear_layers(model: Any) -> bool:
-    """Return True if a model has layers with a recurrent state instead of keys and values."""
-    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    return any(kind in ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba") for kind in types)
-
-
-def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, Any]) -> bool:
-    """Return True if a model can verify trees; otherwise only chains."""
-    config = model.config.get_text_config(decoder=True)
-    positions = model_kwargs.get("position_ids")
-    return bool(
-        memory.trees
-        and model._supports_attention_backend
-        and config._attn_implementation in TREE_ATTENTION
-        and sees_whole_text(config)
-        and positions is not None
-        and positions.dim() == 2
-        and all(key in KNOWN or value is None for key, value in model_kwargs.items())
-    )
-
-
-def sees_whole_text(config: Any) -> bool:
-    """Return True if every layer attends to the whole text before a token, and to nothing behind it."""
-    return getattr(config, "is_causal", True) and set(get_layer_types_and_kwargs(config)[0]) == {
-        "full_attention"
-    }
+def _moved(model_kwargs: Mapping[str, Any]) -> bool:
+    """Return True if positions are others than the numbers of the tokens that the mask shows."""
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    if positions is None:
+        return False
+    if positions.dim() != 2:
+        return True
+    seen = positions.new_ones(positions.shape) if mask is None else mask[:, -positions.shape[-1] :]
+    return bool(((positions != seen.cumsum(-1) - 1) & (seen != 0)).any())
 
 
 def depth_limit(model: Any) -> Callable[[int], int]:
     """Return a function from the position of a text's last token to the maximum depth of a draft there.
 
-    Drafts end at the model's last position. In models whose rotary embedding changes for the whole text beyond a
-    certain length (`longrope`), no pass may have rows on both sides of it.
+    Drafts end at the model's last position, and no pass may have rows on both sides of a turning point.
     """
-    config = model.config.get_text_config(decoder=True)
-    end = getattr(config, "max_position_embeddings", None)
-    turns = _turning_points(config)
+    end, turns = positions_of(model) or NO_LIMIT, _turning_points(model)
 
     def limit(position: int) -> int:
-        limits = [turn - 1 - position for turn in turns if position < turn]
-        if end is not None:
-            limits.append(max(0, end - 1 - position))
-        return min(limits, default=NO_LIMIT)
+        return min(
+            max(0, end - 1 - position), *(turn - 1 - position for turn in turns if position < turn), NO_LIMIT
+        )
 
     return limit
 
 
-NO_LIMIT = 2**31
+def rereads_at(model: Any) -> int | None:
+    """Return the length at which plain `generate` reads a text anew, as it does for Phi 3; None for most models."""
+    usual = type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
+    return None if usual else min(_turning_points(model), default=None)
 
 
-def _turning_points(config: Any) -> list[int]:
-    """Return the lengths at which the rotary embedding of all positions changes."""
+def _turning_points(model: Any) -> list[int]:
+    """Return the lengths at which the rotary embedding changes for the whole text (`longrope`)."""
     key = "original_max_position_embeddings"
-    return [
-        int(rope[key])
-        for rope in rope_settings(config)
-        if rope.get("rope_type") == "longrope" and rope.get(key)
-    ]
+    longropes = [each for each in _rope_settings(model) if each.get("rope_type") == "longrope"]
+    return [int(each[key]) for each in longropes if each.get(key)]
 
 
-def rope_settings(config: Any) -> list[dict[str, Any]]:
+def _rope_settings(model: Any) -> list[dict[str, Any]]:
     """Return a model's rotary embedding settings: one dictionary, or one per layer type."""
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     return [value for value in rope.values() if isinstance(value, dict)] or [rope]
+
+
+def vocab_size(model: Any) -> int:
+    """Return the size of a model's vocabulary."""
+    return int(model.config.get_text_config(decoder=True).vocab_size)

@@ -1,61 +1,34 @@
 """Choice of the token that the model emits at a row, exactly as plain `generate` does, for each visited node.
 
-`Text` is the decoded text in two forms: numbers for drafters, and tensors of each prefix for logits processors and
-stopping criteria.
+`Ids` is the decoded text, of which logits processors and stopping criteria get tensors of each prefix.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
+from draftstore.drafting.growing import GrowingIds
 from draftstore.errors import DecodingError, ProbabilityError
 
-if TYPE_CHECKING:
-    from draftstore.hf.passes import Rows
 
-SPARE = 256
-"""Growth of a text's buffer in tokens."""
-
-
-class Text:
-    """The ids of a growing text: prompt and emitted tokens.
-
-    Attributes:
-        ids: all ids, including padding of the prompt.
-    """
+class Ids(GrowingIds):
+    """The ids of a growing text: prompt, with its padding, and emitted tokens."""
 
     def __init__(self, input_ids: torch.Tensor) -> None:
         """Start from a prompt, int [1, length]."""
-        self.ids: list[int] = input_ids[0].tolist()
-        self._buffer = input_ids.long()  # as plain generate returns it
-        self._written = len(self.ids)
+        super().__init__(input_ids[0].cpu().numpy())
+        self._device = input_ids.device
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: ArrayLike) -> None:
         """Append emitted tokens."""
-        self.ids.extend(tokens)
+        self.put(len(self), tokens)
 
     def tensor(self, emitted: Sequence[int] = ()) -> torch.Tensor:
-        """Return int64 [1, length], the text followed by `emitted`, on the device of the prompt.
-
-        It is a view of an append-only buffer, so its content stays valid.
-
-        Args:
-            emitted: tokens that `extend` will append later unless decoding fails.
-        """
-        length = len(self.ids) + len(emitted)
-        if length > self._buffer.shape[1]:
-            grown = self._buffer.new_empty(1, length + max(SPARE, length // 2))
-            grown[:, : self._written] = self._buffer[:, : self._written]
-            self._buffer = grown
-        if length > self._written:
-            fresh = [*self.ids[self._written :], *emitted[max(0, self._written - len(self.ids)) :]]
-            self._buffer[0, self._written : length] = torch.tensor(fresh)
-            self._written = length
-        return self._buffer[:, :length]
+        """Return int64 [1, length], the text followed by `emitted`, on the device of the prompt."""
+        return torch.from_numpy(np.append(self.ids, np.asarray(emitted, np.int64)))[None].to(self._device)
 
 
 class Chooser:
@@ -66,18 +39,16 @@ class Chooser:
             the device.
         scores: [1, vocabulary] for every emitted token, after the processors; None if not requested.
         logits: the same before the processors.
-        layers: hidden states of every layer for every emitted token; None if not requested.
     """
 
     def __init__(
         self,
-        text: Text,
+        text: Ids,
         processors: Any,
         *,
         sample: bool = False,
         scores: bool = False,
         logits: bool = False,
-        layers: bool = False,
         random: torch.Generator | None = None,
     ) -> None:
         """Choose with the logits processors of a request.
@@ -88,7 +59,6 @@ class Chooser:
             sample: whether to sample instead of taking the most likely token.
             scores: whether to collect the scores.
             logits: whether to collect raw logits.
-            layers: whether to collect hidden states.
             random: source of random numbers; None: torch's own.
         """
         self._text = text
@@ -98,16 +68,14 @@ class Chooser:
         self.greedy = not sample and not scores and not logits and len(processors) == 0
         self.scores: tuple[torch.Tensor, ...] | None = () if scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if logits else None
-        self.layers: tuple[tuple[torch.Tensor, ...], ...] | None = () if layers else None
 
-    def choose(self, rows: "Rows", row: int, emitted: Sequence[int]) -> int:
-        """Return the token that the model emits at a row; see `draftstore.decoding.acceptance.Choose`."""
-        if self.layers is not None:
-            self.layers += (rows.layers(row),)
-        return rows.best()[row] if self.greedy else self._process(rows.logits(row), emitted)
+    def choose(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
+        """Return the token that the model emits, by the same steps in the same order as plain generate.
 
-    def _process(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
-        """Process one row of logits, [1, vocabulary], with the same steps in the same order as plain generate."""
+        Args:
+            logits: [1, vocabulary], raw.
+            emitted: tokens of this step before it.
+        """
         ids = self._text.tensor(emitted)
         logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         scores = self._processors(ids, logits)

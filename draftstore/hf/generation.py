@@ -15,24 +15,32 @@ from typing import Any
 
 import torch
 from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.logits_process import (
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from draftstore.decoding.loop import Fixed, Planner, Step
+from draftstore.decoding.loop import Step
+from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
-from draftstore.hf.batch_generation import check_batch, generate_texts, seeded
-from draftstore.hf.checks import check_request, takes_trees
+from draftstore.hf.batches import MAX_TEXTS, Batch, tokens_for
+from draftstore.hf.checks import check_request
 from draftstore.hf.exactness import require_exact
-from draftstore.hf.graphs import graph_forward
-from draftstore.hf.masks import masks_by_model
+from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member
-from draftstore.hf.running import Run
-from draftstore.hf.targets import ChainForward, Forward, ForwardFactory, Prefilled, TreeForward
-from draftstore.hf.texts import GeneratedText
+
+OF_THE_WHOLE = (
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+"""Logits processors that know the number of a text, or keep a state for all texts: here they see one at a time."""
 
 
-@torch.no_grad()
 def speculative_generate(
     model: Any,
     input_ids: torch.Tensor,
@@ -46,7 +54,6 @@ def speculative_generate(
     min_prob: float = 0.0,
     token_streamer: Any = None,
     on_step: Callable[[Step], None] | None = None,
-    forward: ForwardFactory | None = None,
     seeds: Sequence[int] | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
@@ -65,128 +72,172 @@ def speculative_generate(
         budget: maximum nodes of a draft, without a planner.
         planner: chooses how much of a draft is verified.
         min_prob: minimum probability of a drafted node.
-        token_streamer: gets the prompt and every token, as `streamer` in plain `generate`.
-        on_step: called after the prefill, as a step with an empty tree, and after every pass. An exception that it
-            raises ends generation; the cache then holds all tokens but the last of that step.
-        forward: runs the passes of one text, see `draftstore.hf.targets`; by default chosen by model and cache.
+        token_streamer: gets the prompt and every token of a single text, as `streamer` in plain `generate`.
+        on_step: called for every text after its prefill, as a step with an empty tree, and after every pass. An
+            exception that it raises ends generation.
         seeds: one for each text: sampled, it is the text that plain generate returns for its prompt alone after
             `torch.manual_seed(seed)`. By default one text takes torch's random numbers, and several take seeds from
             them.
-        model_kwargs: arguments of the model.
+        model_kwargs: arguments of the model, as prepared by `generate`: its cache is left empty.
 
     Returns:
-        int64 [texts, length], prompts and outputs, or with `return_dict_in_generate` what plain generate returns.
-        Behind the end of a text that is shorter than others stands the pad id.
+        int64 [texts, length], prompts and outputs, or with `return_dict_in_generate` what plain generate returns, less
+        the cache. Behind the end of a text that is shorter than others stands the pad id.
 
     Raises:
-        DecodingError: unsupported generation: beams, encoder-decoder models, linear attention, no cache or one without
-            rollback, attentions as an output; a model that reads several tokens otherwise than one by one, see
-            `draftstore.hf.exactness`; several texts of a model that takes one at a time, or with a streamer, scores,
-            logits or hidden states.
+        DecodingError: unsupported generation: beams, a cache that holds a text, inputs other than ids, attentions or
+            hidden states as an output; a model that takes no drafts, see `draftstore.hf.exactness`; several texts with
+            a streamer, scores or logits.
     """
-    check_request(model, generation_config, model_kwargs, drafting=drafter is not None)
-    if drafter is not None:
-        require_exact(model)
+    require_exact(model)
+    texts = len(input_ids)
+    check_request(generation_config, model_kwargs, texts)
+    if texts > 1:
+        _check_texts(logits_processor, token_streamer)
     planner = (planner or Fixed(budget)) if drafter is not None else Fixed(0)
-    if len(input_ids) > 1:
-        check_batch(generation_config, model_kwargs, logits_processor, token_streamer, forward)
-        return generate_texts(
-            model,
-            input_ids,
+    mask = model_kwargs.get("attention_mask")
+    members = [
+        Member(
+            input_ids[row : row + 1],
             logits_processor,
             stopping_criteria,
             generation_config,
-            model_kwargs.get("attention_mask"),
-            lambda text: Member(text, drafter, planner, min_prob),
-            on_step,
-            seeds,
-        )
+            attention_mask=None if mask is None else mask[row : row + 1],
+            streamer=token_streamer,
+            random=random,
+        ).draft(drafter, planner, min_prob)
+        for row, random in enumerate(_sources(seeds, texts, generation_config, input_ids.device))
+    ]
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
-    text = GeneratedText(
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        attention_mask=model_kwargs.get("attention_mask"),
-        streamer=token_streamer,
-        random=None if seeds is None else seeded(seeds[0], input_ids.device),
-    )
-    run = Run(model, input_ids, generation_config, text)
-    steps = run.steps(model_kwargs, drafter, planner, min_prob, forward or default_forward)
-    with masks_by_model(model, model_kwargs["past_key_values"]), closing(steps):
-        for step in steps:
-            if on_step is not None:
-                on_step(step)
+    with closing(batch_for(model, members)) as batch:
+        decode_all(batch, members, on_step or (lambda _: None))
     if token_streamer is not None:
         token_streamer.end()
-    return run.result()
+    return _result(members, generation_config)
+
+
+def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step], None]) -> None:
+    """Decode texts to their ends, and number their steps.
+
+    Raises:
+        Exception: what a text has failed with.
+    """
+    numbers = {member: number for number, member in enumerate(members)}
+    for member in members:
+        batch.join(member)
+    while len(batch):
+        for member, step, error in batch.step():
+            if step is None:
+                raise error or DecodingError("a text failed")
+            on_step(step._replace(text=numbers[member]))
+
+
+def _check_texts(processors: Any, streamer: Any) -> None:
+    """Refuse what several texts cannot be asked for together."""
+    asked = ["streamer"] if streamer is not None else []
+    asked += [type(each).__name__ for each in processors if isinstance(each, OF_THE_WHOLE)]
+    if asked:
+        raise DecodingError(f"{' and '.join(asked)} for several texts: call generate once for each text")
+
+
+def _sources(
+    seeds: Sequence[int] | None, texts: int, config: GenerationConfig, device: torch.device
+) -> Sequence[torch.Generator | None]:
+    """Return a source of random numbers for each text; None is torch's own."""
+    if seeds is None and (texts == 1 or not config.do_sample):
+        return [None] * texts
+    if seeds is None:
+        seeds = torch.randint(2**62, (texts,)).tolist()
+    if len(seeds) != texts:
+        raise DecodingError(f"{len(seeds)} seeds for {texts} texts: give one for each")
+    return [seeded(seed, device) for seed in seeds]
+
+
+def seeded(seed: int | None, device: torch.device) -> torch.Generator:
+    """Return a source of random numbers: those that torch draws after `torch.manual_seed(seed)`; None: any."""
+    source = torch.Generator(device)
+    if seed is None:
+        source.seed()
+    else:
+        source.manual_seed(seed)
+    return source
+
+
+def batch_for(model: Any, members: Sequence[Member]) -> Batch:
+    """Return a batch with room for texts as long as these may become."""
+    most = min(len(members), MAX_TEXTS)
+    lengths = [member.max_length or positions_of(model) or 0 for member in members]
+    return Batch(model, most=most, tokens=tokens_for(most, max(lengths)) if all(lengths) else None)
+
+
+def _result(members: Sequence[Member], config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Return the result in the form of plain generate."""
+    # Without a pad id of its own, plain generate fills up with the first id that ends a text.
+    pad: Any = config._pad_token_tensor if config.pad_token_id is None else config.pad_token_id
+    texts = [member.text.tensor()[0] for member in members]
+    padding = 0 if pad is None else int(pad)
+    sequences = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=padding)
+    if not config.return_dict_in_generate:
+        return sequences
+    chooser = members[0].chooser
+    collected: dict[str, Any] = {"sequences": sequences, "scores": chooser.scores, "logits": chooser.logits}
+    return GenerateDecoderOnlyOutput(**collected)
 
 
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,
     *,
-    drafter: Drafter | None = None,
-    budget: int = 64,
-    planner: Planner | None = None,
-    min_prob: float = 0.0,
     streamer: Any = None,
     tokenizer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    forward: ForwardFactory | None = None,
-    seeds: Sequence[int] | None = None,
-    **generate_kwargs: Any,
+    **arguments: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Call `model.generate` with drafts; all its arguments work as usual.
+    """Call `model.generate` with drafts.
 
     Args:
-        model: a causal language model of transformers 5.
         inputs: int64 [texts, length], the prompts; or `input_ids=`.
-        drafter: see `speculative_generate`, as for the next three.
-        budget: maximum nodes of a draft.
-        planner: chooses how much of it is verified.
-        min_prob: minimum probability of a node.
         streamer: gets the prompt and every token.
         tokenizer: tokenizer of transformers, for `stop_strings`.
         stop_strings: strings that end the text.
-        on_step: see `speculative_generate`.
-        forward: runs the passes.
-        seeds: one for each text.
-        generate_kwargs: further arguments of `model.generate`.
+        arguments: `drafter` and the others of `speculative_generate`, and those of `model.generate`.
 
     Raises:
-        DecodingError: see `speculative_generate`; or there is an `assistant_model`.
+        DecodingError: see `speculative_generate`; or there is an `assistant_model` or a cache.
         ValueError: stop strings without a tokenizer, and errors of `model.generate`.
     """
-    if generate_kwargs.get("assistant_model") is not None:
-        raise DecodingError(
-            "assistant_model is set, expected none: drafts come from the drafter, so leave it out"
-        )
-    generate_kwargs["stopping_criteria"] = _with_stop_strings(model, tokenizer, stop_strings, generate_kwargs)
+    for name, instead in (("assistant_model", "the drafter"), ("past_key_values", "a cache of their own")):
+        if arguments.get(name) is not None:
+            raise DecodingError(f"{name} is set, expected none: drafts have {instead}, so leave it out")
+    arguments["stopping_criteria"] = _with_stop_strings(model, tokenizer, stop_strings, arguments)
     output: torch.Tensor | GenerateDecoderOnlyOutput = model.generate(
-        inputs,
-        custom_generate=speculative_generate,
-        drafter=drafter,
-        budget=budget,
-        planner=planner,
-        min_prob=min_prob,
-        token_streamer=streamer,
-        on_step=on_step,
-        forward=forward,
-        seeds=seeds,
-        **generate_kwargs,
+        inputs, custom_generate=speculative_generate, token_streamer=streamer, **arguments
     )
     return output
 
 
-def default_forward(prefilled: Prefilled) -> Forward:
-    """Return the default way to run passes: CUDA graphs, else trees, else chains."""
-    if (forward := graph_forward(prefilled)) is not None:
-        return forward
-    trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
-    return TreeForward(prefilled) if trees else ChainForward(prefilled)
+def prepare_text(
+    model: Any, inputs: torch.Tensor, *, random: torch.Generator | None = None, **generate_kwargs: Any
+) -> Member:
+    """Prepare a text for a batch as plain `generate` would, and generate nothing."""
+    found: list[Member] = []
+
+    def prepared(
+        _model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> torch.Tensor:
+        mask = model_kwargs.get("attention_mask")
+        rules = logits_processor, stopping_criteria, generation_config
+        found.append(Member(input_ids, *rules, attention_mask=mask, random=random))
+        return input_ids
+
+    model.generate(inputs, custom_generate=prepared, **generate_kwargs)
+    return found[0]
 
 
 def _with_stop_strings(

@@ -7,9 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs_extra
+from draftstore.options import Shown
+from draftstore.storage.manifest import model_name
+from draftstore.stores.building import Device, ModelChoice, Weights
 from draftstore.text.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -21,6 +26,23 @@ CONFIG_FILE = "config.json"
 GGUF_SUFFIX = ".gguf"
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 _ACCEPTED = f"a directory with {CONFIG_FILE}, a hub name organisation/model, or a {GGUF_SUFFIX} file"
+
+
+class Loading(Device):
+    """How a model is loaded."""
+
+    dtype: Weights = Field(None, description="Data type of the weights.", examples=["bfloat16"])
+    attention: Annotated[str | None, Shown(unset="the model's")] = Field(
+        None, description="Attention: sdpa or eager.", examples=["eager"]
+    )
+
+    def load(self, name_or_path: str) -> "LoadedModel":
+        """Return a model with its tokenizer; see `load_model`."""
+        return load_model(name_or_path, dtype=self.dtype, device=self.device, attention=self.attention)
+
+
+class ModelOptions(Loading, ModelChoice):
+    """The model to decode with."""
 
 
 class LoadedModel(NamedTuple):
@@ -89,7 +111,7 @@ def load_model(
         dtype: type of the weights, from torch or by name, or `auto` for the files' type. Default: that on a GPU, and
             float32 on a CPU, where half precision is slow.
         device: `cpu`, `cuda`, `cuda:1`, ...; default: the GPU if there is one.
-        attention: `sdpa`, `eager`, `flex_attention`; default: transformers' choice.
+        attention: `sdpa` or `eager`; default: transformers' choice.
 
     Raises:
         ModelError: not found, unreachable, broken, or not a causal language model.
@@ -104,7 +126,7 @@ def load_model(
     if file is not None:
         with needs_extra("gguf", EXTRA):
             import gguf  # noqa: F401 (transformers needs it, and would say so in other words)
-    with _low_noise(), _told(name_or_path):
+    with _low_noise(), _explained(name_or_path):
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         options: dict[str, Any] = {"dtype": _dtype(dtype, where)}
         if attention is not None:
@@ -115,7 +137,7 @@ def load_model(
             options["device_map"] = {"": where}  # without a copy of the weights in host memory
         model = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
         torch.nn.Module.to(model, where)
-    with _low_noise(), _told(name_or_path, "tokenizer of "):
+    with _low_noise(), _explained(name_or_path, "tokenizer of "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **{"gguf_file": file} if file else {})
         if file is not None and isinstance(end := model.config.eos_token_id, int):
             tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)  # transformers 5.17 takes BOS for it
@@ -168,14 +190,6 @@ def _source(name_or_path: str | Path) -> tuple[str, str | None]:
     return name, None
 
 
-def model_name(name_or_path: str | Path) -> str:
-    """Return the name of a model: the directory's, the file's without its suffix, or the hub name."""
-    path = Path(name_or_path)
-    if path.is_file():
-        return path.stem
-    return path.resolve().name if path.is_dir() else str(name_or_path)
-
-
 def _dtype(dtype: "torch.dtype | str | None", device: "torch.device") -> "torch.dtype | str":
     """Return the type of weights for transformers."""
     if dtype is None:
@@ -187,26 +201,16 @@ def _dtype(dtype: "torch.dtype | str | None", device: "torch.device") -> "torch.
 
 @contextmanager
 def _low_noise() -> Iterator[None]:
-    """Show the progress bars of transformers only on a terminal; warnings are always shown."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
+    """Show progress bars only on a terminal; warnings are always shown."""
     if sys.stderr is not None and sys.stderr.isatty():
         yield
         return
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        with redirect_stderr(
-            io.StringIO()
-        ):  # the bar of GGUF files ignores settings; logging keeps its own stream
-            yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+    with redirect_stderr(io.StringIO()):  # logging keeps its own stream
+        yield
 
 
 @contextmanager
-def _told(name_or_path: str | Path, what: str = "") -> Iterator[None]:
+def _explained(name_or_path: str | Path, what: str = "") -> Iterator[None]:
     """Turn transformers' loading errors into a single sentence."""
     try:
         yield

@@ -1,24 +1,25 @@
-"""One text of a batch: its prompt, its drafts, and its part of a pass."""
+"""One text of a batch: its prompt, the choice of its tokens, its end, its drafts."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from transformers.generation.configuration_utils import GenerationConfig
 
-from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.budget import trim_together
-from draftstore.decoding.loop import Planner, Speculation, Step
-from draftstore.drafting.drafter import Drafter, projection_of
-from draftstore.drafting.together import propose_many
-from draftstore.hf.limits import Limited
-from draftstore.hf.pass_shapes import Entry
-from draftstore.hf.passes import Rows, Wants
-from draftstore.hf.prompts import PromptCandidates
-from draftstore.hf.targets import ModelVerdict, row_tokens
-from draftstore.hf.texts import GeneratedText
+from draftstore.decoding.acceptance import Acceptance, accept, check_tree
+from draftstore.decoding.loop import Step, Text
+from draftstore.decoding.planners import Planner
+from draftstore.drafting.drafter import Drafter, Session
+from draftstore.drafting.faults import DisabledSession
+from draftstore.errors import DecodingError
+from draftstore.hf.checks import NO_LIMIT, depth_limit, vocab_size
+from draftstore.hf.choosing import Chooser, Ids
+from draftstore.hf.passes import Entry, Rows, Wants
+from draftstore.hf.stopping import StopRules
+from draftstore.recycling.prompts import PromptCandidates
 from draftstore.trees.tree import DraftTree
 
 
@@ -26,71 +27,196 @@ class Member:
     """A text of a batch.
 
     Attributes:
-        generated: the text.
+        text: its ids, with the padding of the prompt.
+        chooser: chooses its tokens.
         prompt: int64 [any], its prompt without padding.
         past: its tokens in the pool.
+        over: whether it has ended.
+        max_length: tokens with prompt and padding at which it ends at the latest; None if nothing limits it.
     """
 
     def __init__(
-        self, generated: GeneratedText, drafter: Drafter | None, planner: Planner, min_prob: float = 0.0
+        self,
+        input_ids: torch.Tensor,
+        processors: Any,
+        criteria: Any,
+        config: GenerationConfig,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        streamer: Any = None,
+        random: torch.Generator | None = None,
     ) -> None:
-        """Prepare a text.
+        """Prepare a text; `draft` gives it drafts.
 
         Args:
-            generated: the text.
+            input_ids: int64 [1, length], the prompt; the next three as prepared by `generate`.
+            processors: logits processors.
+            criteria: when the text ends.
+            config: configuration of this call.
+            attention_mask: int [1, length], 0 at padding; None without padding.
+            streamer: gets every token.
+            random: source of random numbers; None: torch's own.
+        """
+        collects = bool(config.return_dict_in_generate)
+        self.text = Ids(input_ids)
+        self.chooser = Chooser(
+            self.text,
+            processors,
+            sample=bool(config.do_sample),
+            scores=collects and bool(config.output_scores),
+            logits=collects and bool(config.output_logits),
+            random=random,
+        )
+        self.prompt = np.array(self.text.ids, np.int64)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            self.prompt = self.prompt[attention_mask[0, -len(self.prompt) :].cpu().numpy() != 0]
+        self.past = 0
+        self.over = False
+        self._stops = StopRules(criteria, self.text, self.chooser)
+        self.max_length = self._stops.max_length
+        self._streamer = streamer
+        self._drafter: Drafter | None = None
+        self._prompt_candidates: PromptCandidates | None = None
+
+    def draft(self, drafter: Drafter | None, planner: Planner, min_prob: float = 0.0) -> "Member":
+        """Set how it is drafted, and return it.
+
+        Args:
             drafter: proposes drafts; None decodes without.
             planner: chooses how much of a draft is verified; a copy of it is used.
             min_prob: minimum probability of a drafted node.
         """
-        self.generated = generated
-        self.prompt: NDArray[np.int64] = generated.ids().astype(np.int64)
-        self.past = 0
-        self.drafting = drafter is not None
         self._drafter, self._planner, self._min_prob = drafter, copy.copy(planner), min_prob
-        self._told: PromptCandidates | None = None
-        self._speculation: Speculation | None = None
-        self._limited: Limited | None = None
+        return self
 
-    @property
-    def first_wants(self) -> Wants:
-        """What is needed of its prompt."""
-        return Wants(self.generated.chooser.greedy, self.drafting, self.drafting)
+    def ends(self, emitted: Sequence[int]) -> bool:
+        """Return True if the text ends with the last emitted token, and stream that token."""
+        self.over = self._stops(emitted)
+        if self._streamer is not None:
+            self._streamer.put(torch.tensor(emitted[-1:]))
+        return self.over
 
     def prompt_candidates(self, vocab_size: int) -> PromptCandidates | None:
         """Return what gathers the candidates at its prompt, the same until that is read."""
         if self.past == 0:
-            self._told = PromptCandidates.of(self.prompt, self._drafter, vocab_size)
-        return self._told
+            self._prompt_candidates = PromptCandidates.of(self.prompt, self._drafter, vocab_size)
+        return self._prompt_candidates
+
+    @property
+    def first_wants(self) -> Wants:
+        """What is needed of the outputs at the end of its prompt."""
+        drafting = self._drafter is not None
+        return Wants(self.chooser.greedy, drafting, drafting)
 
     def begin(self, rows: Rows, model: Any, room: Callable[[], int]) -> Acceptance:
         """Emit the first token, and start its drafts unless that ends it.
 
         Args:
-            rows: the outputs for the last token of its prompt.
+            rows: the outputs at the end of its prompt.
             model: model of transformers.
             room: function to the maximum nodes of a draft.
         """
-        text = self.generated
-        verdict = ModelVerdict(rows, text.chooser, self.first_wants, projection_of(self._drafter))
-        accepted = text.begin(verdict)
-        if not text.over:
-            session = text.session(self._drafter, verdict, self._told)
-            self._told = None
-            self._limited = Limited(self._planner, nodes=room, depth=text.depth(model, text.padding + 1))
-            self._speculation = Speculation(session, self._limited, text.ends, self._min_prob)
+        verdict = ModelVerdict(rows, self.chooser, self.first_wants)
+        accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
+        self.text.extend(accepted.tokens)
+        if not self.over:
+            self.drafted = DraftedText(
+                self, self._session(verdict), self._planner, self._min_prob, model, room
+            )
+        self._prompt_candidates = None
         return accepted
 
-    @property
-    def limited(self) -> Limited:
-        """Its planner, once its drafts have begun."""
-        assert self._limited is not None
-        return self._limited
+    def _session(self, verdict: "ModelVerdict") -> Session:
+        """Start its drafts, behind the first token."""
+        if self._drafter is None:
+            return DisabledSession()
+        candidates = verdict.candidates()
+        if self._prompt_candidates is not None and candidates is not None:
+            candidates = self._prompt_candidates.rows(candidates)
+        ids = np.append(self.prompt, self.text.ids[-1]).astype(np.int32)
+        return self._drafter.session(ids, hidden=verdict.hidden(0), candidates=candidates)
 
-    @property
-    def speculation(self) -> Speculation:
-        """Its drafts, once they have begun."""
-        assert self._speculation is not None
-        return self._speculation
+    def keep(self, accepted: Acceptance | None) -> list[int]:
+        """Append accepted tokens; return the rows of the pass that stay."""
+        if accepted is None:
+            return []
+        self.text.extend(accepted.tokens)
+        self.past += len(accepted.tokens)
+        return [0, *(node + 1 for node in accepted.path)]
+
+
+class DraftedText(Text):
+    """A member in the decode loop, see `draftstore.decoding.loop.Text`: its drafts fit pool, positions and text."""
+
+    def __init__(
+        self,
+        member: Member,
+        session: Session,
+        planner: Planner,
+        min_prob: float,
+        model: Any,
+        room: Callable[[], int],
+    ) -> None:
+        """Begin behind the first token; see `Member.begin`."""
+        super().__init__(session, planner, member.ends, min_prob)
+        self.wants = Wants(member.chooser.greedy, session.needs_candidates, session.needs_hidden)
+        self._member, self._room = member, room
+        self._vocab_size, self._depth_limit = vocab_size(model), depth_limit(model)
+
+    def _depth(self) -> int:
+        """Return the maximum depth of a draft now: no node is verified that could not be emitted."""
+        most = self._member.max_length
+        left = NO_LIMIT if most is None else most - len(self._member.text) - 1
+        return max(0, min(left, self._depth_limit(self._member.past)))
+
+    def budget(self) -> int:
+        """Return the maximum nodes of a draft now."""
+        return 0 if self._room() <= 0 or self._depth() == 0 else super().budget()
+
+    def cut(self, tree: DraftTree) -> DraftTree:
+        """Return a draft within the limits; DecodingError if a token is not in the model's vocabulary."""
+        if len(tree) == 0:
+            return tree
+        check_tree(tree)  # kernels and masks follow its parents
+        if not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocab_size:
+            wrong = next(token for token in tree.tokens.tolist() if not 0 <= token < self._vocab_size)
+            raise DecodingError(
+                f"the drafter proposes token {wrong}, expected an id that the model knows, below "
+                f"{self._vocab_size:,}: use a store that was built with the model's own tokenizer"
+            )
+        tree = tree.down_to(self._depth())
+        return tree if len(tree) <= self._room() else tree.prefix(self._room())
+
+    def entry(self, tree: DraftTree) -> Entry:
+        """Return what a pass over a draft reads."""
+        tokens: NDArray[np.int64] = np.empty(len(tree) + 1, np.int64)
+        tokens[0], tokens[1:] = self._member.text.ids[-1], tree.tokens
+        return Entry(tokens, tree, self._member.past)
+
+
+class ModelVerdict:
+    """The model's outputs for a text's tree: a `draftstore.decoding.loop.Verdict`."""
+
+    def __init__(self, rows: Rows, chooser: Chooser, wants: Wants) -> None:
+        """Wrap the outputs of a pass."""
+        self._rows, self._chooser, self._wants = rows, chooser, wants
+        self._best: list[int] | None = None
+
+    def choose(self, row: int, emitted: Sequence[int]) -> int:
+        """Return the token that the model emits at a row."""
+        if not self._chooser.greedy:
+            return self._chooser.choose(self._rows.logits(row), emitted)
+        if self._best is None:
+            self._best = self._rows.best()
+        return self._best[row]
+
+    def candidates(self) -> NDArray[np.int32] | None:
+        """Return int32 [n + 1, 8], the most likely tokens at each row."""
+        return self._rows.candidates() if self._wants.candidates else None
+
+    def hidden(self, row: int) -> NDArray[np.float16] | None:
+        """Return float16 [d], the last hidden state at a row."""
+        return self._rows.hidden(row) if self._wants.hidden else None
 
 
 class Outcome(NamedTuple):
@@ -105,102 +231,3 @@ class Outcome(NamedTuple):
     member: Member
     step: Step | None
     error: Exception | None = None
-
-
-class Turn:
-    """One text's part of a pass; what fails here ends this text alone.
-
-    Attributes:
-        member: the text.
-        proposed: what its drafter proposed.
-        tree: what of it is verified.
-        tokens: int64 [n + 1], token of every row.
-    """
-
-    def __init__(self, member: Member) -> None:
-        """Begin without a draft."""
-        self.member = member
-        self.error: Exception | None = None
-        self.offer(DraftTree.empty(), DraftTree.empty(), 0)
-        self._verdict: ModelVerdict | None = None
-        self._accepted: Acceptance | None = None
-
-    @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Keep an exception for the outcome."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 (of this text alone)
-            self.error = error
-
-    def offer(self, proposed: DraftTree, tree: DraftTree, vocab_size: int) -> None:
-        """Set the draft."""
-        self.tokens = row_tokens(self.member.generated.text.ids[-1], tree, vocab_size)
-        self.proposed, self.tree = proposed, tree
-
-    def draft_alone(self, vocab_size: int) -> None:
-        """Ask for a draft for this text alone."""
-        with self._apart():
-            proposed = self.member.speculation.propose()
-            self.offer(proposed, self.member.limited.trim(proposed), vocab_size)
-
-    def entry(self) -> Entry:
-        """Return what the pass reads of the text."""
-        return Entry(self.tokens, self.tree, self.member.past, self.member.past)
-
-    @property
-    def wants(self) -> Wants:
-        """What is needed of the pass."""
-        session = self.member.speculation.session
-        greedy = self.member.generated.chooser.greedy
-        return Wants(greedy, session.needs_candidates, session.needs_hidden)
-
-    def accept(self, rows: Rows) -> None:
-        """Take the model's tokens."""
-        speculation = self.member.speculation
-        projection = projection_of(speculation.session)
-        self._verdict = ModelVerdict(rows, self.member.generated.chooser, self.wants, projection)
-        if self.error is None:
-            with self._apart():
-                self._accepted = speculation.accept(self.tree, self._verdict)
-
-    def kept(self) -> Sequence[int]:
-        """Return the rows that stay in the pool."""
-        return [0, *(node + 1 for node in self._accepted.path)] if self._accepted else []
-
-    def learn(self) -> None:
-        """Append the tokens to the text, and tell drafter and planner."""
-        accepted, verdict = self._accepted, self._verdict
-        if accepted is None or verdict is None:
-            return
-        self.member.past += len(accepted.path) + 1
-        self.member.generated.text.extend(accepted.tokens.tolist())
-        with self._apart():
-            self.member.speculation.learn(self.proposed, self.tree, verdict, accepted)
-
-    def outcome(self, draft_ns: int, forward_ns: int, accept_ns: int) -> Outcome:
-        """Return the outcome, with the text's share of the time; see `Step`."""
-        accepted = self._accepted
-        if self.error is not None or accepted is None:
-            return Outcome(self.member, None, self.error)
-        step = Step(self.tree, accepted.path, accepted.tokens, draft_ns, forward_ns, accept_ns)
-        return Outcome(self.member, step)
-
-
-def draft_together(turns: Sequence[Turn], vocab_size: int) -> None:
-    """Set the drafts of a pass, asked for together; if that fails, one by one."""
-    limits = [turn.member.limited for turn in turns]
-    speculations = [turn.member.speculation for turn in turns]
-    try:
-        proposed = propose_many(
-            [speculation.session for speculation in speculations],
-            [limited.budget() for limited in limits],
-            [speculation.min_prob for speculation in speculations],
-        )
-        cut = [limited.cut(tree) for limited, tree in zip(limits, proposed, strict=True)]
-        trees = trim_together([limited.planner for limited in limits], cut)
-        for turn, offered, tree in zip(turns, proposed, trees, strict=True):
-            turn.offer(offered, tree, vocab_size)
-    except Exception:  # noqa: BLE001 (of one text: the others go on)
-        for turn in turns:
-            turn.draft_alone(vocab_size)

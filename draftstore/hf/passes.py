@@ -1,21 +1,35 @@
-"""The outputs of a forward pass: logits, most likely tokens, hidden states; kept on the device until requested."""
+"""A forward pass: what it reads of each text, and its outputs, kept on the device until requested."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import Projection
-from draftstore.hf.projecting import project
+from draftstore.recycling.prompts import PromptCandidates
+from draftstore.trees.tree import DraftTree
 
 CANDIDATES = 8
 """Most likely tokens per row, for drafters."""
 CHUNK = 128
 """Logits per chunk in the search for the largest; divides nearly all vocabulary sizes."""
+
+
+class Entry(NamedTuple):
+    """What a pass reads of one text.
+
+    Attributes:
+        tokens: int64 [n + 1], token of every row.
+        tree: tree of n nodes.
+        past: tokens of the text in the pool, which is the position of row 0.
+    """
+
+    tokens: NDArray[np.int64]
+    tree: DraftTree
+    past: int
 
 
 class Wants(NamedTuple):
@@ -25,129 +39,83 @@ class Wants(NamedTuple):
         best: most likely token of every row.
         candidates: 8 most likely tokens of every row.
         hidden: last hidden state of every row.
-        layers: hidden states of every layer.
     """
 
     best: bool = True
     candidates: bool = False
     hidden: bool = False
-    layers: bool = False
-
-
-class Rows(Protocol):
-    """The outputs of a forward pass for one text, n + 1 rows; see `Pass`."""
-
-    def best(self) -> list[int]:
-        """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
-
-    def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, filled up with -1."""
-
-    def logits(self, row: int) -> torch.Tensor:
-        """Return [1, vocabulary], the raw logits at a row, on the device."""
-
-    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state at a row, projected if a projection is given; None if unknown."""
-
-    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return [1, 1, d] of each layer: the hidden states at a row, in the form of `output_hidden_states`."""
 
 
 class Pass:
-    """The outputs of a forward pass over some rows, on the device until requested."""
+    """The outputs of a forward pass over the rows of all its texts."""
 
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        wants: Wants,
-        hidden: torch.Tensor | None = None,
-        layers: tuple[torch.Tensor, ...] | None = None,
-    ) -> None:
+    def __init__(self, outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> None:
         """Queue the requested outputs.
 
         Args:
-            logits: [rows, vocabulary].
+            outputs: what the model has returned.
+            rows: the last rows of each text count.
             wants: outputs needed.
-            hidden: [rows, d], the last hidden states.
-            layers: [1, rows, d] for each layer. A single row returns all of them, as the prefill does in plain
-                generate.
+            hidden: what `last_hidden` has captured.
         """
-        self._logits = logits
-        self._hidden = hidden
-        self._layers = layers
-        self._choices = choices(logits, wants)
+        self._logits = outputs.logits[:, -rows:].flatten(0, 1)
+        self._hidden = hidden[-1][:, -rows:].flatten(0, 1) if hidden else None
+        self.choices = choices(self._logits, wants)
         self._offset = int(wants.best)
-        self._best: list[int] | None = None
-        self._host: NDArray[np.int64] | None = None
+
+    def rows(self, fetch: "Fetch", first: int, count: int) -> "Rows":
+        """Return the outputs of one text, `count` rows from `first` on."""
+        some = slice(first, first + count)
+        states = None if self._hidden is None else self._hidden[some]
+        return Rows(self._logits[some], states, fetch, some, self._offset)
+
+    def fetch(self) -> NDArray[np.int64]:
+        """Copy the choices, int64 [rows, any], to the host."""
+        assert self.choices is not None, "asked for what was not wanted"
+        found: NDArray[np.int64] = self.choices.cpu().numpy()
+        return found
+
+
+Fetch = Callable[[], NDArray[np.int64]]
+"""Returns the choices of all texts of a pass, copied once, on first use."""
+
+
+class Rows(NamedTuple):
+    """The outputs of one text, n + 1 rows; they are not used after the next pass.
+
+    Attributes:
+        all_logits: [n + 1, vocabulary], raw, on the device.
+        states: [n + 1, d], the last hidden states, or None.
+        fetch: returns the choices of all texts.
+        own: the rows of this text among them.
+        offset: the first column of candidates.
+    """
+
+    all_logits: torch.Tensor
+    states: torch.Tensor | None
+    fetch: Fetch
+    own: slice
+    offset: int
 
     def best(self) -> list[int]:
-        """Return [rows], the most likely token at each row; see `Rows`, as for all that follow."""
-        if self._best is None:
-            self._best = self._fetch()[:, 0].tolist()
-        return self._best
+        """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
+        found: list[int] = self.fetch()[self.own, 0].tolist()
+        return found
 
     def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [rows, 8], the most likely tokens at each row."""
-        return self._fetch()[:, self._offset :].astype(np.int32)
-
-    def _fetch(self) -> NDArray[np.int64]:
-        """Copy all requested outputs to the host at once."""
-        if self._host is None:
-            assert self._choices is not None, "asked for what was not wanted"
-            self._host = self._choices.cpu().numpy()
-        return self._host
+        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, filled up with -1."""
+        return self.fetch()[self.own, self.offset :].astype(np.int32)
 
     def logits(self, row: int) -> torch.Tensor:
-        """Return [1, vocabulary], the raw logits at a row."""
-        return self._logits[row : row + 1]
+        """Return [1, vocabulary], the raw logits at a row, on the device."""
+        return self.all_logits[row : row + 1]
 
-    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
-        """Return float32 [d], the hidden state after the final norm at a row.
-
-        Raises:
-            DecodingError: the projection is for another size of states.
-        """
-        if self._hidden is None:
+    def hidden(self, row: int) -> NDArray[np.float16] | None:
+        """Return float16 [d], the last hidden state at a row, infinite beyond the type's range; None if unknown."""
+        if self.states is None:
             return None
-        state = self._hidden[row]
-        vector: NDArray[np.float32]
-        vector = (state.float() if projection is None else project(projection, state)).cpu().numpy()
-        return vector
-
-    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return [1, 1, d] of each layer: the hidden states at a row."""
-        assert self._layers is not None, "asked for what was not wanted"
-        if len(self._logits) == 1:
-            return self._layers
-        return tuple(layer[:, row : row + 1] for layer in self._layers)
-
-
-class PassPart:
-    """The rows of one text in a pass over several, see `Rows`: all share one copy to the host."""
-
-    def __init__(self, whole: Pass, first: int, count: int) -> None:
-        """Show `count` rows from `first` on."""
-        self._whole, self._first, self._count = whole, first, count
-
-    def best(self) -> list[int]:
-        """Return [count], the most likely token at each row."""
-        return self._whole.best()[self._first : self._first + self._count]
-
-    def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [count, 8], the most likely tokens at each row."""
-        return self._whole.candidates()[self._first : self._first + self._count]
-
-    def logits(self, row: int) -> torch.Tensor:
-        """Return [1, vocabulary], the raw logits at a row."""
-        return self._whole.logits(self._first + row)
-
-    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state at a row."""
-        return self._whole.hidden(self._first + row, projection)
-
-    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return [1, 1, d] of each layer, of a pass over one text."""
-        return self._whole.layers(self._first + row)
+        state: NDArray[np.float16] = self.states[row].half().cpu().numpy()
+        return state
 
 
 def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
@@ -220,11 +188,12 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
         handle.remove()
 
 
-def pass_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> Pass:
-    """Return a model's outputs for the last rows of every text, one text after the other."""
-    return Pass(
-        outputs.logits[:, -rows:].flatten(0, 1),
-        wants,
-        hidden[-1][:, -rows:].flatten(0, 1) if hidden else None,
-        outputs.hidden_states if wants.layers else None,
-    )
+def gathering(prompt_candidates: PromptCandidates | None, model: Any) -> AbstractContextManager[None]:
+    """Gather candidates, if they are wanted; see `PromptCandidates.reading`."""
+    return nullcontext() if prompt_candidates is None else prompt_candidates.reading(model, _top_candidates)
+
+
+def _top_candidates(logits: torch.Tensor) -> torch.Tensor:
+    found = choices(logits, Wants(best=False, candidates=True))
+    assert found is not None
+    return found

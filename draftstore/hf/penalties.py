@@ -1,4 +1,4 @@
-"""Logits processors of requests: penalties for tokens in the answer, and biases for single tokens."""
+"""A logits processor of requests: penalties for tokens in the answer, and biases for single tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,7 @@ from transformers import LogitsProcessor
 
 
 class Penalties(LogitsProcessor):
-    """OpenAI's presence and frequency penalties, for the answer only, and its logit bias.
-
-    It depends only on the ids passed in, so it is exact at every node of a draft: each is scored with its own prefix.
-    """
+    """OpenAI's presence and frequency penalties, for the answer only, and its logit bias."""
 
     def __init__(
         self,
@@ -36,12 +33,7 @@ class Penalties(LogitsProcessor):
         self._bias = torch.tensor(list((bias or {}).values()), dtype=torch.float32)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Return the new logits.
-
-        Args:
-            input_ids: int64 [texts, length], prompt and answer so far.
-            scores: float [texts, vocab_size].
-        """
+        """Return the new logits, [texts, vocab_size], behind int64 [texts, length]."""
         answer = input_ids[:, self._start :].to(scores.device)
         counts = torch.zeros_like(scores).scatter_add_(1, answer, torch.ones_like(answer, dtype=scores.dtype))
         scores = scores - self._frequency * counts - self._presence * (counts > 0)

@@ -1,13 +1,17 @@
 """Choice of a planner for a loaded model, by the cost of its forward passes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from pydantic import Field
 
 from draftstore.decoding.budget import CostPlanner
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.loop import Fixed, Planner
+from draftstore.decoding.planners import Fixed, Planner
 from draftstore.errors import counted
+from draftstore.options import Options, Shown
 from draftstore.stores.rest.store import BUDGET
+from draftstore.trees.frontier import MAX_BUDGET
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
@@ -22,20 +26,19 @@ TYPICAL = {
 its bandwidth and arithmetic. They keep drafts that do not pay from being verified."""
 
 
-class Effort(NamedTuple):
-    """How much of a draft to verify.
+class Effort(Options):
+    """How much of a draft to verify."""
 
-    Attributes:
-        budget: maximum nodes of a draft; None: 64, and with `fixed` a number for the device.
-        min_prob: minimum probability of a node.
-        curve: file of a cost curve; None: the curve stored by `draftstore tune`, or a typical one.
-        fixed: whether to verify drafts up to the budget regardless of cost.
-    """
-
-    budget: int | None = None
-    min_prob: float = 0.0
-    curve: Path | None = None
-    fixed: bool = False
+    budget: Annotated[
+        int | None, Shown(unset=f"{BUDGET}; with --fixed-budget on a CPU {FIXED_BUDGETS['cpu']}")
+    ] = Field(None, ge=0, le=MAX_BUDGET, description="Maximum number of nodes in a draft.", examples=[16])
+    min_prob: float = Field(0.0, ge=0, le=1, description="Minimum probability of a node.", examples=[0.05])
+    curve: Annotated[
+        Path | None, Shown(unset="that of `draftstore tune` for this model, else a typical one")
+    ] = Field(None, description="Cost curve of forward passes.", examples=["curves/a100.json"])
+    fixed: Annotated[bool, Shown(flags=("--fixed-budget",))] = Field(
+        False, description="Verify whole drafts, whatever they cost."
+    )
 
 
 class VerificationPlan(NamedTuple):

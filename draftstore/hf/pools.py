@@ -1,15 +1,15 @@
-"""Keys and values of several texts, of all layers in one tensor each, updated in place.
+"""Keys and values of several texts, of all layers in few tensors, updated in place.
 
-    keys, values     [layers, slots, heads, length, size]
+    keys, values     [layers, slots, heads, length, size], for all layers that are alike
 
 Every text has a slot, in which its tokens lie one after the other from column 0 on, whatever the others have: there are
-no gaps and no padding, so nothing must be compacted.
+no gaps and no padding, so nothing must be compacted. Layers with a window keep everything too: their mask ends there.
 
     slot 0    a b c d e f g | root n0 n1 n2           a pass appends as many rows to each text, at its own end;
     slot 1    p q r | root n0 n1 n2                   accepted rows are moved to the front of what it appended
 
-Rows are moved by one gather and one scatter for keys and for values, whatever the number of layers and texts. Addresses
-never change, as CUDA graphs require, until the pool is resized.
+Rows are moved by one gather and one scatter for each tensor, whatever the number of layers and texts. Addresses never
+change, as CUDA graphs require, until the pool is resized.
 """
 
 from collections.abc import Sequence
@@ -18,123 +18,98 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, StaticCache
-
-from draftstore.hf.caches import rows_in_place
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 CPU_SHARE, GPU_SHARE = 0.5, 0.85
 """Shares of the free memory that the texts of a batch may take."""
 
 
 class CachePool:
-    """Keys and values of all layers in one tensor each.
+    """Keys and values of all layers.
 
     Attributes:
-        keys: [layers, slots, heads, length, size]; initially 0, because masked values must be finite.
-        values: same shape.
+        slots: maximum texts.
+        length: maximum tokens of a text, rows of a pass included.
         texts: slots that the current pass writes to and sees.
-        places: int64 [texts, rows], columns that it writes its rows to.
+        places: int64 [texts, rows], columns that it writes its rows to; of one text the first of them may do.
         width: columns that it sees.
-        cache: the same tensors as a cache of the model.
+        cache: the pool as a cache of the model.
     """
 
-    def __init__(self, like: Any, layers: int, length: int, rows: int, slots: int = 1) -> None:
-        """Allocate memory.
+    def __init__(self, like: Cache, slots: int, rows: int) -> None:
+        """Prepare an empty pool.
 
         Args:
-            like: a filled layer of any cache of the model.
-            layers: number of layers.
-            length: maximum tokens of a text.
-            rows: maximum rows of a pass that are kept.
+            like: a filled cache of the model.
             slots: maximum texts.
+            rows: maximum rows of a pass that are kept.
         """
-        self._rows = rows
-        self.keys, self.values = (
-            torch.zeros(
-                (layers, slots, states.shape[1], length, states.shape[3]),
-                dtype=states.dtype,
-                device=states.device,
-            )
-            for states in (like.keys, like.values)
-        )
-        self.places = torch.zeros((1, 1), dtype=torch.int64, device=self.keys.device)
+        self.slots, self.length = slots, 0
+        alike: dict[Any, list[int]] = {}
+        layers: list[Any] = list(like.layers)
+        for index, layer in enumerate(layers):
+            if getattr(layer, "keys", None) is not None:
+                states = layer.keys, layer.values
+                key = tuple((each.shape[1], each.shape[3], each.dtype, each.device) for each in states)
+                alike.setdefault(key, []).append(index)
+        self._states = [
+            torch.zeros((len(indices), slots, heads, 0, size), dtype=dtype, device=device)
+            for key, indices in alike.items()
+            for heads, size, dtype, device in key
+        ]
+        self._homes = {
+            index: (group, place)
+            for group, indices in enumerate(alike.values())
+            for place, index in enumerate(indices)
+        }
+        self._layers = len(layers)
+        device = self._states[0].device
+        self._source = host_buffer(2 * slots * rows, torch.int64, device)
         self._prepare()
 
     def _prepare(self) -> None:
         """Prepare what depends on the size of the pool."""
+        self.length = self._states[0].shape[3]
         self.width, self.texts = self.length, slice(0, 1)
-        self._index = torch.empty(2 * self.slots * self._rows, dtype=torch.int64, device=self.keys.device)
-        self._source = host_buffer(len(self._index), torch.int64, self.keys.device)
-        self.cache = Cache(layers=[_Layer(self, index) for index in range(len(self.keys))])
+        self.places: torch.Tensor | int = 0
+        self.cache = Cache(layers=[_Layer(self, *self._of(index)) for index in range(self._layers)])
 
-    @property
-    def slots(self) -> int:
-        """Return the maximum number of texts."""
-        return int(self.keys.shape[1])
-
-    @property
-    def length(self) -> int:
-        """Return the maximum tokens of a text."""
-        return int(self.keys.shape[3])
-
-    def fits(self, cache: StaticCache, length: int) -> bool:
-        """Return True if a cache's texts fit."""
-        layer: Any = cache.layers[0]
-        alike = (layer.keys.dtype, layer.keys.device) == (self.keys.dtype, self.keys.device)
-        return alike and self.length >= length
-
-    def fill(self, cache: StaticCache, columns: torch.Tensor) -> None:
-        """Copy columns of a cache, int64 [any], to the front of slot 0, and clear what lies behind them."""
-        layers: Sequence[Any] = cache.layers
-        for index, layer in enumerate(layers):
-            self.keys[index, :1, :, : len(columns)] = layer.keys.index_select(2, columns)
-            self.values[index, :1, :, : len(columns)] = layer.values.index_select(2, columns)
-        self._clear(0, len(columns))
-
-    def spill(self, cache: StaticCache, start: int, stop: int, offset: int = 0) -> None:
-        """Copy tokens of slot 0 from `start` on back to a cache, in which they lie `offset` columns further on."""
-        layers: Sequence[Any] = cache.layers
-        for index, layer in enumerate(layers):
-            layer.keys[:, :, start + offset : stop + offset] = self.keys[index, :1, :, start:stop]
-            layer.values[:, :, start + offset : stop + offset] = self.values[index, :1, :, start:stop]
-            layer.cumulative_length.fill_(stop + offset)
+    def _of(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return keys and values of a layer, [slots, heads, length, size]; None of one that has no own."""
+        if layer not in self._homes:
+            return None, None
+        group, place = self._homes[layer]
+        return self._states[2 * group][place], self._states[2 * group + 1][place]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first tokens of one slot to another, and clear what lies behind them."""
-        for states in (self.keys, self.values):
-            states[:, target, :, :length] = states[:, source, :, :length]
-        self._clear(target, length)
-
-    def _clear(self, slot: int, length: int) -> None:
-        """Clear what lies behind the first tokens of a slot."""
         # Numbers that are not finite must not stay: a hidden row has a weight of 0, and 0 times NaN is NaN.
-        for states in (self.keys, self.values):
-            states[:, slot, :, length:] = 0
+        for states in self._states:
+            if source != target:
+                states[:, target, :, :length] = states[:, source, :, :length]
+            states[:, target, :, length:] = 0
 
     def most_tokens(self) -> int:
         """Return how many tokens of all slots together there is memory for now: half of a CPU's, most of a GPU's."""
-        each = 0
-        for states in (self.keys, self.values):
-            layers, _, heads, _, size = states.shape
-            each += layers * heads * size * states.element_size()
-        if self.keys.device.type == "cuda":
-            return int(GPU_SHARE * torch.cuda.mem_get_info(self.keys.device)[0]) // each
+        each = sum(len(one) * one.shape[2] * one.shape[4] * one.element_size() for one in self._states)
+        device = self._states[0].device
+        if device.type == "cuda":
+            return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0]) // each
         return int(CPU_SHARE * psutil.virtual_memory().available) // each
 
     def resize(self, length: int, used: int, texts: int) -> None:
-        """Allocate anew."""
-        kept = [*range(texts), self.slots - 1]
+        """Allocate anew for texts of a length, and copy the first columns of the texts and of the last slot."""
+        held = {*range(texts), self.slots - 1}
         try:
             with torch.inference_mode(mode=False), torch.no_grad():  # must be writable outside of it
-                for name in ("keys", "values"):
-                    old = getattr(self, name)
+                for index, old in enumerate(self._states):
                     new = old.new_zeros((*old.shape[:3], length, old.shape[4]))
-                    for slot in kept:  # those that nobody uses take no memory on a CPU until they are written
+                    for slot in held:  # the others take no memory on a CPU until they are written
                         new[:, slot, :, :used] = old[:, slot, :, :used]
-                    setattr(self, name, new)
+                    self._states[index] = new
                     del old, new  # frees it before the next one is allocated
         except BaseException:
-            self.keys, self.values = self.keys[..., :0, :].clone(), self.values[..., :0, :].clone()
+            self._states = [each[..., :0, :].clone() for each in self._states]
             raise
         finally:
             with torch.inference_mode(mode=False):
@@ -145,7 +120,7 @@ class CachePool:
 
         Args:
             pasts: tokens of each text before the pass.
-            kept: rows to keep of each text, see `draftstore.hf.caches.move_rows`.
+            kept: rows to keep of each text, ascending and distinct; none undoes the pass.
         """
         settled = min(map(rows_in_place, kept))
         count = max(map(len, kept)) - settled
@@ -158,11 +133,11 @@ class CachePool:
         for text, rows in enumerate(kept):
             moves[0, text, : max(0, len(rows) - settled)] = rows[settled:]
         moves += np.asarray(pasts)[:, None]
-        index = self._index[: source.numel()].view(source.shape).copy_(source, non_blocking=True)
-        for states in (self.keys[:, : len(kept)], self.values[:, : len(kept)]):
-            shape = (*states.shape[:3], count, states.shape[4])
-            origin, target = (each[None, :, None, :, None].expand(shape) for each in index)
-            states.scatter_(3, target, states.gather(3, origin))
+        for states in self._states:
+            origin, target = source.to(states.device, non_blocking=True)[:, None, :, None, :, None]
+            some = states[:, : len(kept)]
+            shape = (*some.shape[:3], count, some.shape[4])
+            some.scatter_(3, target.expand(shape), some.gather(3, origin.expand(shape)))
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -171,26 +146,29 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_compileable = True
     is_sliding = False
 
-    def __init__(self, pool: "CachePool", index: int) -> None:
+    def __init__(self, pool: CachePool, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._pool = pool
-        self.keys, self.values = pool.keys[index], pool.values[index]
+        self.keys, self.values = keys, values
         self.is_initialized = True
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, *_states: torch.Tensor) -> None:
         """Do nothing: the pool is allocated."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the rows of a pass, [texts, heads, rows, size] each; return the visible columns."""
-        pool = self._pool
-        places = pool.places[:, None, :, None]
+        pool, places, rows = self._pool, self._pool.places, key_states.shape[2]
         seen = []
         for own, states in ((self.keys, key_states), (self.values, value_states)):
             assert own is not None
             texts = own[pool.texts]
-            texts.scatter_(2, places.expand(states.shape), states)
+            if isinstance(places, int):
+                texts[:, :, places : places + rows] = states
+            else:
+                index = places.to(states.device)[:, None, :, None].expand(states.shape)
+                texts.scatter_(2, index, states.to(own.dtype))  # others under autocast
             seen.append(texts[:, :, : pool.width])
         return seen[0], seen[1]
 
@@ -207,10 +185,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._pool.length
 
 
-def fits_pool(cache: Cache) -> bool:
-    """Return True if the layers of a filled cache all have the same shape."""
-    layers: list[Any] = list(cache.layers)
-    return len({(layer.keys.shape, layer.values.shape) for layer in layers}) == 1
+def rows_in_place(rows: Sequence[int]) -> int:
+    """Return how many of the kept rows are already at the front of the pass."""
+    return next((place for place, row in enumerate(rows) if place != row), len(rows))
 
 
 def host_buffer(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -2,13 +2,34 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+
+from draftstore.options import Options, Shown
 
 GREEDY = 1e-5
 """Temperatures below this take the most likely token."""
+
+
+class Drawing(Options):
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, Shown(unset="0")] = Field(
+        0.0,
+        ge=0,
+        description="Temperature of sampling; 0 always takes the most likely token.",
+        examples=[0.7],
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Draw from the most likely tokens, up to this probability mass.",
+        examples=[0.9],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +62,6 @@ class Sampling:
     seed: int | None = None
 
 
-class Likelihood(NamedTuple):
-    """How likely an emitted token was, after penalties and biases, before temperature and filters.
-
-    Attributes:
-        token: its id.
-        logprob: its natural logarithm of the probability.
-        top: the most likely ids with theirs, best first.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
 @dataclasses.dataclass(frozen=True)
 class GenerationRequest:
     """One text to continue.
@@ -66,7 +73,6 @@ class GenerationRequest:
         min_tokens: number of tokens before which no token may end the answer.
         ignore_eos: whether the model's own ends do not end the answer.
         stop_ids: further ids that end the answer.
-        top: number of most likely tokens that are reported with every token; None reports nothing.
         budget: maximum nodes of a draft; 0 decodes without drafts, None leaves it to the planner.
         prediction: int32 [any], what is expected as the answer: drafts are taken from it too. None: nothing is.
     """
@@ -77,7 +83,6 @@ class GenerationRequest:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
-    top: int | None = None
     budget: int | None = None
     prediction: NDArray[np.int32] | None = None
 

@@ -1,28 +1,32 @@
 """The last hidden states of given texts, the keys of dense stores.
 
-    for index, states in last_states(model, texts):     # in any order; float32 [tokens of texts[index], hidden size]
+    for index, states in StateReader(model).read(texts):    # in any order; float32 [tokens of the text, hidden size]
 
 They are the inputs of the model's head, as `draftstore.hf.passes.last_hidden` captures them during decoding, computed
 in batches and without the head.
 """
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import Projection
+from draftstore.decoding.replay import Recording
 from draftstore.errors import ModelError
 from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.passes import last_hidden
-from draftstore.hf.projecting import project
 from draftstore.stores.dresd.kernels.windows import cut_windows
+from draftstore.stores.dresd.projection import Projection
 
 MAX_LENGTH = 1024
+TOGETHER = 16
+"""Recordings whose states are in memory at a time."""
 BATCH_TOKENS = 16_384
 """Tokens of a batch by default, padding included."""
 CPU_BATCH_TOKENS = 2_048
@@ -32,57 +36,38 @@ VOLATILE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", 
 
 
 class _Window(NamedTuple):
-    """A window of a text."""
-
     text: int
     start: int
     first: int
     stop: int
 
 
-def last_states(
-    model: Any,
-    texts: Sequence[NDArray[Any]],
-    *,
-    max_length: int = MAX_LENGTH,
-    batch_tokens: int | None = None,
-    projection: Projection | None = None,
-) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield index and states, float32 [n, size], of texts in batches of similar length; each once, unless empty.
-
-    Batches depend only on texts and arguments, so two calls give the same bits on the same machine. A text longer than
-    `max_length` is read in windows that overlap by a quarter.
-
-    Args:
-        model: model of transformers, on its device.
-        texts: int [n] each, with BOS if the model expects one.
-        max_length: maximum tokens of a window, limited to the model's positions.
-        batch_tokens: maximum tokens of a batch, but at least one window. None: a default for the device.
-        projection: applied on the device, so that only projected states are copied.
-    """
-    yield from StateReader(model).read(texts, max_length, batch_tokens, projection)
-
-
 class StateReader:
     """Reads the states of one model."""
 
     def __init__(self, model: Any) -> None:
-        """Prepare to run a model without its head.
-
-        Raises:
-            ModelError: no head of its own, or an encoder.
-        """
+        """Prepare to run a model without its head; ModelError if it has none of its own, or an encoder."""
         self.model = model
         self._decode = _find_decoder(model)
 
     def read(
         self,
         texts: Sequence[NDArray[Any]],
-        max_length: int,
-        batch_tokens: int | None,
+        max_length: int = MAX_LENGTH,
+        batch_tokens: int | None = None,
         projection: Projection | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield the states of texts; see `last_states`."""
+        """Yield index and states, float32 [n, size], of texts in batches of similar length; each once, unless empty.
+
+        Batches depend only on texts and arguments, so two calls give the same bits on the same machine. A text longer
+        than `max_length` is read in windows that overlap by a quarter.
+
+        Args:
+            texts: int [n] each, with BOS if the model expects one.
+            max_length: maximum tokens of a window, limited to the model's positions.
+            batch_tokens: maximum tokens of a batch, but at least one window. None: a default for the device.
+            projection: applied on the device, so that only projected states are copied.
+        """
         size = min(max_length, positions_of(self.model) or max_length)
         pieces = [
             _Window(index, *cut) for index, ids in enumerate(texts) for cut in cut_windows(len(ids), size)
@@ -112,14 +97,21 @@ class StateReader:
         try:
             with torch.inference_mode():
                 hidden = self._decode(torch.from_numpy(padded).to(self.model.device))
-                projected = hidden.float() if projection is None else project(projection, hidden)
-                states: NDArray[np.float32] = projected.cpu().numpy()
+                states: NDArray[np.float32] = _project(hidden.float(), projection).cpu().numpy()
         except torch.OutOfMemoryError:
             raise ModelError(
                 f"a batch of {padded.size:,} tokens needs more memory than the device has: take smaller batches "
                 "(--batch-tokens) or shorter windows (--max-length)"
             ) from None
         return states
+
+
+def _project(states: torch.Tensor, projection: Projection | None) -> torch.Tensor:
+    """Return float32 [..., dims], states [..., hidden_size] projected on their device; as they are without one."""
+    if projection is None:
+        return states
+    weights, bias = (torch.tensor(array).to(states.device) for array in (projection.weights, projection.bias))
+    return torch.nn.functional.linear(states, weights, bias)
 
 
 def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -160,19 +152,36 @@ def _batches(pieces: Sequence[_Window], batch_tokens: int) -> Iterator[list[_Win
         begin = end
 
 
+def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recording]:
+    """Yield recordings with the states that predicted their outputs, in order, of the model that made the outputs.
+
+    It reads prompt and output at once, of a few recordings together. ModelError as from `StateReader`.
+    """
+    reader, left = StateReader(model), iter(recordings)
+    while together := list(islice(left, TOGETHER)):
+        texts = [np.concatenate([recording.prompt, recording.output[:-1]]) for recording in together]
+        longest = max(map(len, texts))
+        hidden = dict(reader.read(texts, max(longest, 1)))
+        for place, recording in enumerate(together):
+            yield _with(recording, hidden.pop(place, None))
+
+
+def _with(recording: Recording, states: Any) -> Recording:
+    """Add its states to a recording."""
+    wanted = len(recording.output)
+    if wanted == 0 or states is None:
+        return recording
+    hidden = np.full((wanted, states.shape[1]), np.nan, np.float32)
+    known = states[-wanted:]  # without a prompt, the first token has no state
+    hidden[wanted - len(known) :] = known
+    return dataclasses.replace(recording, hidden=hidden)
+
+
 class ModelStates:
     """A model as a source of states for `draftstore.stores.dresd.build`."""
 
     def __init__(self, loaded: LoadedModel, *, batch_tokens: int | None = None) -> None:
-        """Read the states of a loaded model.
-
-        Args:
-            loaded: the model.
-            batch_tokens: maximum tokens of a batch; None: a default for the device.
-
-        Raises:
-            ModelError: see `StateReader`.
-        """
+        """Read the states of a loaded model in batches of so many tokens; ModelError as from `StateReader`."""
         model: Any = loaded.model
         self._reader = StateReader(model)
         self._batch_tokens = batch_tokens
@@ -189,7 +198,7 @@ class ModelStates:
     def states(
         self, texts: Sequence[NDArray[Any]], projection: Projection | None = None
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield the states of texts; see `last_states`."""
+        """Yield the states of texts; see `StateReader.read`."""
         longest = max(map(len, texts), default=1)
         return self._reader.read(texts, longest, self._batch_tokens, projection)
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -15,20 +14,20 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
 )
 
-from draftstore.hf.choosing import Chooser, Text
+from draftstore.hf.choosing import Chooser, Ids
 
 Test = Callable[[int, int], bool]
 """`test(length, token)`: whether the text ends at this token and length."""
 
 
 class StopRules:
-    """The stopping criteria of a request, callable as `ends` of `draftstore.decoding.loop.decode`.
+    """The stopping criteria of a request, callable as `ends` of `draftstore.decoding.loop.Text`.
 
     Attributes:
         max_length: tokens, including the prompt, at which the text ends; None without such a criterion.
     """
 
-    def __init__(self, criteria: Any, text: Text, chooser: Chooser) -> None:
+    def __init__(self, criteria: Any, text: Ids, chooser: Chooser) -> None:
         """Wrap criteria.
 
         Args:
@@ -62,7 +61,7 @@ class StopRules:
 def _test_of(criterion: Any) -> Test | None:
     """Return a criterion as a test without tensors; None if it needs tensors or is of another class."""
     if type(criterion) is MaxLengthCriteria:
-        return _length_test(criterion)
+        return lambda length, _token: length >= criterion.max_length
     if type(criterion) is EosTokenCriteria:
         ends = frozenset(criterion.eos_token_id.flatten().tolist())
         return lambda _length, token: token in ends
@@ -70,16 +69,3 @@ def _test_of(criterion: Any) -> Test | None:
         deadline = criterion.initial_timestamp + criterion.max_time
         return lambda _length, _token: time.time() > deadline
     return None
-
-
-def _length_test(criterion: MaxLengthCriteria) -> Test:
-    """Return the test of a maximum length."""
-    most = criterion.max_length
-    warns_at = most if criterion.max_position_embeddings is None else criterion.max_position_embeddings + 1
-
-    def test(length: int, _token: int) -> bool:
-        if warns_at <= length < most:
-            criterion(torch.empty(1, 1).expand(1, length), None)  # it uses only the shape, and warns once
-        return length >= most
-
-    return test

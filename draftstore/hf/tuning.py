@@ -19,43 +19,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, StaticCache
 
 from draftstore.decoding.curve import Conditions, CostCurve, now
 from draftstore.errors import CurveError, ModelError
-from draftstore.hf.caches import rollback_cache
-from draftstore.hf.choosing import Text
-from draftstore.hf.generation import default_forward
-from draftstore.hf.graphs import GraphForward
+from draftstore.hf.checks import vocab_size
+from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
-from draftstore.hf.pass_shapes import BUCKETS
-from draftstore.hf.passes import Wants
-from draftstore.hf.targets import Forward, Prefilled
+from draftstore.hf.passes import Entry, Wants
+from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, new_runner
 from draftstore.storage.cache import cache_folder
 from draftstore.trees.tree import DraftTree
 
-ROWS = BUCKETS
-CACHES = ("dynamic", "static")
-CONTEXT = 512
-REPEATS = 9
-WARM_UPS = 2
-FOLDER = "curves"
-SEED = 0
+CONTEXT, REPEATS, WARM_UPS = 512, 9, 2
+FOLDER, SEED = "curves", 0
 
 LOG = logging.getLogger(__name__)
 
 
-def conditions_of(model: Any, cache: str | None = None, name: str | None = None) -> Conditions:
+def conditions_of(model: Any, name: str | None = None) -> Conditions:
     """Return the conditions of a model's cost curve."""
-    on_cpu = model.device.type == "cpu"
     return Conditions(
         model=name or str(model.config.name_or_path) or type(model).__name__,
         shape=_shape_of(model),
         device=_device_name(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         attention=str(model.config.get_text_config(decoder=True)._attn_implementation),
-        cache=cache or ("dynamic" if on_cpu else "static"),
-        threads=torch.get_num_threads() if on_cpu else 0,
+        threads=torch.get_num_threads() if model.device.type == "cpu" else 0,
     )
 
 
@@ -80,16 +69,14 @@ def _device_name(device: torch.device) -> str:
 
 def curve_path(conditions: Conditions) -> Path:
     """Return the path of a model's stored curve."""
-    parts = [
-        getattr(conditions, name) for name in ("shape", "device", "dtype", "attention", "cache", "threads")
-    ]
+    parts = [getattr(conditions, name) for name in ("shape", "device", "dtype", "attention", "threads")]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return cache_folder(FOLDER) / f"{digest}.json"
 
 
-def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
+def find_curve(model: Any) -> CostCurve | None:
     """Return the stored curve of a model on its device; None if there is none, or it is unusable."""
-    conditions = conditions_of(model, cache)
+    conditions = conditions_of(model)
     path = curve_path(conditions)
     if not path.is_file():
         return None
@@ -107,14 +94,12 @@ def load_curve(path: Path, conditions: Conditions) -> CostCurve:
     return curve
 
 
-@torch.no_grad()
 def measure(
     model: Any,
     *,
     context: int = CONTEXT,
     repeats: int = REPEATS,
-    rows: Sequence[int] = ROWS,
-    cache: str | None = None,
+    rows: Sequence[int] = BUCKETS,
     name: str | None = None,
     on_pass: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> CostCurve:
@@ -125,31 +110,33 @@ def measure(
         context: tokens in the cache; fewer if the model has no room for them and the largest pass.
         repeats: timed passes for each number of rows.
         rows: numbers of rows, ascending, starting with 1.
-        cache: `dynamic` or `static`, see `conditions_of`.
         name: name of the model.
         on_pass: called after every pass with the passes done and the total.
 
     Raises:
+        DecodingError: the model takes no drafts.
         ModelError: the model has no room for such passes.
     """
-    conditions = conditions_of(model, cache, name)
+    require_exact(model)
     context = _room_for(model, context, rows[-1])
-    forward = default_forward(_prefill(model, context, rows[-1], conditions.cache))
+    runner = new_runner(model, 1)
+    size = -(-(context + MAX_ROWS) // LEAST_WIDTH) * LEAST_WIDTH
+    runner.pool.resize(size, 0, 0)
+    ids = np.random.default_rng(SEED).integers(vocab_size(model), size=context)
+    runner.read(0, ids, 0, Wants())
+    entries = {count: _entry(count, context, vocab_size(model)) for count in rows}
     times: dict[int, list[float]] = {count: [] for count in rows}
     total, done = (WARM_UPS + repeats) * len(rows), 0
-    try:
-        for turn in range(WARM_UPS + repeats):
-            for count in rows if turn % 2 else rows[::-1]:
-                seconds = _time_pass(forward, count, int(model.config.get_text_config().vocab_size))
-                if turn >= WARM_UPS:
-                    times[count].append(seconds)
-                done += 1
-                on_pass(done, total)
-    finally:
-        forward.close()
-    seconds_by_rows = tuple(median(times[count]) for count in rows)
-    padded = isinstance(forward, GraphForward)
-    return CostCurve(tuple(rows), seconds_by_rows, padded, conditions, context, now())
+    for turn in range(WARM_UPS + repeats):
+        for count in rows if turn % 2 else rows[::-1]:
+            begin = perf_counter()
+            runner.run([entries[count]], Wants())[0].best()
+            if turn >= WARM_UPS:
+                times[count].append(perf_counter() - begin)
+            done += 1
+            on_pass(done, total)
+    seconds = tuple(median(times[count]) for count in rows)
+    return CostCurve(tuple(rows), seconds, runner.graphs, conditions_of(model, name), context, now())
 
 
 def _room_for(model: Any, context: int, rows: int) -> int:
@@ -158,52 +145,15 @@ def _room_for(model: Any, context: int, rows: int) -> int:
     room = context if end is None else min(context, end - rows)
     if room < 1:
         raise ModelError(
-            f"the model has {end} positions, expected more than {rows}, the tokens of the largest pass"
+            f"the model has {end} positions, expected more than {rows}, the rows of the largest pass"
         )
     return room
 
 
-def _prefill(model: Any, context: int, rows: int, cache: str) -> Prefilled:
-    """Fill a cache with random tokens."""
-    config = model.config.get_text_config(decoder=True)
-    size = context + rows
-    past: Any = (
-        DynamicCache(config=config) if cache == "dynamic" else StaticCache(config=config, max_cache_len=size)
-    )
-    ids = torch.randint(int(config.vocab_size), (1, context), generator=torch.Generator().manual_seed(SEED))
-    positions = torch.arange(context, device=model.device)[None]
-    model(
-        input_ids=ids.to(model.device),
-        past_key_values=past,
-        position_ids=positions,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    kwargs = {
-        "past_key_values": past,
-        "attention_mask": None,
-        "position_ids": positions + 1,
-        "use_cache": True,
-    }
-    return Prefilled(model, rollback_cache(past), kwargs, Text(torch.cat((ids, ids[:, :1]), dim=1)))
-
-
-def _time_pass(forward: Forward, count: int, vocab_size: int) -> float:
-    """Return the seconds of a pass over `count` rows; the pass is undone in the cache."""
-    tree = _some_tree(count - 1, vocab_size, chain=not forward.trees)
-    tokens = np.zeros(count, np.int64)
-    tokens[1:] = tree.tokens
-    begin = perf_counter()
-    forward.run(tokens, tree, Wants()).best()
-    seconds = perf_counter() - begin
-    forward.keep(())
-    return seconds
-
-
-def _some_tree(nodes: int, vocab_size: int, *, chain: bool) -> DraftTree:
-    """Return a binary tree of `nodes` nodes, or a chain."""
-    places = np.arange(nodes)
-    parents = places - 1 if chain else (places + 1) // 2 - 1
-    return DraftTree(
-        (places * 7919 % vocab_size).astype(np.int32), parents.astype(np.int16), np.zeros(nodes, np.uint8)
-    )
+def _entry(count: int, past: int, vocab_size: int) -> Entry:
+    """Return what a pass over `count` rows reads: a binary tree."""
+    nodes = np.arange(count - 1)
+    tokens = (nodes * 7919 % vocab_size).astype(np.int32)
+    parents = ((nodes + 1) // 2 - 1).astype(np.int16)
+    tree = DraftTree(tokens, parents, np.zeros(count - 1, np.uint8))
+    return Entry(np.append(0, tokens).astype(np.int64), tree, past)

@@ -15,139 +15,282 @@
     drafts = drafter.draft(contexts, budget=32)          # or one call for all sequences of an engine step
     print(store.counters)                                # Counters(answered=812, timeout=3, skipped=40, ...)
 
-**The service never blocks decoding.** After the deadline (2 ms by default; `deadline=`, in seconds) a call returns
-empty drafts, and the model decodes one token as without drafting. The same happens if the service is down, restarts,
-hangs, refuses, closes the connection or sends invalid answers: `draft` and `propose` raise only for arguments that a
-local store refuses too. Every received tree is validated, so that a broken or even hostile service can cost speed, but
-cannot change the model's output. Large batches need a longer deadline: measure yours with `python -m
-benchmarks.service`.
+**The service never blocks decoding.** Without an answer within the deadline a call returns empty drafts, whatever
+happens to the service; `draft` and `propose` raise only for arguments that a local store refuses too. Every tree is
+checked: a hostile service costs speed, but cannot change the model's output. After failures it is left alone for a
+while, see `draftstore.remote.quiet`; the logger `draftstore.remote.client` warns once in five minutes of each kind of
+problem. Drafts of another tokenizer than `tokenizer=` (or that of the first answer) are refused. A dense
+release needs hidden states of the model: `check()` reads their size, and without it there are no drafts.
 
-**Failures trip a circuit breaker.** After three failures in a row no requests are sent for 50 ms, then one call tries
-again, and each further failure doubles the pause, up to 5 s. A busy service is left alone for as long as it asks.
-Problems that a pause cannot fix (unknown release, wrong token, another tokenizer) are retried every five seconds. The
-logger `draftstore.remote.client` gets one warning per kind of problem, at most every five minutes. `check()` raises
-`LookupServiceError` with a sentence about the problem; call it at startup, not between passes.
-
-**Drafts are the store's**, byte for byte. Pass the identity of your model's tokenizer
-(`tokenizer=load_tokenizer(...).identity`) and `vocab_size`, and drafts of another tokenizer are refused; by default the
-tokenizer of the first answer is required from then on, and `check()` reads the vocabulary size. With `target_model`,
-`check()` refuses a release bound to another model.
-
-**Dense releases** (kind `dresd`) need hidden states of the model. `check()` fetches their projection, and `drafter()`
-then returns a drafter whose `projection` must be applied to a session's hidden states, see
-`draftstore.drafting.drafter`; without `check()` a dense release gives no drafts. When the release moves to a store with
-another projection, current texts continue without drafts (`other_projection` in the counters), a thread fetches the new
-projection, and later sessions have it as their `projection`.
-
-**Threads, processes, event loops.** One `RemoteStore` serves any number of threads and sessions: each call takes an
-idle connection or opens one. A forked process uses its own connections. A thread that runs Python code may hold the GIL
-for 5 ms, longer than the deadline: see `sys.setswitchinterval`. From asyncio call it through
-`asyncio.to_thread`.
-
-Outcomes are counted in `store.counters`, see `draftstore.remote.counters`. The frame format is in docs/frames.md.
+Each thread and each forked process has a connection of its own. A thread that runs Python code may hold the GIL for
+5 ms, longer than the deadline: see `sys.setswitchinterval`. From asyncio call `asyncio.to_thread`.
 """
 
+import itertools
+import logging
+import math
+import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from pathlib import Path
+from socket import gethostname
+from time import monotonic
+from typing import Any, TypeVar
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import ContextSession
-from draftstore.errors import LookupServiceError
-from draftstore.remote.connection import Connection
-from draftstore.remote.drafters import DraftCall, ReleaseDrafter
-from draftstore.remote.following import CHECK_SECONDS, Dialogue, Result
-from draftstore.remote.pool import ConnectionPool
-from draftstore.remote.release import BUDGET, DEADLINE, ReleaseClient
-from draftstore.trees.batch import Draft
+from draftstore.drafting.drafter import ContextSession, check_request, check_states
+from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.remote import wire
+from draftstore.remote.addresses import Address
+from draftstore.remote.answers import RequestFailed, check_answer, read_drafts, read_releases
+from draftstore.remote.connection import Connection, Tls, client_context, open_connection, open_in_thread
+from draftstore.remote.counters import Counters, Outcome
+from draftstore.remote.quiet import Quiet
+from draftstore.remote.sockets import default_socket
+from draftstore.remote.wire import Operation
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.trees import batch as batches
+from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
 
 __all__ = ["BUDGET", "DEADLINE", "LookupServiceError", "RemoteDrafter", "RemoteStore"]
 
+logger = logging.getLogger("draftstore.remote.client")
+Result = TypeVar("Result")
 
-class BegunCall:
-    """A call of `draft` whose answer nobody has waited for yet: other services can be asked meanwhile."""
+BUDGET = 64
+CONTEXT_SIZE = 16
+"""Tokens that a session sends; REST looks back as far, CREST less."""
+DEADLINE = 0.002
+CHECK_SECONDS = 5.0
+"""Time limit in seconds for an answer to `check`."""
+MAX_BATCH, MAX_BYTES = 512, 1 << 19
+"""Maximum contexts of a request, and bytes of them and their hidden states; larger batches are split."""
+MAX_LIST = 1 << 20
+"""Maximum bytes of a list of releases."""
+MAX_CONTEXT = 4096
+"""Maximum tokens of a context that are sent, the last ones; no store looks back further."""
+MAX_HIDDEN = 1 << 16
+ANY_TOKEN = 1 << 31
+"""Vocabulary size while unknown: every token id lies below it."""
+REFUSAL_SECONDS, LONGEST_PAUSE = 5.0, 30.0
+"""Seconds of pause after a refusal, and the maximum that the service can request."""
+WARN_SECONDS = 300.0
+"""Minimum seconds between two warnings of one kind."""
+_REFUSALS = {Outcome.UNAUTHORIZED, Outcome.FORBIDDEN, Outcome.NOT_FOUND, Outcome.OTHER_TOKENIZER}
+_OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE}
 
-    def __init__(self, store: "RemoteStore", call: DraftCall) -> None:
-        """Send the first request as far as that needs no waiting; few batches have a second one."""
-        self._store = store
-        self._call = call
-        self._begun = store._pool.begin(call.requests[0]) if call.requests else None
+
+class DraftCall:
+    """A call of `draft` whose first request is sent: other services can be asked before `finish`."""
+
+    def __init__(
+        self,
+        drafter: "RemoteDrafter",
+        contexts: NDArray[np.int32],
+        budget: int,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
+    ) -> None:
+        contexts, level = check_request(contexts, budget, min_prob)
+        self._drafter = drafter
+        self._store = store = drafter.store
+        self._end = monotonic() + store.deadline
+        self._batch, width = contexts.shape
+        self._contexts = contexts if width <= MAX_CONTEXT else contexts[:, -MAX_CONTEXT:]
+        self._hidden = None
+        self._budget = budget
+        # Rounding to float32 may cross a level's bound, so the level's own probability is sent.
+        self._min_prob = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
+        self._drafts: list[Draft] = []
+        self._sent: tuple[Connection, int, int] | None = None
+        if size := drafter.hidden_size:
+            if hidden is None:
+                return
+            self._hidden = check_states(hidden, self._batch, size)
+        if not self._batch or not budget or level < 0:
+            return
+        store._notice_fork()
+        if store._closed or store._quiet.holds:
+            store.counters.failed(Outcome.SKIPPED, self._batch)
+            return
+        try:
+            self._send()
+        except RequestFailed as trouble:
+            store._fail(trouble, self._batch)
 
     def finish(self) -> list[Draft]:
         """Return the drafts; see `RemoteDrafter.draft`."""
-        return self._store._draft(self._call, self._begun)
+        store, batch = self._store, self._batch
+        try:
+            while self._sent is not None:
+                self._receive(*self._sent)
+                self._sent = None
+                if len(self._drafts) < batch:
+                    self._send()
+        except RequestFailed as trouble:
+            store._fail(trouble, batch)
+            self._drafts = []
+        if not self._drafts:
+            return [Draft(DraftTree.empty(), 0, 0) for _ in range(batch)]
+        store._quiet.succeed()
+        store.counters.answered([len(draft.tree.tokens) for draft in self._drafts])
+        return self._drafts
 
-    def give_up(self) -> None:
-        """Wait for nothing: the caller was interrupted."""
-        if self._begun is not None:
-            self._store._pool.give_up(self._begun)
-        self._call.abandon()
+    def _send(self) -> None:
+        """Send the request for the next contexts: few batches need a second one."""
+        drafter, store = self._drafter, self._store
+        contexts, hidden = self._contexts, self._hidden
+        if self._batch > 1:
+            row = 4 * contexts.shape[1] + 2 * drafter.hidden_size
+            part = slice(first := len(self._drafts), first + max(1, min(MAX_BATCH, MAX_BYTES // max(row, 1))))
+            contexts, hidden = contexts[part], None if hidden is None else hidden[part]
+        number = next(store._ids)
+        data = wire.encode_request(
+            number, store.name, contexts, self._budget, self._min_prob, drafter.strategy, hidden
+        )
+        self._sent = store._send(data, self._end), number, len(contexts)
+
+    def _receive(self, connection: Connection, number: int, batch: int) -> None:
+        """Take the answer to the request that was sent."""
+        answer = connection.receive(24 + batch * (16 + 7 * self._budget), self._end)
+        payload = check_answer(answer, Operation.DRAFT, number)
+        self._drafts += self._store._read(payload, batch, self._budget)
 
 
-class RemoteDrafter(ReleaseDrafter):
-    """Drafts of one release with one strategy, a `ContextDrafter`; threads may share it."""
+class RemoteDrafter:
+    """Drafts of one release with one strategy, a `ContextDrafter`; threads may share it.
 
-    _store: "RemoteStore"
+    Attributes:
+        store: client of the release.
+        strategy: drafting strategy; empty for the store's default.
+        context_size: tokens of a context; one for a dense release.
+        vocab_size: size of the vocabulary.
+        hidden_size: numbers of a hidden state; 0 if it is not dense, or `RemoteStore.check` has not been called.
+    """
+
+    def __init__(self, store: "RemoteStore", strategy: str) -> None:
+        self.store = store
+        self.strategy = strategy
+        self.hidden_size = store.hidden_size
+        self.context_size = 1 if self.hidden_size else store.context_size
+        self.vocab_size = store.vocab_size
+
+    @property
+    def source(self) -> Hashable:
+        """What drafters with the same drafts have in common; see `draftstore.drafting.together`."""
+        return id(self.store), self.strategy
 
     def draft(
         self,
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`.
-
-        All drafts are empty without an answer in time, and if a dense release has another projection by now.
+        """Draft for a batch of contexts; see `ContextDrafter.draft`. All drafts are empty without an answer in time.
 
         Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, contexts is not a matrix of integers, or the queries of a
-                dense release have the wrong shape.
+            DraftstoreError: the budget is outside 0 .. 4,096, contexts is not a matrix of integers, or hidden states of
+                the wrong shape.
         """
-        return self._store._draft(self._call(contexts, budget, min_prob, queries))
-
-    def begin(self, contexts: NDArray[np.int32], budget: int = BUDGET) -> BegunCall:
-        """Begin a call of `draft` for nodes of any probability, without waiting for the answer.
-
-        Raises:
-            DraftstoreError: see `draft`.
-        """
-        return BegunCall(self._store, self._call(contexts, budget, 0.0, None))
+        return DraftCall(self, contexts, budget, min_prob, hidden).finish()
 
     def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
     ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        The drafter of a dense release now takes the release's present projection. If that has changed, the first draft
-        is empty: `hidden` was projected with the old one.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the vocabulary.
-            DraftstoreError: a hidden state of the wrong size.
-        """
-        drafter, hidden = self._for_text(hidden)
-        return ContextSession(drafter, prompt_ids, hidden)
+        """Start the drafts of one text; see `Drafter.session` and, for errors, `ContextSession.observe`."""
+        return ContextSession(self, prompt_ids, hidden)
 
 
-class RemoteStore(ReleaseClient):
-    """A release or store of the lookup service, used like a local store; see the module's description."""
+class _Thread(threading.local):
+    """The connection of a thread, and the one that is being opened for it over a network."""
 
-    def drafter(self, strategy: str = "") -> RemoteDrafter:
-        """Return a drafter with a strategy of the store; empty is its default.
+    connection: Connection | None = None
+    opening: Future[Connection] | None = None
 
-        The drafter has a projection if `check` has found a dense release.
-        """
-        return RemoteDrafter(self, strategy, self.projection)
 
-    def check(self, strategy: str = "", seconds: float = CHECK_SECONDS) -> dict[str, Any]:
-        """Check that drafts are available; meant for startup, since it waits.
+class RemoteStore(AbstractContextManager["RemoteStore"]):
+    """A release or store of the lookup service, used like a local store; see the module's description.
+
+    Attributes:
+        name: name of the release or store.
+        address: address of the service.
+        counters: counters of requests and outcomes.
+        vocab_size: size of the vocabulary, as given or as found by `check`; 2 ** 31 while unknown.
+        hidden_size: numbers of a hidden state of a dense release, as found by `check`; else 0.
+    """
+
+    def __init__(
+        self,
+        address: str | Path | Address | None = None,
+        name: str = "",
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        tokenizer: TokenizerIdentity | None = None,
+        vocab_size: int | None = None,
+        target_model: str | None = None,
+        context_size: int = CONTEXT_SIZE,
+        deadline: float = DEADLINE,
+    ) -> None:
+        """Prepare a client without connecting: the service may be started later.
 
         Args:
-            strategy: the strategy to be used.
-            seconds: maximum wait for each of two or three requests.
+            address: `unix:/path`, `/path`, `tcp://host:port`, `tls://host:port` or `host:port`; by default the socket
+                that `draftstore serve` opens on this machine for this user.
+            name: name of the release or store.
+            token: bearer token, if the service needs one.
+            tls: True encrypts, and trusts the system's certificates; or a file of certificates to trust, or a context.
+                By default only `tls://` encrypts.
+            tokenizer: tokenizer of the model; drafts of another one are refused. Default: that of the first answer.
+            vocab_size: size of the model's vocabulary; drafts with other ids are refused.
+            target_model: the model; `check` refuses a release bound to another one. None accepts any.
+            context_size: tokens of a text that sessions send.
+            deadline: maximum seconds of a call, up to the drafts of all its contexts.
+
+        Raises:
+            DraftstoreError: invalid settings.
+        """
+        if not name:
+            raise DraftstoreError("a client needs the name of a release or a store: RemoteStore(name=...)")
+        if not 1 <= context_size <= MAX_CONTEXT:
+            raise DraftstoreError(f"a context of {context_size} tokens: expected 1 to {MAX_CONTEXT:,}")
+        if not (math.isfinite(deadline) and deadline > 0):
+            raise DraftstoreError(f"a deadline of {deadline} seconds: expected a positive number")
+        if vocab_size is not None and not 0 < vocab_size <= ANY_TOKEN:
+            raise DraftstoreError(f"a vocabulary of {vocab_size} ids: expected 1 to {ANY_TOKEN:,}")
+        self.name = name
+        self.address = Address.parse(default_socket() if address is None else address)
+        self.context_size = context_size
+        self.deadline = deadline
+        self.vocab_size = vocab_size or ANY_TOKEN
+        self.hidden_size = 0
+        self.counters = Counters()
+        self._ids = itertools.count(1)
+        self._tls = client_context(tls, self.address)
+        self._hello = b"" if token is None else wire.frame(Operation.HELLO, 0, token.encode())
+        self._vocabulary_given = vocab_size is not None
+        self._tokenizer = None if tokenizer is None else wire.short_hash(tokenizer.fingerprint)
+        self._target_model = target_model
+        self._quiet = Quiet()
+        self._warned: dict[str, float] = {}
+        self._closed = False
+        self._begin_process()
+        _warm_up(name)
+
+    def drafter(self, strategy: str = "") -> RemoteDrafter:
+        """Return a drafter with a strategy of the store; empty is its default."""
+        return RemoteDrafter(self, strategy)
+
+    def check(self, strategy: str = "", seconds: float = CHECK_SECONDS) -> dict[str, Any]:
+        """Check that drafts with a strategy are available; for startup, as it waits `seconds` for each of two answers.
 
         Returns:
             The service's description of the release: `kind`, `build`, `tokenizer`, `vocab_size`, `strategies`, ...
@@ -155,66 +298,129 @@ class RemoteStore(ReleaseClient):
         Raises:
             LookupServiceError: the service is down or refuses, or its drafts do not fit this tokenizer or model.
         """
-        self._endpoint.wait(seconds)
-        return self._carry(self._checking(strategy, seconds))
+        number, nothing = next(self._ids), np.full((1, self.context_size), -1, np.int32)
+        data = wire.encode_request(number, self.name, nothing, 1, 0.0, strategy)
+        self._ask(Operation.DRAFT, number, data, seconds, lambda payload: self._read(payload, 1, 1))
+        self._quiet.succeed()
+        found = next((release for release in self.releases(seconds) if release.get("name") == self.name), {})
+        model, size, hidden = (found.get(key) for key in ("target_model", "vocab_size", "hidden_size"))
+        if model is not None and self._target_model not in (None, model):
+            raise LookupServiceError(
+                f"{self.name!r} at {self.address} is made for the model {str(model)[:100]!r}, expected "
+                f"{self._target_model!r}: publish a build for this model, or ask for another release"
+            )
+        if isinstance(size, int) and not self._vocabulary_given and 0 < size <= ANY_TOKEN:
+            self.vocab_size = size
+        self.hidden_size = hidden if isinstance(hidden, int) and 0 < hidden <= MAX_HIDDEN else 0
+        return found
 
     def releases(self, seconds: float = CHECK_SECONDS) -> list[dict[str, Any]]:
-        """Return the releases visible to this client.
-
-        Args:
-            seconds: maximum wait.
-
-        Raises:
-            LookupServiceError: the service is down or refuses.
-        """
-        self._endpoint.wait(seconds)
-        return self._carry(self._listing(seconds))
+        """Return the releases visible to this client within so many seconds, or raise LookupServiceError."""
+        number = next(self._ids)
+        data = wire.frame(Operation.RELEASES, number)
+        return self._ask(Operation.RELEASES, number, data, seconds, read_releases)
 
     def close(self) -> None:
         """Close all connections; from now on every draft is empty."""
         self._closed = True
-        self._pool.close()
-
-    def __enter__(self) -> "RemoteStore":
-        return self
+        self._notice_fork()
+        with self._lock:
+            for connection in self._connections:
+                connection.shut_down()
 
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _draft(self, call: DraftCall, begun: Connection | None = None) -> list[Draft]:
-        """Send the requests of a call of `draft`, the first one unless it was `begun`, and take the answers."""
-        with call:
-            for request in call.requests:
-                call.take(request, self._pool.ask(request, call.end, begun))
-                begun = None
-        return call.drafts
+    def _notice_fork(self) -> None:
+        if self._process != os.getpid():
+            self._begin_process()
 
-    def _carry(self, dialogue: Dialogue[Result]) -> Result:
-        """Run a dialogue with the service to its end and return its result."""
+    def _begin_process(self) -> None:
+        """Start without connections: a forked process must not use those of its parent, nor its locks."""
+        self._process = os.getpid()
+        self._number = self._process + crc32(gethostname().encode())  # in containers all are process 1
+        self._thread = _Thread()
+        self._lock = threading.Lock()
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self.counters.renew()
+
+    def _open(self, mine: _Thread, end: float) -> Connection:
+        """Return a new connection for this thread."""
+        if self.address.path:
+            return open_connection(self.address, self._number, self._tls, self._hello, end)
+        opening = mine.opening or open_in_thread(self.address, self._number, self._tls, self._hello)
+        mine.opening = None
         try:
-            question = next(dialogue)
-            while True:
-                try:
-                    answer = self._pool.ask(*question)
-                except BaseException as error:  # noqa: BLE001 - the dialogue decides
-                    question = dialogue.throw(error)
-                else:
-                    question = dialogue.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return opening.result(max(end - monotonic(), 0.0))
+        except TimeoutError:
+            mine.opening = opening  # for a later call
+            raise RequestFailed(Outcome.TIMEOUT, "no connection in time: is its host there?") from None
 
-    def _start(self) -> None:
-        """Prepare the connection pool."""
-        self._pool = ConnectionPool(self._endpoint, self._hello, self.counters)
-        weakref.finalize(self, self._pool.close)
+    def _send(self, data: bytes, end: float) -> Connection:
+        """Send a request on this thread's connection, which is opened if there is none, and return that."""
+        mine = self._thread
+        if mine.connection is None or mine.connection.pending:  # of an answer that came too late
+            mine.connection = None
+            mine.connection = self._open(mine, end)
+            self.counters.add("connections")
+            with self._lock:
+                self._connections.add(mine.connection)
+        mine.connection.send(data, end)
+        return mine.connection
 
-    def _start_refresh(self) -> None:
-        """Fetch the release's new projection, in a background thread."""
-        threading.Thread(
-            target=self._carry, args=(self._refreshing(),), name="draftstore-projection", daemon=True
-        ).start()
+    def _read(self, payload: bytes, batch: int, budget: int) -> list[Draft]:
+        """Return the drafts of an answer; the tokenizer of the first answer is that of all."""
+        _, tokenizer, _, drafts = read_drafts(payload, batch, budget, self.vocab_size)
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer
+        elif tokenizer != self._tokenizer:
+            raise RequestFailed(
+                Outcome.OTHER_TOKENIZER,
+                f"its drafts come from the tokenizer {tokenizer:016x}, expected {self._tokenizer:016x}: "
+                "publish a build for this model's tokenizer, or ask for another release",
+            )
+        return drafts
 
-    def _renew(self) -> None:
-        """Reset the client in a forked process."""
-        super()._renew()
-        self._pool.abandon()
+    def _fail(self, trouble: RequestFailed, batch: int) -> None:
+        """Count a failed call for `batch` contexts, leave the service alone if that helps, and warn."""
+        outcome = trouble.outcome
+        self.counters.failed(outcome, batch)
+        self._thread.connection = None
+        self._number += 1
+        wait = min(trouble.failure.retry_after, LONGEST_PAUSE) if trouble.failure else 0.0
+        if outcome in _REFUSALS:
+            self._quiet.pause(REFUSAL_SECONDS)
+        elif outcome in _OURS:
+            self._quiet.succeed()  # the service works; another request may succeed
+        elif wait > 0 and outcome in (Outcome.BUSY, Outcome.UNAVAILABLE):
+            self._quiet.pause(wait)
+            return
+        elif self._quiet.fail(refused=outcome is Outcome.UNREACHABLE):
+            self.counters.add("pauses")
+        else:
+            return
+        now = monotonic()
+        if now - self._warned.get(outcome, -math.inf) >= WARN_SECONDS:
+            self._warned[outcome] = now
+            logger.warning(
+                "no drafts of %r from %s (%s): %s; decoding goes on without them",
+                self.name, self.address, outcome, trouble,
+            )  # fmt: skip
+
+    def _ask(
+        self, operation: Operation, number: int, data: bytes, seconds: float, read: Callable[[bytes], Result]
+    ) -> Result:
+        """Return what `read` makes of the answer to a request on a new connection, or raise LookupServiceError."""
+        self._notice_fork()
+        self._thread.connection, end = None, monotonic() + seconds
+        try:
+            return read(check_answer(self._send(data, end).receive(MAX_LIST, end), operation, number))
+        except RequestFailed as trouble:
+            raise LookupServiceError(f"no drafts of {self.name!r} from {self.address}: {trouble}") from None
+
+
+def _warm_up(name: str) -> None:
+    """Load the kernels and validate the name before the first draft."""
+    wire.encode_request(0, name, np.zeros((1, 1), np.int32), 0)
+    batches.warm_up()
+    wire.decode_answer(wire.encode_answer(0, 0, 0, 0, DraftBatch.empty(1))[wire.HEADER.size :])

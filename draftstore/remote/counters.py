@@ -23,8 +23,6 @@ class Outcome(enum.StrEnum):
     """An unusable answer: an invalid tree, too many nodes, or a wrong number of drafts."""
     OTHER_TOKENIZER = "other_tokenizer"
     """The drafts have another tokenizer's ids."""
-    OTHER_PROJECTION = "other_projection"
-    """The release has moved to a dense store with another projection; the next text will use that one."""
     BAD_REQUEST = "bad_request"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
@@ -35,9 +33,6 @@ class Outcome(enum.StrEnum):
     INTERNAL = "internal"
 
 
-OTHERS = ("contexts", "drafted", "nodes", "retries", "late", "connections", "opened")
-
-
 class Counters:
     """Totals of one client, shared by its threads; read one with `counters["timeout"]`.
 
@@ -46,15 +41,14 @@ class Counters:
         contexts      contexts of these calls
         drafted       contexts with a draft of at least one node
         nodes         nodes of all drafts
-        retries       requests sent again after their connection was lost
-        late          answers after the deadline, which were dropped
         connections   connections opened
-        opened        times that the circuit breaker opened
+        pauses        times that failures began a pause
     """
 
     def __init__(self) -> None:
         """Start from zero."""
-        self._totals = dict.fromkeys([*map(str, Outcome), *OTHERS], 0)
+        others = ("contexts", "drafted", "nodes", "connections", "pauses")
+        self._totals = dict.fromkeys((*map(str, Outcome), *others), 0)
         self.renew()
 
     def renew(self) -> None:
@@ -69,17 +63,16 @@ class Counters:
 
     def answered(self, sizes: Sequence[int]) -> None:
         """Count a call that was answered, by the nodes of its drafts."""
-        totals = self._totals
         with self._lock:
-            totals["answered"] += 1
-            totals["contexts"] += len(sizes)
-            totals["drafted"] += len(sizes) - sizes.count(0)
-            totals["nodes"] += sum(sizes)
+            self._totals["answered"] += 1
+            self._totals["contexts"] += len(sizes)
+            self._totals["drafted"] += len(sizes) - sizes.count(0)
+            self._totals["nodes"] += sum(sizes)
 
-    def add(self, name: str, number: int = 1) -> None:
-        """Increase another counter."""
+    def add(self, name: str) -> None:
+        """Increase another counter by one."""
         with self._lock:
-            self._totals[name] += number
+            self._totals[name] += 1
 
     def __getitem__(self, name: str) -> int:
         return self._totals[name]
@@ -87,15 +80,13 @@ class Counters:
     @property
     def calls(self) -> int:
         """Number of calls of `draft` for at least one node."""
-        with self._lock:
-            return sum(self._totals[outcome] for outcome in Outcome)
+        return sum(map(self.as_dict().__getitem__, Outcome))
 
     def as_dict(self) -> dict[str, int]:
         """Return all totals by name."""
         with self._lock:
-            return {str(name): number for name, number in self._totals.items()}
+            return dict(self._totals)
 
     def __repr__(self) -> str:
-        return (
-            f"Counters({', '.join(f'{name}={number}' for name, number in self.as_dict().items() if number)})"
-        )
+        found = ", ".join(f"{name}={number}" for name, number in self.as_dict().items() if number)
+        return f"Counters({found})"

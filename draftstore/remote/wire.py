@@ -1,22 +1,19 @@
 """The wire format for contexts and drafts between decoders and the lookup service; see docs/frames.md.
 
 Frames follow each other over a Unix socket or TCP: a header of 16 bytes, then the payload. All numbers are
-little-endian. A connection may have several concurrent requests; an answer carries the id of its request, and may
-overtake others.
+little-endian. Answers come in the order of their requests and carry their ids.
 """
 
 import enum
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError, WireError
-from draftstore.remote.sections import decode_sections, encode_sections
 from draftstore.trees.batch import Draft, DraftBatch, decode_trees
 from draftstore.trees.codec import MAX_NODES
 
@@ -26,25 +23,28 @@ MAX_PAYLOAD = 1 << 24
 MAX_NAME = 255
 """Bytes of the name of a release."""
 ANSWER = 0x80
-CLOSING = 1
-"""Flag of an answer: the service is about to stop, reconnect for further requests."""
+"""Bit of the operation in answers."""
 
 HEADER = struct.Struct("<IBBBBQ")
-"""Bytes of the payload, version, operation (with `ANSWER` in answers), `Status`, flags, request id."""
+"""Bytes of the payload, version, operation, `Status`, zero, request id."""
 _DRAFT = struct.Struct("<HHfBBHI")
-"""Contexts, budget, least probability, bytes of the name, of the strategy, width of a context, bytes of all sections.
+"""Contexts, budget, least probability, bytes of the name and of the strategy, tokens of a context, numbers of a state.
 
-Behind it stand the contexts, i32 [batch, width], the sections (`draftstore.remote.sections`), the name, the strategy.
+Then the contexts, i32 [batch, width], the hidden states, f16 [batch, size], the name, the strategy.
 """
 _DRAFTS = struct.Struct("<QQHHI")
-"""Build, tokenizer, contexts, zero, duration of the lookup in microseconds; then the table and the trees."""
+"""Build, tokenizer, contexts, zero, duration of the lookup in microseconds.
+
+Then the table, u32 [3, batch]: bytes of each tree, match lengths, match counts; then the trees.
+"""
 _ROW = struct.Struct("<III")
-"""The table of one context: bytes of its tree, match length, match count."""
+"""The table of one draft."""
 _FAILURE = struct.Struct("<I")
 """Milliseconds to wait; then a message."""
 _MOST = (1 << 32) - 1
-CONTEXT = np.dtype("<i4")
-_TABLE = np.dtype("<u4")
+_TOKEN = np.dtype("<i4")
+_STATE = np.dtype("<f2")
+_NUMBER = np.dtype("<u4")
 
 
 class Operation(enum.IntEnum):
@@ -56,8 +56,6 @@ class Operation(enum.IntEnum):
     """Draft for a batch of contexts."""
     RELEASES = 3
     """List what is served, as JSON (no payload)."""
-    PROJECTION = 4
-    """Return the projection of a dense store (payload: its name), see `draftstore.remote.queries`."""
 
 
 class Status(enum.IntEnum):
@@ -72,10 +70,6 @@ class Status(enum.IntEnum):
     BUSY = 6
     UNAVAILABLE = 7
     INTERNAL = 8
-    OTHER_PROJECTION = 9
-
-
-_DRAFT_ANSWER = int(Operation.DRAFT) | ANSWER
 
 
 class Header(NamedTuple):
@@ -85,7 +79,7 @@ class Header(NamedTuple):
     version: int
     operation: int
     status: int
-    flags: int
+    zero: int
     request_id: int
 
 
@@ -113,7 +107,8 @@ class DraftRequest(NamedTuple):
         contexts: int32 [batch, width], the last tokens of each text, padded with -1 on the left.
         budget: maximum nodes of a tree.
         min_prob: minimum probability of a node.
-        sections: data by tag.
+        hidden: float16 [batch, size], the states that predicted the last tokens, for dense stores; a row with a value
+            that is not finite is unknown. None: no states.
     """
 
     name: str
@@ -121,19 +116,7 @@ class DraftRequest(NamedTuple):
     contexts: NDArray[np.int32]
     budget: int
     min_prob: float
-    sections: Mapping[int, bytes]
-
-
-class EncodedDrafts(NamedTuple):
-    """The drafts of some contexts, encoded for an answer.
-
-    Attributes:
-        table: u32 [3, contexts], size of each tree in bytes, match lengths, match counts.
-        trees: all trees, concatenated.
-    """
-
-    table: bytes
-    trees: bytes
+    hidden: NDArray[np.float16] | None
 
 
 class DraftAnswer(NamedTuple):
@@ -171,9 +154,9 @@ def short_hash(digest: str) -> int:
     return int(digest[:16], 16)
 
 
-def frame(operation: int, request_id: int, payload: bytes = b"", status: int = 0, flags: int = 0) -> bytes:
+def frame(operation: int, request_id: int, payload: bytes = b"", status: int = 0) -> bytes:
     """Return a frame."""
-    return HEADER.pack(len(payload), VERSION, operation, status, flags, request_id) + payload
+    return HEADER.pack(len(payload), VERSION, operation, status, 0, request_id) + payload
 
 
 def read_header(data: bytes | bytearray | memoryview, most: int = MAX_PAYLOAD) -> Header:
@@ -193,22 +176,22 @@ def encode_request(
     budget: int,
     min_prob: float = 0.0,
     strategy: str = "",
-    sections: Mapping[int, bytes] | None = None,
+    hidden: NDArray[np.float16] | None = None,
 ) -> bytes:
     """Return the frame of a draft request; the arguments are those of `DraftRequest`."""
     try:
         named, how = name.encode(), strategy.encode()
         batch, width = contexts.shape
-        tagged = encode_sections(sections) if sections else b""
-        head = _DRAFT.pack(batch, budget, min_prob, len(named), len(how), width, len(tagged))
+        size = 0 if hidden is None else hidden.shape[1]
+        head = _DRAFT.pack(batch, budget, min_prob, len(named), len(how), width, size)
     except (struct.error, OverflowError, ValueError) as error:
         raise WireError(f"no request can carry this: {error}") from None
-    length = len(head) + 4 * batch * width + len(tagged) + len(named) + len(how)
-    if length > MAX_PAYLOAD:
-        raise WireError(f"a request of {length:,} bytes, expected at most {MAX_PAYLOAD:,}")
-    rows = contexts.astype(CONTEXT, copy=False).tobytes()
-    header = HEADER.pack(length, VERSION, Operation.DRAFT, 0, 0, request_id)
-    return b"".join((header, head, rows, tagged, named, how))
+    rows = contexts.astype(_TOKEN, copy=False).tobytes()
+    states = b"" if hidden is None else hidden.astype(_STATE, copy=False).tobytes()
+    payload = b"".join((head, rows, states, named, how))
+    if len(payload) > MAX_PAYLOAD:
+        raise WireError(f"a request of {len(payload):,} bytes, expected at most {MAX_PAYLOAD:,}")
+    return frame(Operation.DRAFT, request_id, payload)
 
 
 def decode_request(payload: bytes) -> DraftRequest:
@@ -219,64 +202,33 @@ def decode_request(payload: bytes) -> DraftRequest:
     """
     if len(payload) < _DRAFT.size:
         raise WireError(f"a draft request has at least {_DRAFT.size} bytes, found {len(payload)}")
-    batch, budget, min_prob, named, how, width, tagged = _DRAFT.unpack_from(payload)
-    sections = _DRAFT.size + 4 * batch * width
-    expected = sections + tagged + named + how
-    if len(payload) != expected:
-        raise WireError(
-            f"a draft request of {batch} contexts of {width} tokens has {expected} bytes here, found {len(payload)}"
-        )
+    batch, budget, min_prob, named, how, width, size = _DRAFT.unpack_from(payload)
+    states = _DRAFT.size + 4 * batch * width
+    names = states + 2 * batch * size
+    if len(payload) != (expected := names + named + how):
+        raise WireError(f"a draft request of {expected} bytes by its head, found {len(payload)}")
     if not 0.0 <= min_prob <= 1.0:
         raise WireError(f"a least probability of {min_prob}, expected 0 to 1")
-    contexts = np.frombuffer(payload, CONTEXT, batch * width, _DRAFT.size).reshape(batch, width)
-    names = sections + tagged
+    contexts = np.frombuffer(payload, _TOKEN, batch * width, _DRAFT.size).reshape(batch, width)
+    hidden = np.frombuffer(payload, _STATE, batch * size, states).reshape(batch, size) if size else None
     try:
-        name = payload[names : names + named].decode()
-        strategy = payload[names + named :].decode()
+        name, strategy = payload[names : names + named].decode(), payload[names + named :].decode()
     except UnicodeDecodeError:
         raise WireError("the name of a release or of a strategy is not UTF-8") from None
-    found = decode_sections(payload, sections, names) if tagged else {}
-    return DraftRequest(name, strategy, contexts, budget, min_prob, found)
+    return DraftRequest(name, strategy, contexts, budget, min_prob, hidden)
 
 
-def encode_drafts(batch: DraftBatch) -> EncodedDrafts:
-    """Encode the drafts of a batch of contexts, or of a part of one."""
+def encode_answer(request_id: int, build: int, tokenizer: int, micros: int, batch: DraftBatch) -> bytes:
+    """Return the frame of an answer; the arguments are those of `DraftAnswer`."""
     sizes, trees = batch.encode_trees()
     if len(sizes) == 1:  # the same, faster
         count = min(batch.match_counts.item(), _MOST)
-        return EncodedDrafts(_ROW.pack(sizes.item(), batch.match_lengths.item(), count), trees.tobytes())
-    table = np.empty((3, len(sizes)), _TABLE)
-    table[0] = sizes
-    table[1] = batch.match_lengths
-    table[2] = np.minimum(batch.match_counts, _MOST)
-    return EncodedDrafts(table.tobytes(), trees.tobytes())
-
-
-def encode_answer(
-    request_id: int, build: int, tokenizer: int, micros: int, batch: DraftBatch, flags: int = 0
-) -> bytes:
-    """Return the frame of an answer; the arguments are those of `DraftAnswer`."""
-    return join_answer(request_id, build, tokenizer, micros, [encode_drafts(batch)], flags)
-
-
-def join_answer(
-    request_id: int, build: int, tokenizer: int, micros: int, parts: Sequence[EncodedDrafts], flags: int = 0
-) -> bytes:
-    """Return the frame of an answer from the parts of its batch, in order, at least one."""
-    table, trees = parts[0]
-    if len(parts) > 1:
-        table = b"".join(_column(part.table, place) for place in range(3) for part in parts)
-        trees = b"".join(part.trees for part in parts)
-    head = _DRAFTS.pack(build, tokenizer, len(table) // _ROW.size, 0, min(micros, _MOST))
-    length = len(head) + len(table) + len(trees)
-    header = HEADER.pack(length, VERSION, _DRAFT_ANSWER, 0, flags, request_id)
-    return b"".join((header, head, table, trees))
-
-
-def _column(table: bytes, place: int) -> bytes:
-    """Return one of the three columns of a table."""
-    size = len(table) // 3
-    return table[place * size : (place + 1) * size]
+        table = _ROW.pack(sizes.item(), batch.match_lengths.item(), count)
+    else:
+        counts = np.minimum(batch.match_counts, _MOST)
+        table = np.array((sizes, batch.match_lengths, counts), _NUMBER).tobytes()
+    head = _DRAFTS.pack(build, tokenizer, len(sizes), 0, min(micros, _MOST))
+    return frame(Operation.DRAFT | ANSWER, request_id, b"".join((head, table, trees.tobytes())))
 
 
 def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_NODES) -> DraftAnswer:
@@ -287,7 +239,7 @@ def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_N
     start = _DRAFTS.size + 12 * batch
     if len(payload) < start:
         raise WireError(f"an answer of {batch} drafts has at least {start} bytes, found {len(payload)}")
-    sizes = np.frombuffer(payload, _TABLE, batch, _DRAFTS.size)
+    sizes = np.frombuffer(payload, _NUMBER, batch, _DRAFTS.size)
     try:
         trees = decode_trees(payload, start, sizes, vocab_size, budget)
     except DraftTreeError as error:
@@ -300,15 +252,15 @@ def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_N
     return DraftAnswer(build, tokenizer, micros, drafts)
 
 
-def encode_json(operation: int, request_id: int, document: Any, flags: int = 0) -> bytes:
+def encode_json(operation: int, request_id: int, document: Any) -> bytes:
     """Return the frame of a JSON answer."""
-    return frame(operation | ANSWER, request_id, json.dumps(document).encode(), Status.OK, flags)
+    return frame(operation | ANSWER, request_id, json.dumps(document).encode())
 
 
-def encode_failure(operation: int, request_id: int, failure: Failure, flags: int = 0) -> bytes:
+def encode_failure(operation: int, request_id: int, failure: Failure) -> bytes:
     """Return the frame of a failure."""
     wait = _FAILURE.pack(math.ceil(min(failure.retry_after * 1000, _MOST)))
-    return frame(operation | ANSWER, request_id, wait + failure.message.encode(), failure.status, flags)
+    return frame(operation | ANSWER, request_id, wait + failure.message.encode(), failure.status)
 
 
 def decode_failure(header: Header, payload: bytes) -> Failure:

@@ -1,22 +1,24 @@
-"""Atomic files: writes, hashes, publishing by rename, and locks."""
+"""Atomic files: writes, hashes, publishing by rename, and locked directories."""
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import InstanceOf, TypeAdapter, ValidationError
 
 from draftstore.errors import BuildRunningError, StoreError
-from draftstore.jit import read_only
+from draftstore.storage.locks import lock
 
+T = TypeVar("T")
+Text: TypeAlias = InstanceOf[str]
+"""A string of a model, also one that is not Unicode: names of files need not be."""
 HASH_CHUNK = 1 << 22
 LOCK_SECONDS = 1.0
 """Time to wait for a lock: a process that a killed build was starting holds it until it runs its own program."""
@@ -77,14 +79,14 @@ def write_at(path: Path, array: NDArray[Any], item: int) -> None:
 def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Map a file of a store as a flat read-only array; StoreError if it is empty or cut."""
     try:
-        return read_only(np.memmap(path, dtype, "r"))
+        return np.asarray(np.memmap(path, dtype, "r"))
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be mapped ({error}): the store is damaged, build it again") from None
 
 
 def map_or_empty(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Map a file as `map_file`; an empty one, which cannot be mapped, gives an empty array."""
-    return map_file(path, dtype) if path.stat().st_size else read_only(np.empty(0, dtype))
+    return map_file(path, dtype) if path.stat().st_size else np.frombuffer(b"", dtype)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -101,6 +103,19 @@ def json_text(value: Any) -> str:
     return text.encode(errors="backslashreplace").decode() + "\n"
 
 
+def load_json(text: str | bytes, kind: TypeAdapter[T]) -> T:
+    """Return a JSON document as a value of some type; a ValueError says what is wrong with it, versions first."""
+    try:
+        return kind.validate_python(json.loads(text))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        problem = next((each for each in problems if "format_version" in each["loc"]), problems[0])
+        place = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{place}: {problem['msg']}" if place else problem["msg"]) from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a small JSON file atomically, as `json_text`."""
     write_atomic(path, json_text(value).encode())
@@ -115,61 +130,40 @@ def remove(path: Path) -> None:
 
 
 def retired_name(target: Path) -> Path:
-    """Return the temporary name of a directory that `publish` replaces."""
+    """Return the temporary name of what `publish` replaces."""
     return target.with_name(f".{target.name}.retired")
 
 
 def publish(finished: Path, target: Path) -> None:
-    """Flush a finished directory or file to disk and give it its final name; `target` is complete at any time.
+    """Flush a finished directory to disk and give it its final name; `target` is complete at any time.
 
-    Only while an old directory is replaced, it is missing between two renames.
+    Only while something is replaced, it is missing between two renames; the old one has its `retired_name` then.
     """
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
     fsync_path(finished)
-    retired = retired_name(target)
-    if finished.is_dir() and os.path.lexists(target):
-        remove(retired)
-        target.rename(retired)
+    if os.path.lexists(target):
+        target.rename(retired_name(target))
     finished.rename(target)
     fsync_path(target.parent)
-    with suppress(OSError):  # the new one is in place; leftovers of the old one are harmless
-        remove(retired)
 
 
 @contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
-    """Create `path` and lock it for this process; the lock ends with the process, however that happens.
+    """Create `path` and lock it for this process.
 
     The holder may remove the directory before releasing the lock. Raises BuildRunningError if another process holds it.
     """
-    end = time.monotonic() + LOCK_SECONDS
-    while (descriptor := _try_lock(path, last=time.monotonic() >= end)) is None:
-        time.sleep(0.01)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(path: Path, *, last: bool) -> int | None:
-    """Return the descriptor of the locked directory; None to try again, unless this was the last time."""
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-    except BlockingIOError:
-        if last:
-            os.close(descriptor)
+    held = None
+    while held is None:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock(path, seconds=LOCK_SECONDS)
+        except FileNotFoundError:
+            pass  # its last holder has just removed it
+        except BlockingIOError:
             raise BuildRunningError(
                 f"another build is running in {path}: wait for it, or choose another --out"
             ) from None
-    except FileNotFoundError:
-        pass  # its last holder has just removed it
-    os.close(descriptor)
-    return None
+    with held:
+        yield

@@ -5,33 +5,37 @@ store. Opening checks versions, identities and file sizes (milliseconds at any s
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from draftstore.errors import StoreError, TokenizerError, type_name
-from draftstore.storage.files import hash_file, json_text, write_atomic
+from pydantic import AfterValidator, ConfigDict, Field, StrictInt, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from draftstore.errors import StoreError, TokenizerError
+from draftstore.storage.files import Text, hash_file, json_text, load_json, write_atomic
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 """Where a store keeps its tokenizer."""
+COUNTS = ("documents", "entries", "tokens")
+FORBID = ConfigDict(extra="forbid")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=FORBID)
 class TokenizerIdentity:
     """Identity of a tokenizer: a hash of its vocabulary and merges, and a display name."""
 
-    name: str
+    name: Text
     fingerprint: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=FORBID)
 class FileEntry:
     """Size in bytes and SHA-256 of one file of a store."""
 
-    size: int
+    size: StrictInt
     sha256: str
 
     @classmethod
@@ -40,7 +44,21 @@ class FileEntry:
         return cls(size=path.stat().st_size, sha256=hash_file(path))
 
 
-@dataclasses.dataclass(frozen=True)
+def _inside(name: str) -> str:
+    """Refuse the name of a file outside a store."""
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"the file {name!r} lies outside the store")
+    return name
+
+
+def _counted(counts: dict[str, int]) -> dict[str, int]:
+    """Refuse counts without those that every kind of store has."""
+    if missing := set(COUNTS) - counts.keys():
+        raise ValueError(f"no number under {min(missing)!r}")
+    return counts
+
+
+@dataclass(frozen=True, config=FORBID)
 class Manifest:
     """What a reader must know before it maps a store's files.
 
@@ -55,17 +73,17 @@ class Manifest:
     """
 
     kind: str
-    name: str
+    name: Text
     created: str
-    vocab_size: int
-    token_dtype: str
+    vocab_size: Annotated[StrictInt, Field(ge=1)]
+    token_dtype: Annotated[str, Field(pattern="^uint(16|32)$")]
     tokenizer: TokenizerIdentity
     parameters: dict[str, Any]
     corpus: dict[str, Any]
-    counts: dict[str, int]
-    files: dict[str, FileEntry]
-    target_model: str | None = None
-    format_version: int = FORMAT_VERSION
+    counts: Annotated[dict[str, StrictInt], AfterValidator(_counted)]
+    files: dict[Annotated[Text, AfterValidator(_inside)], FileEntry]
+    target_model: Text | None = None
+    format_version: Literal[1] = 1
 
     @property
     def size(self) -> int:
@@ -80,22 +98,12 @@ class Manifest:
     def from_json(cls, text: str, where: Path) -> "Manifest":
         """Parse `to_json`; StoreError, which names the file `where`, if it is not a manifest of this version."""
         try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{where} is not JSON ({error}): the store is damaged, build it again") from None
-        if not isinstance(fields, dict):
-            raise StoreError(f"{where} holds {type_name(fields)}, expected an object of manifest keys")
-        version = fields.get("format_version")
-        if version != FORMAT_VERSION:
+            return load_json(text, MANIFESTS)
+        except ValueError as error:
             raise StoreError(
-                f"{where} has format version {version!r}, this draftstore reads version {FORMAT_VERSION}: "
-                "build the store again, or use the draftstore that wrote it"
-            )
-        for problem in _field_problems(fields):
-            raise StoreError(f"{where} is not a manifest of version {FORMAT_VERSION}: {problem}")
-        fields["tokenizer"] = TokenizerIdentity(**fields["tokenizer"])
-        fields["files"] = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
-        return cls(**fields)
+                f"{where} is not a manifest of version {FORMAT_VERSION} ({error}): the store is damaged, "
+                "or another draftstore wrote it: build it again"
+            ) from None
 
     def require_model(self, found: str | None, where: Path, held: str, advice: str) -> None:
         """Refuse a model other than the store's, whose data there is `held`; None accepts any store."""
@@ -114,50 +122,15 @@ class Manifest:
             )
 
 
-FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
-    "kind": str,
-    "name": str,
-    "created": str,
-    "vocab_size": int,
-    "token_dtype": str,
-    "tokenizer": dict,
-    "parameters": dict,
-    "corpus": dict,
-    "counts": dict,
-    "files": dict,
-    "target_model": (str, type(None)),
-    "format_version": int,
-}
-COUNTS = ("documents", "entries", "tokens")
+def model_name(name_or_path: str | Path) -> str:
+    """Return the id of a model: the directory's, the file's without its suffix, or the hub name."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path.stem
+    return path.resolve().name if path.is_dir() else str(name_or_path)
 
 
-def _field_problems(fields: dict[str, Any]) -> Iterator[str]:
-    """Yield problems with a manifest's keys and types; after the first, others may be wrong."""
-    yield from _key_problems("it", fields, FIELD_TYPES)
-    yield from _key_problems("'tokenizer'", fields["tokenizer"], {"name": str, "fingerprint": str})
-    if fields["token_dtype"] not in ("uint16", "uint32") or fields["vocab_size"] < 1:
-        yield f"ids of type {fields['token_dtype']!r} below {fields['vocab_size']}"
-    for key in (*COUNTS, *fields["counts"]):
-        if not isinstance(fields["counts"].get(key), int):
-            yield f"'counts' has no number under {key!r}"
-    for name, entry in fields["files"].items():
-        if name.startswith("/") or ".." in name.split("/"):
-            yield f"the file {name!r} lies outside the store"
-        yield from _key_problems(f"the file {name!r}", entry, {"size": int, "sha256": str})
-
-
-def _key_problems(what: str, fields: Any, types: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
-    """Yield problems with an object's keys: missing, unknown, or of the wrong type."""
-    if not isinstance(fields, dict):
-        yield f"{what} is {type_name(fields)}"
-        return
-    if fields.keys() != types.keys():
-        missing, unknown = sorted(types.keys() - fields.keys()), sorted(fields.keys() - types.keys())
-        yield f"{what} lacks {missing}" if missing else f"{what} holds unknown {unknown}"
-        return
-    for key, kinds in types.items():
-        if not isinstance(fields[key], kinds):
-            yield f"{what} has {type_name(fields[key])} under {key!r}"
+MANIFESTS = TypeAdapter(Manifest)
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:
@@ -171,21 +144,25 @@ def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
     Raises:
         StoreError: no store there, unknown version, another `kind`, or a missing or truncated file.
     """
+    manifest = read_manifest(directory)
+    if kind is not None and manifest.kind != kind:
+        raise StoreError(f"{directory} is a store of kind {manifest.kind!r}, expected {kind!r}")
+    for problem in size_problems(directory, manifest.files):
+        raise StoreError(f"{problem}: the store is damaged, build it again")
+    return manifest
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read a store's manifest, whatever became of its files; otherwise as `load_manifest`."""
     path = directory / MANIFEST_NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        return Manifest.from_json(path.read_text(encoding="utf-8"), path)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_store(directory) from None
     except UnicodeDecodeError as error:
         raise StoreError(
             f"{path} is not UTF-8 text ({error}): the store is damaged, build it again"
         ) from None
-    manifest = Manifest.from_json(text, path)
-    if kind is not None and manifest.kind != kind:
-        raise StoreError(f"{directory} is a store of kind {manifest.kind!r}, expected {kind!r}")
-    for problem in size_problems(directory, manifest.files):
-        raise StoreError(f"{problem}: the store is damaged, build it again")
-    return manifest
 
 
 def manifest_digest(directory: Path) -> str:

@@ -4,8 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from draftstore.errors import counted
+from pydantic import TypeAdapter
 
+from draftstore.errors import counted
+from draftstore.storage.files import Text
+
+LINKS = "links"
+"""Stands for links that lead out of their folders in `ReadReport.passed_over`."""
 MAX_PROBLEMS = 20
 """Maximum number of bad records in a report."""
 FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
@@ -16,8 +21,8 @@ FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
 class RecordProblem:
     """An unreadable record: its position (`file:line 7`), and the reason; `truncated` if the file ends with it."""
 
-    place: str
-    reason: str
+    place: Text
+    reason: Text
     truncated: bool = False
 
 
@@ -30,7 +35,7 @@ class ReadReport:
         empty_documents: texts with only white space, skipped.
         problems: the first `MAX_PROBLEMS` of the `bad_records`.
         unread: files of records without any text.
-        passed_over: skipped data files in folders, by suffix.
+        passed_over: skipped data files in folders, by suffix, and links out of them, as `LINKS`.
         truncated: number of files that could not be read to their end.
     """
 
@@ -38,8 +43,8 @@ class ReadReport:
     bad_records: int = 0
     empty_documents: int = 0
     problems: list[RecordProblem] = dataclasses.field(default_factory=list)
-    unread: list[str] = dataclasses.field(default_factory=list)
-    passed_over: dict[str, int] = dataclasses.field(default_factory=dict)
+    unread: list[Text] = dataclasses.field(default_factory=list)
+    passed_over: dict[Text, int] = dataclasses.field(default_factory=dict)
     truncated: int = 0
 
     @classmethod
@@ -50,11 +55,6 @@ class ReadReport:
     def facts(self) -> dict[str, Any]:
         """Return the part of the report that belongs in a manifest's `corpus`."""
         return {name: getattr(self, name) for name in FACTS}
-
-    @classmethod
-    def of_notes(cls, notes: Mapping[str, Any]) -> Self:
-        """Return the report that `dataclasses.asdict` has written."""
-        return cls(**{**notes, "problems": [RecordProblem(**problem) for problem in notes["problems"]]})
 
     def add(self, part: "ReadReport") -> None:
         """Add what was counted in a part of the corpus; `unread` and `passed_over` are not counts of parts."""
@@ -85,12 +85,22 @@ class ReadReport:
         return "; ".join(reasons)
 
 
-def passed_over_text(endings: Mapping[str, int]) -> str:
-    """Describe which data files in folders were skipped, and what to do about it."""
-    number = sum(endings.values())
-    verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
-    most = max(sorted(endings), key=lambda ending: endings[ending])
-    return (
-        f"{counted(number, 'data file')} in folders {verb} passed over ({', '.join(sorted(endings))}): "
-        f"name {pronoun}, or give --glob '*{most}'"
-    )
+REPORTS = TypeAdapter(ReadReport)
+"""Reads what `dataclasses.asdict` has written of a report."""
+
+
+def passed_over_text(skipped: Mapping[str, int]) -> str:
+    """Describe which data files in folders were skipped, and which links, and what to do about it."""
+    endings = sorted(skipped.keys() - {LINKS})
+    parts = []
+    if number := sum(skipped[ending] for ending in endings):
+        most = max(endings, key=lambda ending: skipped[ending])
+        verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
+        parts.append(
+            f"{counted(number, 'data file')} in folders {verb} passed over ({', '.join(endings)}): "
+            f"name {pronoun}, or give --glob '*{most}'"
+        )
+    if number := skipped.get(LINKS, 0):
+        verb = "leads" if number == 1 else "lead"
+        parts.append(f"{counted(number, 'link')} in folders {verb} out of them: name the files to read them")
+    return "; ".join(parts)

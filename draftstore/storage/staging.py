@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,18 +28,22 @@ from draftstore.storage.files import (
     write_atomic,
     write_json,
 )
-from draftstore.storage.manifest import FORMAT_VERSION, MANIFEST_NAME, FileEntry, Manifest, load_manifest
+from draftstore.storage.locks import exclusive
+from draftstore.storage.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    load_manifest,
+    read_manifest,
+)
 from draftstore.storage.report import ReadReport
 
 PLAN = "build.json"
 STORE = "store"
 FINISHED = "finished.json"
 """Marker: the store is about to be published, or has been."""
-RESUMABLE = (
-    "tokens/shard-*.json",
-    "parts/*/*/documents.json",
-    f"{STORE}/{MANIFEST_NAME}",
-)
+RESUMABLE = ("tokens/shard-*.json", "report.json", f"{STORE}/{MANIFEST_NAME}")
 """Files to resume a failed build from; one without any of them leaves nothing."""
 
 T = TypeVar("T")
@@ -91,7 +95,9 @@ def build_store(
         deny(partial / STORE, bits)
         manifest = load_manifest(partial / STORE, plan["kind"])
         write_json(partial / FINISHED, {})
-        publish(partial / STORE, out)
+        _remove_retired(out)  # of a build that was killed
+        with _free(out):
+            publish(partial / STORE, out)
     return BuildResult(out, manifest, report, reused=False)
 
 
@@ -122,9 +128,12 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return None
     if overwrite:
-        if (out / MANIFEST_NAME).is_file():
+        try:
+            read_manifest(out)
+        except StoreError as error:
+            raise BuildError(f"only stores are overwritten, and {error}: choose another --out") from None
+        with _free(out):
             return None
-        raise BuildError(f"{out} is not a store, and only stores are overwritten: choose another --out")
     try:
         manifest = load_manifest(out, plan["kind"])
     except StoreError:
@@ -132,6 +141,37 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     if manifest is None or manifest.name != name or manifest.parameters.get("plan") != plan:
         raise BuildError(f"{out} exists and is another build: choose another --out, or pass --overwrite")
     return manifest
+
+
+@contextmanager
+def _free(out: Path) -> Iterator[None]:
+    """Keep readers away from a store that is to be replaced; one that is open stays."""
+    with exclusive(out) as free:
+        if not free:
+            raise BuildError(
+                f"{out} is open in another process, and would be overwritten: stop that first, or choose another --out"
+            )
+        yield
+
+
+def _remove_retired(out: Path) -> None:
+    """Remove a store that was replaced; what is not the store's goes back to its place, or stays if that is taken."""
+    retired = retired_name(out)
+    if retired.is_symlink() or not retired.is_dir():
+        retired.unlink(missing_ok=True)
+        return
+    if (retired / MANIFEST_NAME).exists():
+        remove_store(retired)
+    for path in sorted(retired.rglob("*"), reverse=True):  # what is in a folder before the folder
+        target = out / path.relative_to(retired)
+        if path.is_dir() and not path.is_symlink():
+            with suppress(OSError):  # not empty
+                path.rmdir()
+        elif not os.path.lexists(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+    with suppress(OSError):
+        retired.rmdir()
 
 
 def _has_leftovers(out: Path) -> bool:
@@ -158,7 +198,7 @@ def _working_directory(out: Path) -> Iterator[Path]:
             if not any(any(partial.glob(pattern)) for pattern in RESUMABLE):
                 _discard(partial)
             raise
-        remove(retired_name(out))
+        _remove_retired(out)
         _discard(partial)
 
 
@@ -177,6 +217,28 @@ def _start(partial: Path, plan: dict[str, Any]) -> None:
         return state
 
     once(partial / PLAN, empty, still=lambda found: bool(found == state))
+
+
+def remove_store(directory: Path) -> list[Path]:
+    """Remove the files that a store's manifest names, and the folders that are empty then; return what is left.
+
+    The manifest goes last: a killed removal leaves a store that does not open, and the next one ends it.
+
+    Raises:
+        StoreError: there is no store, or a process has it open.
+    """
+    with exclusive(directory) as free:
+        if not free:
+            raise StoreError(f"{directory} is open in another process: stop that first")
+        within = directory.resolve()
+        for name in [*read_manifest(directory).files, MANIFEST_NAME]:
+            path = directory / name
+            if path.parent.resolve().is_relative_to(within):  # no link leads elsewhere
+                path.unlink(missing_ok=True)
+        for folder, _, _ in os.walk(directory, topdown=False):
+            with suppress(OSError):  # not empty
+                Path(folder).rmdir()
+    return sorted(path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink())
 
 
 def hash_files(

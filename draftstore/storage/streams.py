@@ -1,7 +1,6 @@
 """Files, plain or compressed (.gz, .zst), in lines or whole, with size limits."""
 
 import gzip
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -11,10 +10,10 @@ from typing import Any, BinaryIO
 import zstandard
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
-MAX_RECORD_BYTES = 1 << 29
+MAX_RECORD_BYTES = 1 << 27
 """Maximum bytes of a line or text file; longer ones are mistakes (no line breaks) and would fill memory."""
-READ_BYTES = 1 << 16
-"""Compressed bytes read at a time, which bounds the output of one decompression step."""
+PACKED_BYTES = 256
+"""Bytes decompressed at a time: they give at most 8 MB, as 4 bytes of zstandard may be a block of 128 kB."""
 ZSTD_WINDOW = 1 << 31
 STREAM_ERRORS = (OSError, EOFError, zlib.error)
 
@@ -29,12 +28,12 @@ def read_whole(path: Path) -> bytes | None:
     return bytes(data)
 
 
-def read_lines(path: Path, start: int = 0) -> Iterator[bytes | None]:
-    """Yield a file's lines with their line feeds, after the first `start` (unpacked) bytes; raises `STREAM_ERRORS`.
+def read_lines(path: Path) -> Iterator[bytes | None]:
+    """Yield a file's lines with their line feeds; raises `STREAM_ERRORS`.
 
     A line longer than `MAX_RECORD_BYTES` is None.
     """
-    return split_lines(_chunks_from(path, start) if start else _chunks(path))
+    return split_lines(_chunks(path))
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
@@ -52,14 +51,11 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
         yield b"".join(parts) if size <= MAX_RECORD_BYTES else None
 
 
-def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a new file of lines, given without line feeds, compressed by its suffix; equal lines give equal bytes."""
-    with path.open("wb") as file:
-        with _packed(file, path.suffix.lower()) as packed:
-            for line in lines:
-                packed.write(line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+def write_lines(path: Path, lines: Iterable[bytes], suffix: str) -> None:
+    """Write lines, given without line feeds, compressed as files of that suffix are; equal lines give equal bytes."""
+    with path.open("wb") as file, _packed(file, suffix.lower()) as packed:
+        for line in lines:
+            packed.write(line + b"\n")
 
 
 def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
@@ -85,28 +81,16 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield from iter(lambda: file.read(1 << 20), b"")
 
 
-def _chunks_from(path: Path, start: int) -> Iterator[bytes]:
-    """Yield a file's content as `_chunks`, from a place on: a plain file is not read up to there."""
-    if path.suffix.lower() not in COMPRESSION_SUFFIXES:
-        with path.open("rb") as file:
-            file.seek(start)
-            yield from iter(lambda: file.read(1 << 20), b"")
-        return
-    for chunk in _chunks(path):
-        if start < len(chunk):
-            yield chunk[start:]
-        start = max(start - len(chunk), 0)
-
-
 def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
     """Decompress zstandard frames; unlike the package's reader, detects a truncated last frame."""
     unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     frame = None
-    while packed := file.read(READ_BYTES):
+    while packed := file.read(PACKED_BYTES):
         while packed:
             frame = frame or unpacker.decompressobj()
             try:
-                yield frame.decompress(packed)
+                if chunk := frame.decompress(packed):
+                    yield chunk
             except zstandard.ZstdError as error:
                 raise OSError(str(error)) from None
             packed = frame.unused_data if frame.eof else b""

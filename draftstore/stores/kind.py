@@ -1,10 +1,10 @@
-"""The interface of a kind of store: how its stores are opened, verified, described and warmed.
+"""The interface of a kind of store: how its stores are built, opened, verified, described and warmed.
 
 Each kind has a module `kind` in its package with an object `STORE_KIND`, listed in `draftstore.stores.registry`.
 Commands and services use these objects and know no particular kinds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, StoreError
+from draftstore.options import Options
 from draftstore.storage.manifest import Manifest
-from draftstore.stores.partition import Extents, Partition
+from draftstore.storage.staging import BuildResult
 
 CONTEXT_TOKENS = 16
 """Tokens of a sample context; no drafter uses more."""
@@ -24,15 +25,15 @@ T = TypeVar("T")
 
 
 class Samples(NamedTuple):
-    """Contexts and queries with matches in a store, for drafts before the first request.
+    """Contexts, and hidden states for dense stores, with matches in a store: for drafts before the first request.
 
     Attributes:
         contexts: int32 [n, 16], padded with -1 on the left.
-        queries: float32 [n, dims] for stores queried with hidden states; None for others.
+        hidden: float16 [n, hidden_size]; None for stores that are not dense.
     """
 
     contexts: NDArray[np.int32]
-    queries: NDArray[np.float32] | None = None
+    hidden: NDArray[np.float16] | None = None
 
 
 class Store(Protocol):
@@ -53,6 +54,24 @@ class Store(Protocol):
         """Close its files and connections."""
 
 
+class Builder(NamedTuple):
+    """How a kind of store is built: the command `draftstore build KIND` and the flow `build-KIND` are made of it.
+
+    Attributes:
+        options: what determines the bytes of a store besides its sources, and its `name`.
+        sources: `TextSources` or `ModelSources` of `draftstore.stores.building`, or `RestSources` of
+            `draftstore.stores.rest.build`.
+        build: called with options, `Materials`, the directory, and by name `overwrite` and `progress`; its docstring is
+            the help of the command.
+        counted: whether the flow counts the n-grams of the REST store on the way, for SQL.
+    """
+
+    options: type[Options]
+    sources: type[Options]
+    build: Callable[..., BuildResult]
+    counted: bool = False
+
+
 class Kind:
     """A kind of store, called `name` in manifests. The defaults here suffice for kinds without drafts.
 
@@ -61,11 +80,14 @@ class Kind:
         title: display name.
         strategies: strategies of its drafters; none if `open_store` cannot open such stores.
         needs_states: whether drafts need hidden states of a model besides the text.
+        builder: module whose `BUILDER` makes such stores, imported on first use; "":
+            no command and no flow of their own makes them.
     """
 
     title = ""
     strategies: tuple[str, ...] = ()
     needs_states = False
+    builder = ""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -81,10 +103,6 @@ class Kind:
                 f"{path} is a store of kind {self.name!r}, which has no backends: leave --backend out"
             )
         return self.open_files(path)
-
-    def take(self, store: Store, partition: Partition) -> tuple[Store, Extents]:  # noqa: ARG002
-        """Return a partition of an open store, and what it reads of the files; stores of small kinds stay whole."""
-        return store, {}
 
     def open_files(self, path: Path) -> Store:
         """Open a store of a kind without backends; see `open`."""

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, verify_files
-from draftstore.stores.kind import Kind, Store
+from draftstore.stores.kind import Builder, Kind, Store
 
-__all__ = ["KINDS", "Store", "kind_of", "open_store", "strategies_of", "verify_store"]
+__all__ = ["KINDS", "Store", "builder_of", "kind_of", "open_store", "strategies_of", "verify_store"]
 
 KINDS = {
     "rest": "draftstore.stores.rest.kind",
     "crest": "draftstore.stores.crest.kind",
     "dresd": "draftstore.stores.dresd.kind",
-    "recycling": "draftstore.stores.recycling.kind",
+    "recycling": "draftstore.recycling.store",
 }
 """Module of each kind, whose `STORE_KIND` is imported on first use."""
 
@@ -25,6 +25,12 @@ def kind_of(name: str) -> Kind:
         return Kind(name)
     kind: Kind = import_module(KINDS[name]).STORE_KIND
     return kind
+
+
+def builder_of(name: str) -> Builder | None:
+    """Return how stores of a kind are built; None if no command builds them."""
+    module = kind_of(name).builder
+    return import_module(module).BUILDER if module else None
 
 
 def strategies_of(kinds: Iterable[str]) -> set[str]:

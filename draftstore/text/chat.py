@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from draftstore.errors import TokenizerError, needs_extra, type_name
 
-# One turn of a conversation: `role` and `content`.
-Message: TypeAlias = Mapping[str, str]
+# One turn of a conversation: `role` and `content`, and what else a chat template reads, like `tool_calls`.
+Message: TypeAlias = Mapping[str, Any]
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -60,29 +60,21 @@ def render_template(
     with needs_extra("jinja2"):
         from jinja2 import TemplateError
     # What untrusted template code on unexpected messages can raise.
-    errors = (
-        TemplateError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    )
+    unexpected = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
     given = {
         "messages": [dict(message) for message in messages],
-        "tools": None,
-        "documents": None,
         "add_generation_prompt": add_generation_prompt,
         **named_tokens,
     }
+    if settings.get("tools") and "tools" not in template:
+        raise TokenizerError(f"the chat template of {owner!r} knows no tools: leave them out")
     if taken := sorted(given.keys() & settings.keys()):
         raise TokenizerError(
             f"chat templates get {taken[0]!r} from elsewhere: leave it out of their settings"
         )
     try:
-        return compile_template(template)({**settings, **given})
-    except errors as error:
+        return compile_template(template)({"tools": None, "documents": None, **settings, **given})
+    except (TemplateError, *unexpected) as error:
         raise TokenizerError(f"the chat template of {owner!r} refuses the conversation: {error}") from None
 
 

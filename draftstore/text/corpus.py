@@ -2,7 +2,7 @@
 
 A bad record is counted and reported with its position; it stops the reading only with `strict`. A missing path or an
 unknown kind of file always does, and a file that cannot be read to its end unless that is allowed: nobody sees what is
-missing from a store.
+missing from a store. A link in a folder is followed only to what lies in that folder, too.
 """
 
 import fnmatch
@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from draftstore.errors import CorpusError, TruncatedCorpusError
-from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
-from draftstore.text.identity import file_identity
+from draftstore.storage.identity import file_identity
+from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
 from draftstore.text.records import (
     ACCEPTED,
     TEXT_SUFFIXES,
@@ -34,35 +34,10 @@ SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 
 
 def read_corpus(
-    paths: Sequence[Path],
-    *,
-    render: Render,
-    report: ReadReport,
-    column: str = "text",
-    glob: str | Sequence[str] = SOURCE_PATTERNS,
-    strict: bool = False,
-    allow_truncated: bool = False,
+    paths: Sequence[Path], *, report: ReadReport, glob: str | Sequence[str] = SOURCE_PATTERNS, **how: Any
 ) -> Iterator[Document]:
-    """Stream the documents of files and folders, always in the same order.
-
-    A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
-    under `column`): a list of objects with `role` and `content`.
-    """
-    return read_files(
-        find_files(paths, glob, report),
-        render=render,
-        report=report,
-        column=column,
-        strict=strict,
-        allow_truncated=allow_truncated,
-    )
-
-
-def find_files(paths: Sequence[Path], glob: str | Sequence[str], report: ReadReport) -> list[CorpusFile]:
-    """Return the files that `read_corpus` reads, and put those that it does not into the report."""
-    files, passed_over = _find_files(paths, glob)
-    report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
-    return files
+    """Stream the documents of files and folders as `find_files` and `read_files`, always in the same order."""
+    return read_files(find_files(paths, glob, report), report=report, **how)
 
 
 def read_files(
@@ -74,9 +49,34 @@ def read_files(
     strict: bool = False,
     allow_truncated: bool = False,
 ) -> Iterator[Document]:
-    """Stream the documents of files that `list_files` found, or of stretches of them; otherwise as `read_corpus`."""
-    documents = partial(read_documents, column=column, render=render)
-    return _read_files(files, documents, report, partial(_refuse, strict, allow_truncated))
+    """Stream the documents of files.
+
+    A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
+    under `column`): a list of objects with `role` and `content`, which `render` turns into text.
+    """
+    for file in files:
+        before = report.documents
+        for item in read_documents(file, column, render):
+            if isinstance(item, RecordProblem):
+                _refuse(item, strict, allow_truncated)
+                report.add_problem(item)
+            elif not item.text or item.text.isspace():
+                report.empty_documents += 1
+            else:
+                report.documents += 1
+                yield item
+        if report.documents == before and file.kind != "text":
+            report.unread.append(str(file.path))
+
+
+def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:
+    """Stop the reading at a problem that is not to be counted."""
+    if problem.truncated and not allow_truncated:
+        raise TruncatedCorpusError(
+            f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to do without the rest"
+        )
+    if strict and not problem.truncated:
+        raise CorpusError(f"{problem.place}: {problem.reason}")
 
 
 def corpus_fingerprint(
@@ -86,52 +86,63 @@ def corpus_fingerprint(
     rehash: bool = False,
     **options: str | int | bool,
 ) -> str:
-    """Return the identity of a corpus: SHA-256 over its files' paths and contents, and `options`.
+    """Return the identity of a corpus: SHA-256 over its files' paths and contents, and how it is read.
 
-    It tells whether a build can resume, or is done. Large files are read once, see `draftstore.text.identity`.
-
-    Args:
-        paths: files and folders.
-        glob: which files of a folder are read.
-        rehash: whether to read large files again.
-        options: how the corpus is read.
-
-    Raises:
-        CorpusError: see `read_corpus`.
+    It tells whether a build can resume, or is done. Large files are read again only with `rehash`, or after a change.
     """
     files = [
         (str(file.path.resolve()), file.name, file_identity(file.path, rehash=rehash))
-        for file in list_files(paths, glob)
+        for file in find_files(paths, glob, ReadReport())
     ]
     return hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()
 
 
-def list_files(paths: Sequence[Path], glob: str | Sequence[str] = SOURCE_PATTERNS) -> list[CorpusFile]:
-    """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name."""
-    return _find_files(paths, glob)[0]
+def find_files(
+    paths: Sequence[Path],
+    glob: str | Sequence[str] = SOURCE_PATTERNS,
+    report: ReadReport | None = None,
+    within: Path | None = None,
+) -> list[CorpusFile]:
+    """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name.
 
+    Args:
+        paths: files and folders.
+        glob: which files of a folder are read.
+        report: gets the numbers of data files and links in folders that are passed over.
+        within: folder that no path may lead out of; None: paths may.
 
-def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[CorpusFile], list[Path]]:
-    """Return the files to read, and the skipped data files in folders."""
+    Raises:
+        CorpusError: there are none, or one is missing or of an unknown kind.
+    """
     if not paths:
         raise CorpusError(f"no corpus is given: name {ACCEPTED}")
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 (resolve() would follow links)
     root = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in absolute]))
     files: dict[Path, CorpusFile] = {}
-    passed_over: dict[Path, None] = {}
+    passed_over: dict[Path, str] = {}
     for path in absolute:
+        if within is not None and not path.resolve().is_relative_to(within.resolve()):
+            passed_over[path] = LINKS
+            continue
         for found, kind in _folder_files(path, patterns) if path.is_dir() else [(path, kind_of_file(path))]:
-            if kind is None:
-                passed_over[found] = None
+            if kind is None or kind == LINKS:
+                passed_over[found] = kind or ending_of_name(found.name)
             else:
                 files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
-    return list(files.values()), [path for path in passed_over if path not in files]
+    if report is not None:
+        skipped = Counter(what for path, what in passed_over.items() if path not in files)
+        report.passed_over = dict(Counter(report.passed_over) + skipped)
+    return list(files.values())
 
 
 def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
-    """Return path and kind (None: skipped) of a folder's matching files, sorted by relative path."""
-    found: list[tuple[Path, str | None]] = []
+    """Return path and kind of a folder's matching files, sorted by relative path.
+
+    What is skipped has None or, if it is a link out of the folder, `LINKS`.
+    """
+    found: dict[str, str | None] = {}
+    within = folder.resolve()
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS]
         for name in names:
@@ -139,13 +150,13 @@ def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str
             relative = path.relative_to(folder).as_posix()
             kind = _matched_kind(relative, patterns)
             if (kind is not None or _is_passed_over(relative, patterns)) and path.is_file():
-                found.append((path, kind))
-    if all(kind is None for _, kind in found):
+                found[relative] = kind if path.resolve().is_relative_to(within) else LINKS
+    if set(found.values()) <= {None, LINKS}:
         shown = ", ".join(patterns[:6]) + (", ..." if len(patterns) > 6 else "")
-        endings = Counter(ending_of_name(path.name) for path, _ in found)
+        endings = Counter(kind or ending_of_name(name) for name, kind in found.items())
         advice = passed_over_text(endings) if found else "name others by a pattern, such as '*.jsonl.zst'"
         raise CorpusError(f"{folder} holds no file that matches {shown}: {advice}")
-    return sorted(found, key=lambda item: item[0].relative_to(folder).as_posix())
+    return [(folder / name, kind) for name, kind in sorted(found.items())]
 
 
 def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:
@@ -167,44 +178,3 @@ def _matches(name: str, pattern: str) -> bool:
     """Match a relative path with a pattern; `**/` stands for any folders, or none."""
     target = name if "/" in pattern else name.rpartition("/")[2]
     return any(fnmatch.fnmatchcase(target, form) for form in (pattern, pattern.replace("**/", "")))
-
-
-def _refuse(strict: bool, allow_truncated: bool, problem: RecordProblem) -> None:
-    """Stop the reading at a problem that is not to be counted."""
-    if problem.truncated and not allow_truncated:
-        raise TruncatedCorpusError(
-            f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to do without the rest"
-        )
-    if strict and not problem.truncated:
-        raise CorpusError(f"{problem.place}: {problem.reason}")
-
-
-def _read_files(
-    files: Iterable[CorpusFile],
-    documents: Callable[[CorpusFile], Iterator[Document | RecordProblem]],
-    report: ReadReport,
-    refuse: Callable[[RecordProblem], None],
-) -> Iterator[Document]:
-    """Yield the documents of files, and record files of records without any text."""
-    for file in files:
-        before = report.documents
-        yield from _counted(documents(file), report, refuse)
-        if report.documents == before and file.kind != "text":
-            report.unread.append(str(file.path))
-
-
-def _counted(
-    items: Iterable[Document | RecordProblem],
-    report: ReadReport,
-    refuse: Callable[[RecordProblem], None],
-) -> Iterator[Document]:
-    """Yield the documents with text, and count everything."""
-    for item in items:
-        if isinstance(item, RecordProblem):
-            refuse(item)
-            report.add_problem(item)
-        elif not item.text or item.text.isspace():
-            report.empty_documents += 1
-        else:
-            report.documents += 1
-            yield item

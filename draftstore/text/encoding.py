@@ -1,33 +1,31 @@
 """Text to token shards: a corpus is tokenized once, in batches on all cores, resumable after every shard."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError
-from draftstore.storage.files import fsync_path, write_json
+from draftstore.storage.files import fsync_path, load_json, write_json
 from draftstore.storage.manifest import FileEntry
 from draftstore.text.digests import text_digest
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (
-    FORMAT_VERSION,
     OFFSET_DTYPE,
     STATE_NAME,
+    STATES,
     Shard,
+    State,
     TokenShards,
     open_shards,
-    read_marker,
-    require_files,
+    read_shard,
     shard_path,
     token_dtype,
     totals_of,
@@ -39,17 +37,17 @@ PIECE_CHARACTERS = 1 << 17
 """Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
 Progress: TypeAlias = Callable[[int, int, int], None]
+Text: TypeAlias = tuple[str, str, bytes | None]
+"""The id of a document, a piece of its text, and its digest; None: more pieces follow."""
 
 
-class HasId(Protocol):
-    """A document known by its id."""
+class Encoded(NamedTuple):
+    """The id of a document, characters and token ids [n] of a piece of it, and its digest; None: more pieces follow."""
 
-    @property
-    def id(self) -> str:
-        """Its id."""
-
-
-Named = TypeVar("Named", bound=HasId)
+    id: str
+    characters: int
+    ids: NDArray[np.integer[Any]]
+    digest: bytes | None
 
 
 def tokenize_corpus(
@@ -65,21 +63,19 @@ def tokenize_corpus(
 ) -> TokenShards:
     """Write a corpus as token shards, or resume an interrupted call.
 
-    A shard ends with the document that fills it, so shards depend only on the documents, not on batches, cores or
-    interruptions. A document above `PIECE_CHARACTERS` is encoded in pieces, cut at a line break or space if possible:
-    one or two ids at each cut can differ from those of the whole text. Memory holds two batches and one document's
-    text, whatever the size of the corpus. Reading runs one batch ahead, in a thread.
+    Ids are without BOS and EOS. A document above `PIECE_CHARACTERS` is encoded in pieces, cut at a line break or space
+    if possible: one or two ids at each cut can differ from those of the whole text. Memory holds two batches, a shard
+    and a document's text. Reading runs one batch ahead, in a thread. A shard ends with the document that fills it, so
+    shards depend only on the documents, not on batches, cores or interruptions.
 
     Args:
-        documents: always the same documents in the same order for the same `corpus_fingerprint`; those of finished
-            shards are skipped; unused if the directory is complete.
-        tokenizer: its ids are used without BOS and EOS.
-        directory: created if missing; shards in it from another tokenizer, corpus or shard size are removed. One
-            process at a time (`files.locked_directory`).
+        documents: always the same for a `corpus_fingerprint`; those of finished shards are skipped.
+        tokenizer: the tokenizer of the ids.
+        directory: of one process at a time; shards in it from another tokenizer, corpus or shard size are removed.
         corpus_fingerprint: identity of the corpus and of how it is read (`corpus.corpus_fingerprint`).
         source: name of the corpus in errors.
         shard_tokens: number of tokens at which a shard ends.
-        batch_chars: characters encoded at a time.
+        batch_chars: number of characters that are encoded at a time.
         on_progress: called at the start and after each batch with all documents, tokens and characters so far.
 
     Raises:
@@ -87,178 +83,82 @@ def tokenize_corpus(
         CorpusError: the documents differ from those of an interrupted call.
         TokenRangeError: the tokenizer returned an id outside its vocabulary.
     """
-
-    def encode(left: Iterator[Document]) -> Iterator[list[Encoded]]:
-        for batch in _read_ahead(_batches(left, batch_chars)):
-            encoded = tokenizer.encode_documents([piece.text for piece in batch])
-            yield [
-                Encoded(piece.document_id, len(piece.text), ids, piece.digest)
-                for piece, ids in zip(batch, encoded, strict=True)
-            ]
-
-    return write_shards(
-        documents, encode, tokenizer, directory,
-        corpus_fingerprint=corpus_fingerprint, source=source, shard_tokens=shard_tokens, on_progress=on_progress,
-    )  # fmt: skip
-
-
-class Encoded(NamedTuple):
-    """Token ids of a document, or of a piece of it.
-
-    Attributes:
-        id: the document's.
-        characters: length of the text.
-        ids: integers [n].
-        digest: the document's, 16 bytes; None: there are more pieces of it.
-    """
-
-    id: str
-    characters: int
-    ids: NDArray[np.integer[Any]]
-    digest: bytes | None
-
-
-def write_shards(
-    documents: Iterator[Named],
-    encode: Callable[[Iterator[Named]], Iterator[Sequence[Encoded]]],
-    tokenizer: TextTokenizer,
-    directory: Path,
-    *,
-    corpus_fingerprint: str,
-    source: str,
-    shard_tokens: int = SHARD_TOKENS,
-    on_progress: Progress = lambda _documents, _tokens, _chars: None,
-) -> TokenShards:
-    """Write documents as token shards: `tokenize_corpus`, whose errors it raises, with any source of the token ids."""
-    state = {
-        "format_version": FORMAT_VERSION,
-        "vocab_size": tokenizer.vocab_size,
-        "tokenizer": dataclasses.asdict(tokenizer.identity),
-        "corpus_fingerprint": corpus_fingerprint,
-        "shard_tokens": shard_tokens,
-    }
+    state = State(tokenizer.vocab_size, tokenizer.identity, corpus_fingerprint, shard_tokens)
     directory.mkdir(parents=True, exist_ok=True)
     finished, shards = _resume(directory, state)
     if not finished:
         _skip(documents, shards, source)
-        writer = _Writer(directory, tokenizer.vocab_size, shard_tokens, shards)
-        try:
-            on_progress(writer.documents, writer.tokens, writer.characters)
-            for batch in encode(documents):
-                for piece in batch:
-                    writer.add(piece)
-                on_progress(writer.documents, writer.tokens, writer.characters)
-            writer.finish_shard()
-        except BaseException:
-            writer.discard()
-            raise
-        write_json(
-            directory / STATE_NAME,
-            state | {"shards": len(writer.shards), "totals": totals_of(writer.shards)},
-        )
+        filling = _Filling()
+        on_progress(*filling.totals(shards))
+        for batch in _read_ahead(_batches(documents, batch_chars)):
+            for piece in _encode(tokenizer, batch):
+                filling.add(piece, state.vocab_size)
+                if piece.digest is not None and filling.tokens >= shard_tokens:
+                    shards.append(filling.write(directory, len(shards)))
+                    filling = _Filling()
+            on_progress(*filling.totals(shards))
+        if filling.digests:
+            shards.append(filling.write(directory, len(shards)))
+        done = dataclasses.replace(state, shards=len(shards), totals=totals_of(shards))
+        write_json(directory / STATE_NAME, dataclasses.asdict(done))
     made = open_shards(directory)
     if made.token_count == 0:
         raise NoTextError(f"no text found in {source}")
     return made
 
 
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-    """A document's text, or a part of it; the last one has the document's digest."""
+class _Filling:
+    """The documents of a shard so far, in memory."""
 
-    document_id: str
-    text: str
-    digest: bytes | None
+    def __init__(self) -> None:
+        self.ids: list[NDArray[Any]] = []
+        self.offsets, self.digests, self.names = [0], list[bytes](), list[str]()
+        self.tokens = self.characters = 0
 
+    def totals(self, shards: Sequence[Shard]) -> list[int]:
+        """Return documents, tokens and characters of finished shards and this one."""
+        own = (len(self.digests), self.tokens, self.characters)
+        return [sum(pair) for pair in zip(totals_of(shards).values(), own, strict=True)]
 
-class _Writer:
-    """Appends documents to the current shard and finishes it when full."""
-
-    def __init__(self, directory: Path, vocab_size: int, shard_tokens: int, shards: list[Shard]) -> None:
-        self.shards = shards
-        self.documents = sum(shard.documents for shard in shards)
-        self.tokens = sum(shard.tokens for shard in shards)
-        self.characters = sum(shard.characters for shard in shards)
-        self._directory = directory
-        self._vocab_size = vocab_size
-        self._dtype = token_dtype(vocab_size)
-        self._shard_tokens = shard_tokens
-        self._start_shard()
-
-    def _start_shard(self) -> None:
-        self._file = shard_path(self._directory, len(self.shards), "tokens").open("wb")
-        self._digest = hashlib.sha256()
-        self._offsets = [0]
-        self._digests = bytearray()
-        self._size = 0
-        self._characters = 0
-        self._first_id = ""
-
-    def add(self, piece: Encoded) -> None:
+    def add(self, piece: Encoded, vocab_size: int) -> None:
         """Append the next piece of a document."""
         ids = piece.ids
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
             raise TokenRangeError(
-                f"document {piece.id!r} gave ids {ids.min():,} to {ids.max():,}, "
-                f"expected 0 to {self._vocab_size - 1:,}"
+                f"document {piece.id!r} gave ids {ids.min():,} to {ids.max():,}, expected 0 to {vocab_size - 1:,}"
             )
-        data = ids.astype(self._dtype).tobytes()
-        self._file.write(data)
-        self._digest.update(data)
-        if len(self._offsets) == 1:
-            self._first_id = piece.id
-        self._size += len(ids)
-        self._characters += piece.characters
+        self.ids.append(ids.astype(token_dtype(vocab_size)))
         self.tokens += len(ids)
         self.characters += piece.characters
         if piece.digest is not None:
-            self._offsets.append(self._size)
-            self._digests += piece.digest
-            self.documents += 1
-            self._last_id = piece.id
-            if self._size >= self._shard_tokens:
-                self.finish_shard()
-                self._start_shard()
+            self.offsets.append(self.tokens)
+            self.digests.append(piece.digest)
+            self.names = [*self.names[:1], piece.id]
 
-    def finish_shard(self) -> None:
-        """Flush the shard to disk and mark it as finished; an empty one is removed."""
-        index = len(self.shards)
-        tokens_path = Path(self._file.name)
-        self._file.close()
-        if len(self._offsets) == 1:
-            tokens_path.unlink()
-            return
-        offsets_path, digests_path = (
-            shard_path(self._directory, index, name) for name in ("offsets", "digests")
-        )
-        offsets_path.write_bytes(np.array(self._offsets, dtype=OFFSET_DTYPE).tobytes())
-        digests_path.write_bytes(self._digests)
-        for path in (tokens_path, offsets_path, digests_path):
+    def write(self, directory: Path, index: int) -> Shard:
+        """Write the shard to disk, and last its marker."""
+        offsets = np.array(self.offsets, OFFSET_DTYPE)
+        parts: dict[str, Sequence[Any]] = {"tokens": self.ids, "offsets": [offsets], "digests": self.digests}
+        files = {}
+        for suffix, data in parts.items():
+            path = shard_path(directory, index, suffix)
+            with path.open("wb") as file:
+                file.writelines(data)
             fsync_path(path)
-        shard = Shard(
-            documents=len(self._offsets) - 1,
-            tokens=self._size,
-            characters=self._characters,
-            first_id=self._first_id,
-            last_id=self._last_id,
-            files={
-                tokens_path.name: FileEntry(self._size * self._dtype.itemsize, self._digest.hexdigest()),
-                offsets_path.name: FileEntry.of(offsets_path),
-                digests_path.name: FileEntry.of(digests_path),
-            },
-        )
-        write_json(shard_path(self._directory, index, "json"), dataclasses.asdict(shard))
-        self.shards.append(shard)
-
-    def discard(self) -> None:
-        """Remove the files of the current shard."""
-        with suppress(OSError):  # on a full disk closing fails like writing
-            self._file.close()
-        for suffix in ("tokens", "offsets", "digests"):
-            shard_path(self._directory, len(self.shards), suffix).unlink(missing_ok=True)
+            files[path.name] = FileEntry.of(path)
+        documents, first, last = len(self.digests), self.names[0], self.names[-1]
+        shard = Shard(documents, self.tokens, self.characters, first, last, files)
+        write_json(shard_path(directory, index, "json"), dataclasses.asdict(shard))
+        return shard
 
 
-def _read_ahead(batches: Iterator[list[_Piece]]) -> Iterator[list[_Piece]]:
+def _encode(tokenizer: TextTokenizer, batch: list[Text]) -> Iterator[Encoded]:
+    encoded = tokenizer.encode_documents([text for _, text, _ in batch])
+    for (name, text, digest), ids in zip(batch, encoded, strict=True):
+        yield Encoded(name, len(text), ids, digest)
+
+
+def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
     """Yield the batches, reading the next one in a thread during work on the current one."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="corpus") as pool:
         future = pool.submit(next, batches, None)
@@ -267,13 +167,13 @@ def _read_ahead(batches: Iterator[list[_Piece]]) -> Iterator[list[_Piece]]:
             yield batch
 
 
-def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[_Piece]]:
-    """Group documents, split if long, into lists of about `batch_chars` characters."""
-    batch: list[_Piece] = []
+def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[Text]]:
+    """Group documents, split if long, into lists of about `batch_chars` characters: id, text, and digest at the end."""
+    batch: list[Text] = []
     size = 0
     for document in documents:
         for text, last in split_text(document.text, PIECE_CHARACTERS):
-            batch.append(_Piece(document.id, text, text_digest(document.text) if last else None))
+            batch.append((document.id, text, text_digest(document.text) if last else None))
             size += len(text)
             if size >= batch_chars:
                 yield batch
@@ -296,25 +196,21 @@ def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
     yield text[start:], True
 
 
-def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
+def _resume(directory: Path, state: State) -> tuple[bool, list[Shard]]:
     """Return whether the directory is complete, and its valid shards; remove all others."""
     path = directory / STATE_NAME
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same = {key: found.get(key) for key in state} == state
-    except (OSError, ValueError, AttributeError):
-        found, same = {}, False
+        found = load_json(path.read_bytes(), STATES)
+    except (OSError, ValueError):
+        found = None
     shards: list[Shard] = []
-    while same:
-        try:
-            shard = read_marker(directory, len(shards))
-            require_files(directory, shard)
-        except StoreError:
-            break
-        shards.append(shard)
-    if same and "totals" in found and found["totals"] == totals_of(shards):
-        return True, shards
-    write_json(path, state)
+    if found is not None and dataclasses.replace(found, shards=None, totals=None) == state:
+        with suppress(StoreError):
+            while True:
+                shards.append(read_shard(directory, len(shards)))
+        if found.totals == totals_of(shards):
+            return True, shards
+    write_json(path, dataclasses.asdict(state))
     kept = {shard_path(directory, index, "json").stem for index in range(len(shards))}
     for old in directory.glob("shard-*.*"):
         if old.stem not in kept:
@@ -322,7 +218,7 @@ def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
     return False, shards
 
 
-def _skip(documents: Iterator[HasId], shards: list[Shard], source: str) -> None:
+def _skip(documents: Iterator[Document], shards: list[Shard], source: str) -> None:
     """Skip the documents of finished shards."""
     for shard in shards:
         ids = [document.id for document in islice(documents, shard.documents)]

@@ -28,11 +28,7 @@ class Fragment:
 
     @classmethod
     def of(cls, text: str) -> "Fragment":
-        """Return the fragment of a text.
-
-        Raises:
-            CorpusError: the text is empty.
-        """
+        """Return the fragment of a text; CorpusError if that is empty."""
         if not text:
             raise CorpusError("an empty text is contained in every document: give some characters")
         with np.errstate(over="ignore"):

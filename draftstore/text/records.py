@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
@@ -37,67 +37,28 @@ ACCEPTED = (
     "a text or source file (.txt, .md, .py, ...); all but .parquet also packed (.gz, .zst)"
 )
 TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
-PARQUET_ROWS = 256
+PARQUET_ROWS = 32
 
 T = TypeVar("T")
+Numbered: TypeAlias = tuple[int, "dict[str, Any] | RecordProblem"]
 Render: TypeAlias = Callable[[Sequence[Message]], str]
-
-
-class _BadRecordError(Exception):
-    """A record has no usable text; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One text of a corpus.
-
-    Attributes:
-        id: the record's own `id`, else its position `file#line`, with the file relative to the given path.
-        text: never empty.
-    """
+    """One text: its record's own `id`, else its position `file#line`, with the file relative to the given path."""
 
     id: str
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
-    """Some records of a file, one after the other.
-
-    Attributes:
-        before: number of the file's records (lines, rows) before them.
-        records: how many they are; None: all others.
-        offset: of a file of lines, the bytes before them, unpacked.
-    """
-
-    before: int
-    records: int | None
-    offset: int = 0
-
-    @property
-    def stop(self) -> int | None:
-        """Number of the file's records up to their end; None: all."""
-        return None if self.records is None else self.before + self.records
-
-
-WHOLE = Stretch(0, None)
-
-
-@dataclasses.dataclass(frozen=True)
 class CorpusFile:
-    """A file to read, or a stretch of it.
-
-    Attributes:
-        path: path of the file.
-        name: its name in document ids.
-        kind: `lines`, `parquet` or `text`.
-        stretch: which of its records; of a Parquet file, whole row groups.
-    """
+    """A file to read: `name` is its name in document ids, `kind` is `lines`, `parquet` or `text`."""
 
     path: Path
     name: str
     kind: str
-    stretch: Stretch = WHOLE
 
 
 def kind_of_name(name: str) -> str | None:
@@ -132,20 +93,25 @@ def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Do
     """Stream the documents of one file; its text is under `column`, or `render`ed from `messages`.
 
     Raises:
-        CorpusError: during reading, a Parquet file lacks the column.
-        MissingExtraError: during reading, `pyarrow` or `zstandard` is needed and missing.
+        CorpusError: a Parquet file lacks the column.
+        MissingExtraError: `pyarrow` is needed and missing.
     """
-    if file.kind == "lines":
-        return _read_lines(file, column, render)
-    if file.kind == "parquet":
-        return _read_parquet(file, column, render)
-    return _read_text(file)
+    if file.kind == "text":
+        yield _attempt(str(file.path), lambda: Document(file.name, _whole_text(file.path)))
+        return
+    lines = file.kind == "lines"
+    for number, record in _line_records(file.path) if lines else _parquet_records(file, column):
+        if isinstance(record, RecordProblem):
+            yield record
+        else:
+            make = partial(_record_document, record, f"{file.name}#{number}", column, render)
+            yield _attempt(f"{file.path}:{'line' if lines else 'row'} {number}", make)
 
 
 def _whole_text(path: Path) -> str:
     data = read_whole(path)
     if data is None:
-        raise _BadRecordError(TOO_LARGE)
+        raise CorpusError(TOO_LARGE)
     return data.decode("utf-8-sig")
 
 
@@ -173,48 +139,25 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProbl
         yield f"{path}:line {number}", record
 
 
-def _read_text(file: CorpusFile) -> Iterator[Document | RecordProblem]:
-    """Yield a whole file as one document."""
-    yield _attempt(str(file.path), lambda: Document(file.name, _whole_text(file.path)))
-
-
-def _read_lines(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Yield one document for each non-blank line."""
-    for number, record in _line_records(file.path, file.stretch):
-        if isinstance(record, RecordProblem):
-            yield record
-        else:
-            make = partial(_record_document, record, f"{file.name}#{number}", column, render)
-            yield _attempt(f"{file.path}:line {number}", make)
-
-
-def _line_records(
-    path: Path, stretch: Stretch = WHOLE
-) -> Iterator[tuple[int, dict[str, Any] | RecordProblem]]:
+def _line_records(path: Path) -> Iterator[Numbered]:
     """Yield number and object of each non-blank line; a truncated file ends with a problem that says so."""
-    number = stretch.before
-    lines = islice(read_lines(path, stretch.offset), stretch.records)
+    number = 0
     try:
-        for number, line in enumerate(lines, start=stretch.before + 1):
+        for number, line in enumerate(read_lines(path), start=1):
             if line is None or line.strip():
                 record = _attempt(f"{path}:line {number}", partial(_parse_line, line))
-                yield number, _cut_off(record) if _is_begun(line) else record
+                # Of a file that was cut, the last line begins as an object and has no line feed.
+                if (
+                    isinstance(record, RecordProblem)
+                    and line
+                    and line.lstrip()[:1] == b"{"
+                    and line[-1:] != b"\n"
+                ):
+                    reason = f"the file ends in the middle of a record: {record.reason}"
+                    record = RecordProblem(record.place, reason, truncated=True)
+                yield number, record
     except STREAM_ERRORS as error:
         yield number + 1, _broken_off(f"{path}:line {number + 1}", error)
-
-
-def _is_begun(line: bytes | None) -> bool:
-    """Return True if a line begins as an object and has no line feed, as the last line of a file that was cut."""
-    return line is not None and not line.endswith(b"\n") and line.lstrip().startswith(b"{")
-
-
-def _cut_off(record: dict[str, Any] | RecordProblem) -> dict[str, Any] | RecordProblem:
-    """Return the last record of a file; one that cannot be parsed is cut off."""
-    if not isinstance(record, RecordProblem):
-        return record
-    return RecordProblem(
-        record.place, f"the file ends in the middle of a record: {record.reason}", truncated=True
-    )
 
 
 def _broken_off(place: str, error: Exception) -> RecordProblem:
@@ -225,46 +168,31 @@ def _broken_off(place: str, error: Exception) -> RecordProblem:
 def _parse_line(line: bytes | None) -> dict[str, Any]:
     """Return the object on a line; None is a line that exceeded the size limit."""
     if line is None:
-        raise _BadRecordError(TOO_LARGE)
+        raise CorpusError(TOO_LARGE)
     text = line.decode("utf-8").removeprefix("\ufeff")
     if text.lstrip().startswith("["):
-        raise _BadRecordError("a JSON array, expected one object a line: `jq -c '.[]'` writes such a file")
+        raise CorpusError("a JSON array, expected one object a line: `jq -c '.[]'` writes such a file")
     record = json.loads(text)
     if not isinstance(record, dict):
-        raise _BadRecordError(f"a JSON {type(record).__name__}, expected an object")
+        raise CorpusError(f"a JSON {type(record).__name__}, expected an object")
     return record
 
 
-def _read_parquet(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Yield one document per row, holding one batch of rows in memory at a time."""
+def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
+    """Yield number and object of each row, holding one batch of rows in memory at a time."""
     with needs_extra("pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
-    number = file.stretch.before
+    number = 0
     try:
         with parquet.ParquetFile(file.path) as reader:
             columns = _parquet_columns(reader.schema_arrow.names, column, file.path)
-            groups = _row_groups(reader.metadata, file.stretch)
-            batches = reader.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups, columns=columns)
+            batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, start=file.stretch.before + 1):
-                make = partial(_record_document, row, f"{file.name}#{number}", column, render)
-                yield _attempt(f"{file.path}:row {number}", make)
+            for number, row in enumerate(rows, start=1):
+                yield number, row
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        yield _broken_off(f"{file.path}:row {number + 1}", error)
-
-
-def row_counts(metadata: Any) -> list[int]:
-    """Return the rows of each group of a Parquet file."""
-    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-
-
-def _row_groups(metadata: Any, stretch: Stretch) -> list[int]:
-    """Return the row groups of a Parquet file that begin in a stretch."""
-    starts = accumulate(row_counts(metadata), initial=0)
-    stop = metadata.num_rows if stretch.stop is None else stretch.stop
-    groups = zip(range(metadata.num_row_groups), starts, strict=False)
-    return [group for group, start in groups if stretch.before <= start < stop]
+        yield number + 1, _broken_off(f"{file.path}:row {number + 1}", error)
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
@@ -285,14 +213,7 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return RecordProblem(place, f"not JSON: {error}")
     except EOFError as error:
         return _broken_off(place, error)
-    except (
-        _BadRecordError,
-        UnicodeError,
-        ValueError,
-        RecursionError,
-        TokenizerError,
-        *STREAM_ERRORS,
-    ) as error:
+    except (ValueError, RecursionError, CorpusError, TokenizerError, *STREAM_ERRORS) as error:
         return RecordProblem(place, _reason(error))
 
 
@@ -300,17 +221,17 @@ def _record_document(record: Mapping[str, Any], place: str, column: str, render:
     """Return a record's document; `place` is the default id."""
     key = column if column in record else "messages"
     if key not in record:
-        raise _BadRecordError(f"has neither {column!r} nor 'messages' (name another key with --column)")
+        raise CorpusError(f"has neither {column!r} nor 'messages' (name another key with --column)")
     text = record[key]
     if isinstance(text, list):
         messages = as_messages(text, key)
         text = render(messages) if any(message["content"].strip() for message in messages) else ""
     if not isinstance(text, str):
-        raise _BadRecordError(f"{key!r} is {type_name(text)}, expected text or a list of messages")
+        raise CorpusError(f"{key!r} is {type_name(text)}, expected text or a list of messages")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise _BadRecordError(f"{key!r} is not valid Unicode: it holds half of a surrogate pair") from None
+        raise CorpusError(f"{key!r} is not valid Unicode: it holds half of a surrogate pair") from None
     return Document(record_id(record) or place, text)
 
 

@@ -1,8 +1,8 @@
-"""A scan: the table of a collection's documents, as one Parquet file.
+"""A scan: the table of a collection's documents, as one Parquet file; only files that changed are read for it.
 
     digest       16 bytes, see draftstore.text.digests
     source       i32, number of the source
-    file         i32, index among the files that the file's metadata name
+    file         i32, index among the files that the metadata name
     id           the document's id
     characters   i64, length of the text
     bytes        i64, the same in UTF-8
@@ -15,47 +15,72 @@ text is in it.
 
 import dataclasses
 import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
-from draftstore.errors import CorpusError, needs_extra
-from draftstore.storage.files import replacing
-from draftstore.storage.report import ReadReport
-from draftstore.text.digests import DIGEST_BYTES, digest_keys
+from draftstore.errors import CorpusError, counted, needs_extra
+from draftstore.storage.files import Text, load_json, replacing
+from draftstore.storage.identity import file_identity
+from draftstore.storage.report import LINKS, ReadReport
+from draftstore.text.corpus import read_files
+from draftstore.text.digests import DIGEST_BYTES, digest_keys, text_digest
+from draftstore.text.records import CorpusFile, Document
 from draftstore.text.sources import Source
 
-VERSION = 1
-METADATA = b"draftstore.scan"
+with needs_extra("polars"):
+    import polars as pl
+
+METADATA = "draftstore.scan.2"
 MODE = 0o600
 """Ids of documents, and who said what how often, are as private as the texts."""
+PART_ROWS = 1 << 16
+ROWS = {
+    "digest": pl.Binary,
+    "id": pl.String,
+    "characters": pl.Int64,
+    "bytes": pl.Int64,
+    "refused": pl.Boolean,
+}
+"""The columns that reading a file gives."""
+COLUMNS = ROWS | {"source": pl.Int32, "file": pl.Int32, "first_seen": pl.Int64}
+
+OnScan: TypeAlias = Callable[[int, int, int], None]
+"""Called with the files scanned, their total, and the documents read so far."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ScannedFile:
     """A file as it was read.
 
-    Attributes:
-        source: number of its source.
-        path: path of the file.
-        name: its name in document ids.
-        kind: `lines`, `parquet` or `text`.
-        reading: see `Source.reading`.
-        identity: its content, see `draftstore.text.identity`.
-        documents: number of its rows.
-        report: what was passed over in it, as `ReadReport` has it.
+    `source` is the number of its source, `reading` that of `Source`, `identity` that of its content, `documents` the
+    number of its rows; others are as in `CorpusFile`.
     """
 
     source: int
-    path: str
-    name: str
+    path: Text
+    name: Text
     kind: str
     reading: str
     identity: str
     documents: int
-    report: dict[str, Any]
+    report: ReadReport
+
+    @property
+    def content(self) -> tuple[int | str, ...]:
+        """What decides its rows."""
+        return self.source, self.path, self.name, self.kind, self.reading, self.identity
+
+
+FILES = TypeAdapter(tuple[ScannedFile, ...])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,22 +90,24 @@ class Scan:
     Attributes:
         sources: the sources that were scanned; none in a scan that was opened from its file.
         files: their files, in the order of reading.
-        table: the rows, a table of pyarrow; those of a file are adjacent.
+        frame: the rows; those of a file are adjacent.
         read: how many files this scan has read; the rows of others were taken over.
+        links: how many links this scan found that lead out of their folders.
     """
 
     sources: tuple[Source, ...]
     files: tuple[ScannedFile, ...]
-    table: Any
+    frame: pl.DataFrame
     read: int = 0
+    links: int = 0
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return self.frame.height
 
     @property
     def digests(self) -> NDArray[np.uint8]:
         """Uint8 [n, 16]."""
-        return digests_of(self.table)
+        return digests_of(self.frame)
 
     @property
     def keys(self) -> NDArray[np.bytes_]:
@@ -90,72 +117,41 @@ class Scan:
     @property
     def report(self) -> ReadReport:
         """What was passed over in all files."""
-        report = ReadReport()
+        report = ReadReport(passed_over={LINKS: self.links} if self.links else {})
         for file in self.files:
-            part = ReadReport.of_notes(file.report)
-            report.add(part)
-            report.unread += part.unread
+            report.add(file.report)
+            report.unread += file.report.unread
         return report
+
+    def rows(self) -> dict[tuple[int | str, ...], tuple[ScannedFile, pl.DataFrame]]:
+        """Return each file with its rows, by its content."""
+        starts = np.cumsum([0, *(file.documents for file in self.files)]).tolist()
+        rows = self.frame.select(list(ROWS))
+        return {
+            file.content: (file, rows.slice(start, file.documents))
+            for file, start in zip(self.files, starts, strict=False)
+        }
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column of numbers, [n]."""
-        column: NDArray[Any] = self.table.column(name).to_numpy()
-        return column
-
-    def ids(self) -> list[str]:
-        """Return the ids of all documents."""
-        ids: list[str] = self.table.column("id").to_pylist()
-        return ids
-
-    def spans(self) -> NDArray[np.int64]:
-        """Int64 [files + 1], the first row of every file, and the end."""
-        return np.cumsum([0, *(file.documents for file in self.files)], dtype=np.int64)
+        return self.frame[name].to_numpy()
 
 
-def digests_of(table: Any) -> NDArray[np.uint8]:
+def digests_of(frame: pl.DataFrame) -> NDArray[np.uint8]:
     """Return the digests of a table, uint8 [n, 16]."""
-    chunks = [chunk for chunk in table.column("digest").chunks if len(chunk)]
-    parts = [
-        np.frombuffer(chunk.buffers()[1], np.uint8)[chunk.offset * DIGEST_BYTES :][
-            : len(chunk) * DIGEST_BYTES
-        ]
-        for chunk in chunks
+    half = DIGEST_BYTES // 2
+    words = [
+        frame["digest"].bin.slice(start, half).bin.reinterpret(dtype=pl.UInt64, endianness="little")
+        for start in (0, half)
     ]
-    flat = np.concatenate([np.empty(0, np.uint8), *parts])
-    return flat.reshape(-1, DIGEST_BYTES)
+    return np.stack(words, axis=1).view(np.uint8)
 
 
-def schema() -> Any:
-    """Return the columns of a file's rows; `source` and `file` join them in the file."""
-    with needs_extra("pyarrow"):
-        import pyarrow as pa
-    return pa.schema(
-        [
-            ("digest", pa.binary(DIGEST_BYTES)),
-            ("id", pa.string()),
-            ("characters", pa.int64()),
-            ("bytes", pa.int64()),
-            ("first_seen", pa.int64()),
-            ("refused", pa.bool_()),
-        ]
-    )
-
-
-def write_scan(path: Path, files: list[ScannedFile], rows: Any) -> Any:
-    """Write a scan atomically, readable by its owner only, and return its table."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    counts = [file.documents for file in files]
-    places = np.repeat(np.arange(len(files), dtype=np.int32), counts)
-    numbers = np.repeat(np.array([file.source for file in files], np.int32), counts)
-    table = rows.add_column(1, "source", pa.array(numbers)).add_column(2, "file", pa.array(places))
-    facts = {"version": VERSION, "files": [dataclasses.asdict(file) for file in files]}
-    table = table.replace_schema_metadata({METADATA: json.dumps(facts).encode(errors="backslashreplace")})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, MODE) as filling:
-        parquet.write_table(table, filling, compression="zstd")
-    return table
+def digest_series(digests: NDArray[np.uint8]) -> pl.Series:
+    """Return digests, uint8 [n, 16], as tables have them."""
+    data = digests.tobytes()
+    parts = (data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES))
+    return pl.Series("digest", list(parts), pl.Binary)
 
 
 def open_scan(path: Path) -> Scan | None:
@@ -164,27 +160,153 @@ def open_scan(path: Path) -> Scan | None:
     Raises:
         CorpusError: it cannot be read.
     """
-    with needs_extra("pyarrow"):
-        import pyarrow as pa
-        from pyarrow import parquet
     if not path.exists():
         return None
     try:
-        table = parquet.read_table(path).combine_chunks()
-        files = _files_of(table)
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        files = load_json(pl.read_parquet_metadata(path)[METADATA], FILES)
+        frame = pl.read_parquet(path).select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+        whole = sum(file.documents for file in files) == frame.height
+        problem = None if whole else "its files do not have as many documents as it has rows"
+    except (pl.exceptions.PolarsError, OSError, KeyError, ValueError) as error:
+        problem = str(error)
+    if problem:
         raise CorpusError(
-            f"the scan {path} cannot be read ({error}): remove it; all documents then count as seen now"
-        ) from None
-    return Scan((), files, table)
+            f"the scan {path} cannot be read ({problem}): remove it; all documents then count as seen now"
+        )
+    return Scan((), files, frame)
 
 
-def _files_of(table: Any) -> tuple[ScannedFile, ...]:
-    """Return the files that a table's metadata name."""
-    facts = json.loads((table.schema.metadata or {})[METADATA])
-    if facts["version"] != VERSION:
-        raise ValueError(f"version {facts['version']!r}, expected {VERSION}")
-    files = tuple(ScannedFile(**file) for file in facts["files"])
-    if sum(file.documents for file in files) != table.num_rows:
-        raise ValueError("its files do not have as many documents as it has rows")
-    return files
+def scan_sources(
+    sources: Sequence[Source],
+    path: Path,
+    *,
+    now: float | None = None,
+    on_progress: OnScan = lambda _done, _all, _documents: None,
+) -> Scan:
+    """Scan sources, and keep the result for the next time.
+
+    A file whose content and way of reading are those of the scan before is not read: its rows are taken over. When a
+    text was first seen is kept for as long as some file holds it, within what the clock and the source allow.
+
+    Args:
+        sources: the sources, each with a number of its own.
+        path: file of the scan, replaced when all is read.
+        now: unix seconds; None: the clock's.
+        on_progress: progress callback.
+
+    Raises:
+        CorpusError: a source has no files, a file cannot be read, or the scan before; the scan stays as it was.
+    """
+    before = open_scan(path) or Scan((), (), pl.DataFrame(schema=COLUMNS))
+    passed_over = ReadReport()
+    listed = [(source, file) for source in sources for file in source.files(passed_over)]
+    found: dict[int, tuple[ScannedFile, pl.DataFrame]] = {}
+    read = documents = 0
+    known = before.rows()
+    # Those of a log last and from the newest on: one that is rotated meanwhile is then read twice, and not missed.
+    for at in sorted(range(len(listed)), key=lambda at: (log := listed[at][0].log, -at if log else at)):
+        source, file = listed[at]
+        # Before the reading: a file that grows meanwhile is then read again. One of a log may be gone.
+        with suppress(FileNotFoundError):
+            identity = file_identity(file.path)
+            content = source.number, str(file.path), file.name, file.kind, source.reading, identity
+            if content not in known:
+                report = ReadReport()
+                rows = _read(source, file, report)
+                known[content] = ScannedFile(*content, rows.height, report), rows
+                read += 1
+                documents += rows.height
+            found[at] = known[content]
+        on_progress(len(found), len(listed), documents)
+    kept = [found[at] for at in sorted(found)]
+    frame = _table(kept, before.frame, sources, int(time.time() if now is None else now))
+    files = tuple(file for file, _ in kept)
+    notes = json.dumps([dataclasses.asdict(file) for file in files])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, MODE) as filling:
+        frame.write_parquet(filling, metadata={METADATA: notes})
+    return Scan(tuple(sources), files, frame, read, passed_over.passed_over.get(LINKS, 0))
+
+
+def _table(
+    kept: Sequence[tuple[ScannedFile, pl.DataFrame]],
+    before: pl.DataFrame,
+    sources: Sequence[Source],
+    now: int,
+) -> pl.DataFrame:
+    """Return the rows of files with the times at which their texts were first seen: new ones now.
+
+    A clock that was wrong at one scan is thus right at the next: no time is after now, or before the source was added.
+    """
+    counts = [file.documents for file, _ in kept]
+    numbers = np.repeat(np.array([file.source for file, _ in kept], np.int32), counts)
+    places = np.repeat(np.arange(len(kept), dtype=np.int32), counts)
+    rows = pl.concat([pl.DataFrame(schema=ROWS), *(rows for _, rows in kept)])
+    rows = rows.with_columns(pl.Series("source", numbers), pl.Series("file", places))
+    seen = before.group_by("digest").agg(pl.col("first_seen").min())
+    added = pl.DataFrame(
+        [(source.number, source.added) for source in sources],
+        {"source": pl.Int32, "added": pl.Int64},
+        orient="row",
+    )
+    rows = rows.join(seen, "digest", "left", maintain_order="left").join(
+        added, "source", "left", maintain_order="left"
+    )
+    first, least = pl.col("first_seen").fill_null(now), pl.col("added")
+    # A clock before the adding is wrong itself, and says nothing about the known ones.
+    first = pl.when(least <= now).then(pl.min_horizontal(first, now)).otherwise(first)
+    return rows.with_columns(pl.max_horizontal(first, least).alias("first_seen")).select(list(COLUMNS))
+
+
+def _read(source: Source, file: CorpusFile, report: ReadReport) -> pl.DataFrame:
+    """Read a file of a source into rows, a part at a time: Python's objects take ten times the memory of a table."""
+    documents, parts = _documents(source, file, report), [pl.DataFrame(schema=ROWS)]
+    while part := [_row(source, document) for document in islice(documents, PART_ROWS)]:
+        parts.append(pl.DataFrame(part, ROWS, orient="row"))
+    return pl.concat(parts)
+
+
+def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator[Document]:
+    """Yield the documents of a file; the last record of a log may be one that is just being written."""
+    return read_files(
+        [file], render=source.render, report=report, column=source.column, strict=source.strict,
+        allow_truncated=source.allow_truncated or source.log,
+    )  # fmt: skip
+
+
+def _row(source: Source, document: Document) -> tuple[bytes, str, int, int, bool]:
+    """Return the row of a document, as `ROWS` has it."""
+    text = document.text
+    refused = any(fragment.occurs_in(text) for fragment in source.refused)
+    return text_digest(text), document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused
+
+
+def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
+    """Yield the documents with these digests, each once, in the order of the scan; only their files are read.
+
+    Args:
+        scan: a scan with its sources.
+        digests: uint8 [any, 16].
+
+    Raises:
+        CorpusError: a file changed since the scan, so that documents are missing, or it cannot be read.
+    """
+    sources = {source.number: source for source in scan.sources}
+    wanted = digest_series(digests).unique()
+    first = scan.frame.unique("digest", keep="first", maintain_order=True)
+    first = first.filter(pl.col("digest").is_in(wanted.implode()))
+    missing = len(wanted)
+    for place, texts in first.group_by("file", maintain_order=True).agg("digest").iter_rows():
+        file, left = scan.files[place], set(texts)
+        read = CorpusFile(Path(file.path), file.name, file.kind)
+        for document in _documents(sources[file.source], read, ReadReport()):
+            if (digest := text_digest(document.text)) in left:
+                left.remove(digest)
+                missing -= 1
+                yield document
+            if not left:
+                break
+    if missing:
+        raise CorpusError(
+            f"{counted(missing, 'document')} of the scan are no longer in their files: scan again"
+        )

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draftstore.errors import CorpusError, TokenizerError
+from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.chat import Message
-from draftstore.text.corpus import SOURCE_PATTERNS, list_files
+from draftstore.text.corpus import SOURCE_PATTERNS, find_files
 from draftstore.text.fragments import Fragment
 from draftstore.text.records import CorpusFile, Render, kind_of_file
 
@@ -19,11 +20,7 @@ GLOB_SIGNS = re.compile(r"[*?\[]")
 
 
 def no_template(_messages: Sequence[Message]) -> str:
-    """Refuse a conversation: its text depends on a chat template.
-
-    Raises:
-        TokenizerError: always.
-    """
+    """Refuse a conversation with a TokenizerError: its text depends on a chat template."""
     raise TokenizerError("a conversation needs the model's chat template: name the collection's tokenizer")
 
 
@@ -42,6 +39,7 @@ class Source:
         render: turns a conversation into text.
         template: identity of `render`.
         refused: documents with one of these texts are never wanted.
+        added: unix seconds; no document was seen before it.
     """
 
     number: int
@@ -54,6 +52,7 @@ class Source:
     render: Render = dataclasses.field(default=no_template, compare=False)
     template: str = ""
     refused: tuple[Fragment, ...] = ()
+    added: int = 0
 
     @property
     def reading(self) -> str:
@@ -62,20 +61,21 @@ class Source:
         deciding = [self.column, self.strict, self.allow_truncated, self.template, keys]
         return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
-    def files(self) -> list[CorpusFile]:
-        """Return its files, always in the same order; those of a log from the oldest on.
+    def files(self, report: ReadReport | None = None) -> list[CorpusFile]:
+        """Return its files, always in the same order; those of a log from the oldest on; see `find_files`.
 
         Raises:
             CorpusError: there are none, unless it is a log; or one is of an unknown kind.
         """
         if self.log:
             return [CorpusFile(path, path.name, kind_of_file(path)) for path in log_files(Path(self.place))]
-        paths = [Path(self.place)]
-        if not paths[0].exists() and GLOB_SIGNS.search(self.place):
+        paths, within = [Path(self.place)], None
+        if not paths[0].exists() and (sign := GLOB_SIGNS.search(self.place)):
             paths = [Path(found) for found in sorted(globbing.glob(self.place, recursive=True))]  # noqa: PTH207
+            within = Path(self.place[: sign.start()].rpartition("/")[0] or "/")
             if not paths:
                 raise CorpusError(f"no file matches {self.place}: the disk may not be mounted")
-        return list_files(paths, self.glob)
+        return find_files(paths, self.glob, report or ReadReport(), within)
 
 
 def log_files(path: Path) -> list[Path]:

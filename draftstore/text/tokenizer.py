@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from draftstore.errors import TokenizerError, needs_extra, type_name
+from draftstore.errors import TokenizerError, needs_extra
+from draftstore.storage.files import load_json
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.chat import NO_SETTINGS, Message, find_template, plain_chat, render_template
 from draftstore.text.pieces import exact_piece, visible_piece
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+CONFIG = TypeAdapter(dict[str, Any])
 FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
 LONG_TEXT = 1 << 14
 """Characters above which other threads are let run meanwhile: alone, the library holds the interpreter's lock."""
@@ -44,12 +47,7 @@ class TextTokenizer:
     """
 
     def __init__(self, backend: "Tokenizer", name: str, files: Mapping[str, bytes]) -> None:
-        """Wrap a loaded tokenizer.
-
-        Args:
-            backend: owned by this object; truncation, padding and BPE dropout are disabled in it.
-            name: display name.
-            files: the bytes of its files by name (some of `FILES`).
+        """Wrap a tokenizer, whose truncation, padding and BPE dropout end, with the bytes of its files (of `FILES`).
 
         Raises:
             TokenizerError: the configuration is not a JSON object, or the template is not UTF-8.
@@ -151,10 +149,7 @@ class TextTokenizer:
         return np.array(ids, dtype=np.int32)
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the token ids of many texts, without BOS or EOS, one array of shape [n] each.
-
-        Runs in parallel on all cores (in Rust, without the GIL).
-        """
+        """Return the token ids of many texts, without BOS or EOS, int32 [n] each; on all cores, without the GIL."""
         encodings = self._guarded(lambda: self._backend.encode_batch_fast(texts, add_special_tokens=False))
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
@@ -162,22 +157,22 @@ class TextTokenizer:
         """Return the text of token ids, including special tokens; ids outside the vocabulary are dropped."""
         return self._backend.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=False)
 
-    def token_text(self, token: int) -> str:
-        """Return one token in visible form, for drawings of trees; never raises.
+    def decode_within(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Return what each sequence of token ids adds to a text, with a space at its beginning; else as `decode`."""
+        before = self._encoding("a").ids  # a decoder may leave out a space at the beginning of a text
+        texts = self._backend.decode_batch([[*before, *ids] for ids in sequences], skip_special_tokens=False)
+        length = len(self.decode(before))
+        return [text[length:] for text in texts]
 
-        A space shows as `␣`; line breaks, control characters, backslashes and partial characters as in Python's `repr`
-        (`\\n`, `\\xe2`); an id outside the vocabulary as `<id 7>`.
-        """
+    def token_text(self, token: int) -> str:
+        """Return one token as `visible_piece`, for drawings of trees; an unknown id is `<id 7>`."""
         piece = self._entry(token)
         if piece is None:
             return f"<id {int(token)}>"
         return piece if token in self.special_ids else visible_piece(piece, self._byte_level)
 
     def exact_text(self, token: int) -> str | None:
-        """Return the exact text that one token adds; never raises.
-
-        None for an id outside the vocabulary, and for a token with a part of a character.
-        """
+        """Return the exact text that one token adds; None: the id is unknown, or has a part of a character."""
         piece = self._entry(token)
         if piece is None or token in self.special_ids:
             return piece
@@ -189,10 +184,9 @@ class TextTokenizer:
         add_generation_prompt: bool,
         settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> str:
-        """Return a conversation as text, by the model's chat template or the plain role format.
+        """Return a conversation as text, by the model's chat template or else `plain_chat`.
 
-        The plain format is `USER: hi ASSISTANT: hello`, joined by single spaces; with a generation prompt it ends in
-        `ASSISTANT:`. A template may use today's date, as in transformers, and further variables: `settings`.
+        A template may use today's date, as in transformers, and variables: `settings`, like `tools`.
 
         Raises:
             TokenizerError: the template is broken or refuses these messages (roles out of turn, for example); or there
@@ -203,19 +197,16 @@ class TextTokenizer:
                 raise TokenizerError(f"the model {self.name!r} has no chat template: leave its settings out")
             return plain_chat(messages, add_generation_prompt)
         return render_template(
-            self._template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            named_tokens=self._named_tokens,
-            owner=self.name,
-            settings=settings,
-        )
+            self._template, messages, add_generation_prompt=add_generation_prompt,
+            named_tokens=self._named_tokens, owner=self.name, settings=settings,
+        )  # fmt: skip
+
+    def render_document(self, messages: Sequence[Message]) -> str:
+        """Return a whole conversation as the text of a document, see `render_chat`."""
+        return self.render_chat(messages, add_generation_prompt=False)
 
     def save(self, directory: Path) -> None:
-        """Write the tokenizer's files, byte for byte as read, into an existing directory.
-
-        `load_tokenizer(directory, name=...)` gives an equal tokenizer.
-        """
+        """Write the tokenizer's files, byte for byte as read, into an existing directory."""
         for name, data in self._files.items():
             (directory / name).write_bytes(data)
 
@@ -299,12 +290,9 @@ def _download(name: str) -> Path:
 
 def _parse_config(data: bytes, name: str) -> dict[str, Any]:
     try:
-        config = json.loads(data)
+        return load_json(data, CONFIG)
     except ValueError as error:
-        raise TokenizerError(f"{CONFIG_FILE} of {name!r} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{CONFIG_FILE} of {name!r} holds {type_name(config)}, expected an object")
-    return config
+        raise TokenizerError(f"{CONFIG_FILE} of {name!r} is not a JSON object: {error}") from None
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

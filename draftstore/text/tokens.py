@@ -11,21 +11,20 @@ and `tokens.json`: the origin of the ids and, once every document is included, t
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from draftstore.errors import StoreError, TokenRangeError
-from draftstore.storage.files import fsync_path, map_or_empty
+from draftstore.storage.files import Text, load_json, map_or_empty, replacing
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
 from draftstore.text.digests import DIGEST_BYTES
 
-FORMAT_VERSION = 2
 STATE_NAME = "tokens.json"
 OFFSET_DTYPE = np.dtype("<i8")
 
@@ -33,9 +32,7 @@ TokenArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """Return the little-endian type of token ids on disk: u16 up to 65,535 ids, else u32.
-
-    The type's largest value stays free for `sentinel`.
+    """Return the little-endian type of token ids on disk, whose largest value stays free for `sentinel`.
 
     Raises:
         TokenRangeError: vocab_size is outside 1 .. 2**31 - 1.
@@ -50,25 +47,32 @@ def sentinel(dtype: np.dtype[np.unsignedinteger[Any]]) -> int:
     return int(np.iinfo(dtype).max)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Shard:
-    """The marker of a finished shard.
-
-    Attributes:
-        documents: number of documents.
-        tokens: number of tokens.
-        characters: length of its documents as text.
-        first_id: id of its first document.
-        last_id: id of its last document.
-        files: size and hash of its other files, by name.
-    """
+    """The marker of a finished shard: its numbers, the ids of its first and last documents, and its other files."""
 
     documents: int
     tokens: int
     characters: int
-    first_id: str
-    last_id: str
+    first_id: Text
+    last_id: Text
     files: dict[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class State:
+    """The origin of the ids in a directory; the number of shards and the totals once every document is included."""
+
+    vocab_size: int
+    tokenizer: TokenizerIdentity
+    corpus_fingerprint: Text
+    shard_tokens: int
+    shards: int | None = None
+    totals: dict[str, int] | None = None
+    format_version: Literal[2] = 2
+
+
+MARKERS, STATES = TypeAdapter(Shard), TypeAdapter(State)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +82,11 @@ class TokenShards:
     Attributes:
         directory: path of the directory.
         vocab_size: ids lie in [0, vocab_size).
-        tokenizer: identity of the tokenizer.
-        corpus_fingerprint: identity of the corpus, as passed to `tokenize_corpus`.
         shards: the markers, in order.
     """
 
     directory: Path
     vocab_size: int
-    tokenizer: TokenizerIdentity
-    corpus_fingerprint: str
     shards: tuple[Shard, ...]
 
     @property
@@ -116,9 +116,8 @@ class TokenShards:
             StoreError: a file is missing, truncated or changed so that documents or ids are out of range.
         """
         for index, shard in enumerate(self.shards):
-            require_files(self.directory, shard)
-            tokens = map_or_empty(shard_path(self.directory, index, "tokens"), self.dtype)
-            offsets = map_or_empty(shard_path(self.directory, index, "offsets"), OFFSET_DTYPE)
+            tokens = self._map(index, "tokens", self.dtype)
+            offsets = self._map(index, "offsets", OFFSET_DTYPE)
             whole = len(offsets) == shard.documents + 1 and offsets[0] == 0 and offsets[-1] == len(tokens)
             if not whole or len(tokens) != shard.tokens or np.any(offsets[1:] < offsets[:-1]):
                 raise StoreError(f"shard {index} of {self.directory} does not hold what its marker says")
@@ -130,28 +129,17 @@ class TokenShards:
                 )
             yield tokens, offsets
 
-    def digests(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the digests of each shard's documents, uint8 [documents, 16]: read-only maps of its files.
+    def _map(self, index: int, suffix: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        _require_files(self.directory, self.shards[index])
+        return map_or_empty(shard_path(self.directory, index, suffix), dtype)
 
-        Raises:
-            StoreError: a file is missing, truncated or has another size than its documents need.
-        """
+    def digests(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the digests of each shard's documents, uint8 [documents, 16], otherwise as `arrays`."""
         for index, shard in enumerate(self.shards):
-            require_files(self.directory, shard)
-            digests = map_or_empty(shard_path(self.directory, index, "digests"), np.dtype(np.uint8))
+            digests = self._map(index, "digests", np.dtype(np.uint8))
             if len(digests) != shard.documents * DIGEST_BYTES:
                 raise StoreError(f"shard {index} of {self.directory} does not hold what its marker says")
             yield digests.reshape(-1, DIGEST_BYTES)
-
-    def documents(self) -> Iterator[TokenArray]:
-        """Yield the ids of each document, shape [n], in reading order: read-only views of the mapped files.
-
-        Raises:
-            StoreError: see `arrays`.
-        """
-        for tokens, offsets in self.arrays():
-            for start, end in pairwise(offsets.tolist()):
-                yield tokens[start:end]
 
 
 def open_shards(directory: Path) -> TokenShards:
@@ -162,31 +150,23 @@ def open_shards(directory: Path) -> TokenShards:
     """
     path = directory / STATE_NAME
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        version = state["format_version"]
-        if version != FORMAT_VERSION:
-            raise StoreError(
-                f"{path} has format version {version!r}, expected {FORMAT_VERSION}: build it again"
-            )
-        if "totals" not in state:
-            raise StoreError(f"{directory} is unfinished: run the build again, it resumes where it stopped")
-        identity = TokenizerIdentity(**state["tokenizer"])
-        count, totals = state["shards"], state["totals"]
-        vocab_size, corpus = state["vocab_size"], state["corpus_fingerprint"]
+        state = load_json(path.read_bytes(), STATES)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(f"{directory} holds no token shards: it has no {STATE_NAME}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
+        raise _unreadable(path, error) from None
+    if state.totals is None:
+        raise StoreError(f"{directory} is unfinished: run the build again, it resumes where it stopped")
+    shards = tuple(read_shard(directory, index) for index in range(state.shards or 0))
+    if state.totals != totals_of(shards):
         raise StoreError(
-            f"{path} cannot be read ({error}): the shards are damaged, build them again"
-        ) from None
-    shards = tuple(read_marker(directory, index) for index in range(count))
-    for shard in shards:
-        require_files(directory, shard)
-    if totals != totals_of(shards):
-        raise StoreError(
-            f"the shards in {directory} hold {totals_of(shards)}, expected {totals}: build them again"
+            f"the shards in {directory} hold {totals_of(shards)}, expected {state.totals}: build them again"
         )
-    return TokenShards(directory, vocab_size, identity, corpus, shards)
+    return TokenShards(directory, state.vocab_size, shards)
+
+
+def _unreadable(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"{path} cannot be read ({error}): the shards are damaged, build them again")
 
 
 def shard_path(directory: Path, index: int, suffix: str) -> Path:
@@ -194,19 +174,17 @@ def shard_path(directory: Path, index: int, suffix: str) -> Path:
     return directory / f"shard-{index:05d}.{suffix}"
 
 
-def read_marker(directory: Path, index: int) -> Shard:
-    """Read the marker of a shard."""
+def read_shard(directory: Path, index: int) -> Shard:
+    """Read the marker of a shard whose files are whole, as far as their sizes tell."""
     path = shard_path(directory, index, "json")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        files = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
-        return Shard(**{**fields, "files": files})
+        shard = load_json(path.read_bytes(), MARKERS)
     except FileNotFoundError:
         raise StoreError(f"{path} is missing: the shards are damaged, build them again") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(
-            f"{path} cannot be read ({error}): the shards are damaged, build them again"
-        ) from None
+    except ValueError as error:
+        raise _unreadable(path, error) from None
+    _require_files(directory, shard)
+    return shard
 
 
 def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
@@ -216,7 +194,7 @@ def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
     }
 
 
-def require_files(directory: Path, shard: Shard) -> None:
+def _require_files(directory: Path, shard: Shard) -> None:
     """Refuse a shard with a file that is missing or has another size than in its marker."""
     for problem in size_problems(directory, shard.files):
         raise StoreError(f"{problem}: build the shards again")
@@ -233,9 +211,6 @@ def document_starts(shards: TokenShards) -> NDArray[np.int64]:
 
 def write_closed(shards: TokenShards, path: Path) -> None:
     """Write all documents, each ended by the sentinel; the file is whole or absent."""
-    filling = path.with_name(f"{path.name}.tmp")
-    with filling.open("wb") as file:
+    with replacing(path) as filling, filling.open("wb") as file:
         for tokens, offsets in shards.arrays():
             file.write(np.insert(tokens, offsets[1:], sentinel(shards.dtype)).tobytes())
-    fsync_path(filling)
-    filling.replace(path)

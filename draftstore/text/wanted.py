@@ -7,18 +7,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.digests import DIGEST_BYTES, digest_keys
-from draftstore.text.scans import Scan
+from draftstore.errors import needs_extra
+from draftstore.text.digests import DIGEST_BYTES
+from draftstore.text.scans import Scan, digest_series, digests_of
+
+with needs_extra("polars"):
+    import polars as pl
 
 
 @dataclasses.dataclass(frozen=True)
 class Cap:
-    """The most text of a source.
-
-    Attributes:
-        bytes: maximum bytes of text in UTF-8.
-        first_out: which documents go first, `oldest` or `largest`.
-    """
+    """The most bytes of text, in UTF-8, of a source, and which documents go first."""
 
     bytes: int
     first_out: Literal["oldest", "largest"] = "oldest"
@@ -42,29 +41,25 @@ class Removal:
     source: int | None = None
     before: int | None = None
 
+    @property
+    def taken(self) -> pl.Expr:
+        """Which rows of a scan it takes."""
+        taken = pl.col("digest").is_in(digest_series(self.digests).implode())
+        if self.document is not None:
+            taken |= pl.col("id") == self.document
+        ruled = [pl.col("source") == self.source] if self.source is not None else []
+        ruled += [pl.col("first_seen") < self.before] if self.before is not None else []
+        return taken | pl.all_horizontal(ruled) if ruled else taken
+
     def rows(self, scan: Scan) -> NDArray[np.bool_]:
         """Return which rows of a scan it takes, bool [n]."""
-        out: NDArray[np.bool_] = np.isin(scan.keys, digest_keys(self.digests))
-        if self.document is not None:
-            out |= np.array([found == self.document for found in scan.ids()], np.bool_)
-        if self.source is not None or self.before is not None:
-            ruled = np.ones(len(scan), np.bool_)
-            if self.source is not None:
-                ruled &= scan.column("source") == self.source
-            if self.before is not None:
-                ruled &= scan.column("first_seen") < self.before
-            out |= ruled
-        return out
+        return scan.frame.select(self.taken).to_series().to_numpy()
 
 
 def removed_rows(scan: Scan, removals: Sequence[Removal]) -> NDArray[np.bool_]:
     """Return which rows of a scan are taken down, bool [n]: all with the text of one that is."""
-    out = scan.column("refused").astype(np.bool_)
-    for removal in removals:
-        out |= removal.rows(scan)
-    keys = scan.keys
-    found: NDArray[np.bool_] = np.isin(keys, keys[out])
-    return found
+    taken = scan.frame.filter(pl.any_horizontal("refused", *(removal.taken for removal in removals)))
+    return scan.frame["digest"].is_in(taken["digest"].implode()).to_numpy()
 
 
 def wanted_digests(
@@ -86,27 +81,19 @@ def wanted_digests(
         retention: by source, the seconds after which a document expires.
         caps: by source, the most text.
     """
-    keys, numbers = scan.keys, scan.column("source")
-    kept = ~removed_rows(scan, removals)
+    rows = scan.frame.with_row_index("row").filter(~removed_rows(scan, removals))
     for source, seconds in (retention or {}).items():
-        kept &= (numbers != source) | (scan.column("first_seen") > now - seconds)
+        rows = rows.filter((pl.col("source") != source) | (pl.col("first_seen") > now - seconds))
     for source, cap in (caps or {}).items():
-        rows = _first_rows(keys, np.flatnonzero(kept & (numbers == source)))
-        within = rows[_within(scan, rows, cap)]
-        kept &= numbers != source
-        kept[within] = True
-    rows = _first_rows(keys, np.flatnonzero(kept))
-    digests: NDArray[np.uint8] = scan.digests[rows]
-    return digests
+        own = pl.col("source") == source
+        rows = pl.concat([rows.filter(~own), _within(rows.filter(own), cap)])
+    return digests_of(rows.sort("row").unique("digest", keep="first", maintain_order=True))
 
 
-def _first_rows(keys: NDArray[np.bytes_], rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return those of ascending rows that are the first with their key."""
-    return np.sort(rows[np.unique(keys[rows], return_index=True)[1]])
-
-
-def _within(scan: Scan, rows: NDArray[np.intp], cap: Cap) -> NDArray[np.intp]:
-    """Return the places in `rows` of what stays within a cap; of equal ones those that were read last stay."""
-    sizes = scan.column("bytes")[rows]
-    order = np.lexsort((-rows, -scan.column("first_seen")[rows] if cap.first_out == "oldest" else sizes))
-    return order[np.cumsum(sizes[order]) <= cap.bytes]
+def _within(rows: pl.DataFrame, cap: Cap) -> pl.DataFrame:
+    """Return what stays of a source's rows within a cap; of equal ones those that were read last stay."""
+    oldest = cap.first_out == "oldest"
+    ordered = rows.unique("digest", keep="first", maintain_order=True).sort(
+        "first_seen" if oldest else "bytes", "row", descending=[oldest, True]
+    )
+    return ordered.filter(pl.col("bytes").cum_sum() <= cap.bytes)

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
-from draftstore.jit import read_only
+from draftstore.jit import as_input, kernel, read_only
 from draftstore.trees import codec
 from draftstore.trees.codec import MAX_NODES
 
@@ -94,22 +94,18 @@ class DraftTree:
         return LEVEL_PROBS[self.levels]
 
     @property
-    def depths(self) -> NDArray[np.int16]:
-        """int16 [n], depth of each node: 1 for a child of the context."""
-        depths = np.zeros(len(self) + 1, np.int16)
-        for node, parent in enumerate(self.parents.tolist()):
-            depths[node + 1] = depths[parent + 1] + 1
-        return depths[1:]
+    def depths(self) -> NDArray[np.int64]:
+        """int64 [n], depth of each node: 1 for a child of the context."""
+        return self.position_offsets()[1:]
 
     def position_offsets(self) -> NDArray[np.int64]:
         """int64 [n + 1], positions of the context's last token (row 0) and of each node, relative to row 0."""
-        return np.concatenate(([0], self.depths)).astype(np.int64)
+        offsets: NDArray[np.int64] = _offsets(as_input(self.parents, np.int16))
+        return offsets
 
     def attention_mask(self) -> NDArray[np.bool_]:
         """Bool [n + 1, n + 1], whether a row may attend to a column; row 0 is the context's last token."""
-        mask = np.eye(len(self) + 1, dtype=np.bool_)
-        for node, parent in enumerate(self.parents.tolist()):
-            mask[node + 1] |= mask[parent + 1]
+        mask: NDArray[np.bool_] = _mask(as_input(self.parents, np.int16))
         return mask
 
     def path(self, node: int) -> list[int]:
@@ -123,6 +119,14 @@ class DraftTree:
     def prefix(self, size: int) -> "DraftTree":
         """Return the tree of the first `size` nodes."""
         return DraftTree(self.tokens[:size], self.parents[:size], self.levels[:size])
+
+    def down_to(self, depth: int) -> "DraftTree":
+        """Return the tree of the nodes up to a depth."""
+        chosen = np.ones(len(self), np.bool_) if depth >= len(self) else self.depths <= depth
+        if chosen.all():
+            return self
+        places = np.append(np.cumsum(chosen) - 1, -1).astype(np.int16)
+        return DraftTree(self.tokens[chosen], places[self.parents[chosen]], self.levels[chosen])
 
     def accepted(self, continuation: NDArray[np.int32]) -> list[int]:
         """Return the path of nodes that agrees with a continuation, int32 [any]."""
@@ -183,6 +187,24 @@ class DraftTree:
         if problem:
             raise DraftTreeError(explain(problem, data))
         return cls(*arrays)
+
+
+@kernel
+def _offsets(parents: Any) -> Any:
+    offsets = np.zeros(len(parents) + 1, np.int64)
+    for node in range(len(parents)):
+        offsets[node + 1] = offsets[parents[node] + 1] + 1
+    return offsets
+
+
+@kernel
+def _mask(parents: Any) -> Any:
+    mask = np.zeros((len(parents) + 1, len(parents) + 1), np.bool_)
+    mask[0, 0] = True
+    for row in range(1, len(mask)):
+        mask[row, :row] = mask[parents[row - 1] + 1, :row]
+        mask[row, row] = True
+    return mask
 
 
 def _row(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

@@ -1,32 +1,49 @@
 """`draftstore builds`: the builds of the catalogue."""
 
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
-from draftstore.errors import StoreError, counted
-from draftstore.storage.files import remove
-from draftstore.storage.manifest import manifest_digest
-from schema import catalogue
-from schema.adding import has_statistics, load_statistics
-from schema.catalogue import Verdict
-from schema.cli.common import (
-    build_fields,
-    catalogue_session,
-    corpus_fields,
-    counts,
-    number_text,
-    time_text,
+from draftstore.cli.common import STORE, count_progress
+from draftstore.cli.options import DURATION
+from draftstore.cli.output import (
+    Columns,
+    json_option,
+    print_fields,
+    print_json,
+    print_result,
+    print_rows,
+    say,
 )
-from schema.cli.pruning import prune
-from schema.models import KINDS, STATES, Build, Release, Replay
-from schema.publishing import GATES
-from schema.statistics import HEAD
+from draftstore.errors import StoreError, counted
+from draftstore.storage.manifest import manifest_digest
+from draftstore.storage.staging import remove_store
+from schema import catalogue
+from schema.catalogue import Verdict
+from schema.catalogue.publishing import GATES
+from schema.cli.common import build_fields, catalogue_session, row_fields
+from schema.db.home import data_home
+from schema.models import KINDS, STATES, Build, Corpus, Release, Replay
+from schema.statistics.loading import has_statistics, load_statistics
+from schema.statistics.ngrams import HEAD
+
+COLUMNS: Columns = {
+    "id": "id",
+    "kind": "kind",
+    "name": "name",
+    "state": "state",
+    "entries": lambda row: row["counts"].get("entries"),
+    "bytes": "bytes",
+    "started (UTC)": "started_at",
+    "seconds": lambda row: _seconds(row),
+    "live as": "releases",
+}
 
 
 @click.group()
@@ -56,25 +73,10 @@ def list_builds(kind: str | None, state: str | None, limit: int, as_json: bool) 
     """
     with catalogue_session() as session:
         catalogue.fail_cut_off(session)
-        rows = catalogue.list_builds(session, kind=kind, state=state, limit=limit)
+        found = catalogue.list_builds(session, kind=kind, state=state, limit=limit)
         live = _live(session)
-    if as_json:
-        print_json([build_fields(build) | {"releases": live.get(build.id, [])} for build in rows])
-        return
-    table = Table("id", "kind", "name", "state", "entries", "bytes", "started (UTC)", "seconds", "live as")
-    for build in rows:
-        table.add_row(
-            str(build.id),
-            build.kind,
-            printable(build.name),
-            build.state,
-            number_text(counts(build).get("entries")),
-            number_text(build.size_bytes),
-            time_text(build.started_at),
-            _seconds(build),
-            ", ".join(live.get(build.id, [])),
-        )
-    stdout_console().print(table if rows else "no builds: `draftstore builds add DIR` adds a store")
+    rows = [build_fields(build) | {"releases": live[build.id]} for build in found]
+    print_rows(rows, COLUMNS, as_json, empty="no builds: `draftstore builds add DIR` adds a store")
 
 
 @builds.command()
@@ -92,41 +94,46 @@ def show(build: str, as_json: bool) -> None:
         catalogue.fail_cut_off(session)
         found = catalogue.find_build(session, build)
         corpus = found.corpus
-        live = _live(session).get(found.id, [])
+        live = _live(session)[found.id]
         replays = session.scalars(select(Replay).filter_by(build_id=found.id).order_by(Replay.id)).all()
     parameters = dict(found.parameters)
     gates = parameters.pop(GATES, {})
+    fields = build_fields(found) | {
+        "corpus": row_fields(corpus, "created_at"),
+        "releases": live,
+        "parameters": parameters,
+        "gates": gates,
+        "replays": [row_fields(replay, "id", "build_id", "created_at") for replay in replays],
+    }
     if as_json:
-        more = {"corpus": corpus_fields(corpus), "releases": live, "parameters": parameters, "gates": gates}
-        print_json(build_fields(found) | more | {"replays": [_replay_fields(replay) for replay in replays]})
-        return
-    table = Table(show_header=False, box=None)
-    table.add_row("build", f"{found.id}: {printable(found.name)} ({found.kind}), {found.state}")
-    if found.error:
-        table.add_row("error", found.error)
-    table.add_row("store", printable(found.path))
-    table.add_row("started", f"{time_text(found.started_at)} UTC, {_seconds(found) or 'unknown'} seconds")
-    if found.source_id:
-        table.add_row("made from", f"build {found.source_id}")
+        print_json(fields)
+    else:
+        print_fields(_lines(fields, corpus))
+
+
+def _lines(fields: dict[str, Any], corpus: Corpus | None) -> Iterator[tuple[str, Any]]:
+    """Yield what `show` prints of a build."""
+    yield "build", f"{fields['id']}: {fields['name']} ({fields['kind']}), {fields['state']}"
+    yield "error", fields["error"]
+    yield "store", fields["path"]
+    yield "started (UTC)", fields["started_at"]
+    yield "seconds", _seconds(fields)
+    yield "made from", fields["source"] and f"build {fields['source']}"
     if corpus:
         size = f"{counted(corpus.documents, 'document')}, {counted(corpus.tokens, 'token')} of {corpus.tokenizer}"
-        table.add_row("corpus", f"{printable(corpus.name)}: {size}")
-    for key, value in counts(found).items():
-        table.add_row(key, number_text(value))
-    table.add_row("bytes", number_text(found.size_bytes))
-    for key, value in sorted(parameters.items()):
-        table.add_row(key, printable(str(value)))
-    for step, seconds in found.timings.items():
-        table.add_row(f"seconds: {step}", f"{seconds:,.2f}")
-    table.add_row("live as", ", ".join(live) or "no release points at it")
-    for release, verdict in gates.items():
+        yield "corpus", f"{corpus.name}: {size}"
+    yield from fields["counts"].items()
+    yield "bytes", fields["bytes"]
+    yield from ((key, str(value)) for key, value in sorted(fields["parameters"].items()))
+    yield from ((f"seconds: {step}", f"{seconds:,.2f}") for step, seconds in fields["timings"].items())
+    yield "live as", fields["releases"] or "no release points at it"
+    for release, verdict in fields["gates"].items():
         for sentence in Verdict(**{"refused": {}, "forced": {}, "skipped": {}, **verdict}).sentences():
-            table.add_row(f"gates of {release}", printable(sentence))
-    for replay in replays:
-        length = f"accepted length {replay.accepted_length:.3f}, p99 {replay.lookup_p99_us:,.0f} µs"
-        name = replay.recording or replay.recordings
-        table.add_row("replay", f"{printable(name)}: {length} ({replay.strategy}, budget {replay.budget})")
-    stdout_console().print(table)
+            yield f"gates of {release}", sentence
+    for replay in fields["replays"]:
+        length = f"accepted length {replay['accepted_length']:.3f}, p99 {replay['lookup_p99_us']:,.0f} µs"
+        name = replay["recording"] or replay["recordings"]
+        yield "replay", f"{name}: {length} ({replay['strategy']}, budget {replay['budget']})"
 
 
 @builds.command()
@@ -158,15 +165,13 @@ def add(directory: Path, head: int, as_json: bool) -> None:
                 head=head,
                 progress=lambda done, total: bars.update(task, completed=done, total=total),
             )
-    if as_json:
-        print_json(build_fields(build))
-    else:
-        click.echo(f"build {build.id}: {printable(build.name)} ({build.kind}) in {printable(build.path)}")
+    text = f"build {build.id}: {build.name} ({build.kind}) in {build.path}"
+    print_result(build_fields(build), as_json, text)
 
 
 @builds.command()
 @click.argument("build", metavar="ID|DIR")
-@click.option("--files", is_flag=True, help="Remove the store's directory too.")
+@click.option("--files", is_flag=True, help="Remove the store's files too.")
 @json_option
 def drop(build: str, files: bool, as_json: bool) -> None:
     """Remove a build with its statistics and trees; one that a release points at is refused.
@@ -179,29 +184,66 @@ def drop(build: str, files: bool, as_json: bool) -> None:
     with catalogue_session() as session:
         found = catalogue.find_build(session, build)
         catalogue.drop_build(session, found.id)
-    directory = Path(found.path)
-    removed = files and _is_still(directory, found)
-    if removed:
-        remove(directory)
+        directory = Path(found.path)
+        removed = files and _is_still(directory, found)
+        # Before the catalogue forgets the build: it stays, if a process has the store open, or this one is killed.
+        left = [str(path) for path in remove_store(directory)] if removed else []
+    rest = "is removed"
+    if left:
+        rest = f"has {counted(len(left), 'file')} that are not the store's and stay, such as {left[0]}"
+    elif not removed:
+        rest = "is left alone" + (": it no longer belongs to the build" if files else "")
+    fields = {"id": found.id, "path": found.path, "files_removed": removed, "left": left}
+    print_result(fields, as_json, f"build {found.id} is dropped; its directory {directory} {rest}")
+
+
+@builds.command()
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="Number of finished builds of each kind and name that stay.",
+)
+@click.option(
+    "--older-than",
+    type=DURATION,
+    default=timedelta(0),
+    metavar="DURATION",
+    help="Remove only what is older than this, such as 12h or 7d.",
+)
+@click.option("--dry-run", is_flag=True, help="Remove nothing, print what would be removed.")
+@json_option
+def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> None:
+    """Remove old builds of flows from $DRAFTSTORE_HOME/stores: files, tables, and leftovers of killed builds.
+
+    These stay: the newest N builds of each kind and name, what a release points at or would be rolled back to, what a
+    process has open, and unfinished builds that may be resumed. Stores in other places are never touched.
+
+    \b
+    Examples:
+      draftstore builds prune --keep 3 --dry-run
+      draftstore builds prune --keep 3 --older-than 7d
+    """
+    found = catalogue.prune(catalogue_session, data_home(), keep, older_than=older_than, dry_run=dry_run)
     if as_json:
-        print_json({"id": found.id, "path": found.path, "files_removed": removed})
+        removed = [removal._asdict() for removal in found.removed]
+        print_json({"removed": removed, "in_use": found.in_use, "bytes": found.bytes, "dry_run": dry_run})
         return
-    rest = (
-        "is removed"
-        if removed
-        else "is left alone" + (": it no longer belongs to the build" if files else "")
-    )
-    click.echo(f"build {found.id} is dropped; its directory {printable(directory)} {rest}")
+    for removal in found.removed:
+        build = f", build {removal.build_id}" if removal.build_id is not None else ""
+        say(f"{removal.what}{build}: {removal.path}, {removal.bytes:,} bytes")
+    for path in found.in_use:
+        say(f"in use, stays: {path}", err=True)
+    would = "would be removed" if dry_run else "removed"
+    say(f"{would}: {counted(len(found.removed), 'thing')}, {found.bytes:,} bytes")
 
 
-builds.add_command(prune)
-
-
-def _live(session: Session) -> dict[int, list[str]]:
+def _live(session: Session) -> defaultdict[int, list[str]]:
     """Return the names of the releases that point at each build."""
-    live: dict[int, list[str]] = {}
+    live: defaultdict[int, list[str]] = defaultdict(list)
     for name, build_id in session.execute(select(Release.name, Release.build_id).order_by(Release.name)):
-        live.setdefault(build_id, []).append(name)
+        live[build_id].append(name)
     return live
 
 
@@ -213,19 +255,9 @@ def _is_still(directory: Path, build: Build) -> bool:
         return False
 
 
-def _seconds(build: Build) -> str:
+def _seconds(fields: dict[str, Any]) -> str:
     """Return the duration of a build: the sum of its steps, else from start to end."""
-    if build.timings:
-        return f"{sum(build.timings.values()):,.1f}"
-    if build.finished_at is None or build.finished_at == build.started_at:
-        return ""
-    return f"{(build.finished_at - build.started_at).total_seconds():,.1f}"
-
-
-def _replay_fields(replay: Replay) -> dict[str, Any]:
-    left_out = {"id", "build_id", "created_at"}
-    return {
-        column.name: getattr(replay, column.name)
-        for column in Replay.__table__.columns
-        if column.name not in left_out
-    }
+    begin, end = fields["started_at"], fields["finished_at"]
+    if fields["timings"]:
+        return f"{sum(fields['timings'].values()):,.1f}"
+    return "" if end in (None, begin) else f"{(end - begin).total_seconds():,.1f}"

@@ -1,21 +1,25 @@
 """`draftstore corpus`: collections, the named sets of sources that stores are built from."""
 
-from typing import Any
+from datetime import timedelta
 
 import click
-from rich.table import Column, Table
 
-from draftstore.cli.common import json_option, print_json, printable, stdout_console
-from draftstore.cli.crest import ByteSize
+from draftstore.cli.options import takes
+from draftstore.cli.output import (
+    Columns,
+    cell,
+    json_option,
+    print_json,
+    print_result,
+    print_rows,
+    say,
+)
 from draftstore.errors import counted
-from schema import collecting
-from schema.cli.common import catalogue_session, number_text, time_text
-from schema.cli.corpus_fields import fields, figures, rule_text
-from schema.cli.corpus_scanning import scan_with_progress, warn_of_problems
-from schema.cli.pruning import Duration
+from schema.cli.common import catalogue_session
+from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
 from schema.cli.removing import prove, remove
-from schema.collecting import NewSource
-from schema.collection_models import FIRST_OUT
+from schema.collections import collecting
+from schema.collections.collecting import NewSource, SourceOptions
 
 
 @click.group()
@@ -43,37 +47,15 @@ def corpus() -> None:
 @click.option(
     "--tokenizer", metavar="T", help="Folder, tokenizer.json or hub name; of the collection as a whole."
 )
-@click.option("--column", default="text", show_default=True, help="Key or column of the text in records.")
-@click.option(
-    "--glob",
-    "globs",
-    multiple=True,
-    metavar="G",
-    help="Which files of a folder are read, such as '*.md'. May be repeated.",
-)
-@click.option("--licence", metavar="TEXT", help="What the licence allows, as a note for people.")
-@click.option(
-    "--retention",
-    type=Duration(),
-    metavar="DURATION",
-    help="Documents leave with the first rebuild after they were first seen so long ago, such as 90d.",
-)
-@click.option("--max-bytes", type=ByteSize(), metavar="SIZE", help="Most text of each source, such as 10GB.")
-@click.option(
-    "--first-out",
-    type=click.Choice(FIRST_OUT),
-    default="oldest",
-    show_default=True,
-    help="Which documents go first above --max-bytes.",
-)
+@takes(settings=SourceOptions)
 @json_option
 def add(
     name: str,
     places: tuple[str, ...],
     logs: tuple[str, ...],
     tokenizer: str | None,
+    settings: SourceOptions,
     as_json: bool,
-    **settings: Any,
 ) -> None:
     """Add sources to a collection, which is made if it is new. A known place takes the new settings.
 
@@ -88,14 +70,13 @@ def add(
     """
     if not places and not logs and not tokenizer:
         raise click.UsageError("name a path, a URL, a --response-log, or a --tokenizer")
-    new = [NewSource(place, **settings) for place in places]
-    new += [NewSource(log, log=True, **settings) for log in logs]
+    shared = dict(settings)
+    new = [NewSource(place=place, **shared) for place in places]
+    new += [NewSource(place=log, log=True, **shared) for log in logs]
     with catalogue_session() as session:
         collection = collecting.add_sources(session, name, new, tokenizer)
-    if as_json:
-        print_json(fields(collection))
-    else:
-        click.echo(f"collection {name}: {counted(len(collection.sources), 'source')}")
+    text = f"collection {name}: {counted(len(collection.sources), 'source')}"
+    print_result(fields(collection), as_json, text)
 
 
 @corpus.command("list")
@@ -108,21 +89,17 @@ def list_collections(as_json: bool) -> None:
       draftstore corpus list
     """
     with catalogue_session() as session:
-        rows = collecting.list_collections(session)
-    if as_json:
-        print_json([fields(row) for row in rows])
-        return
-    table = Table("collection", "sources", "tokenizer", "documents", "wanted", "bytes of text", "removals")
-    for row in rows:
-        found = figures(row)
-        table.add_row(
-            row.name,
-            str(len(row.sources)),
-            printable(row.tokenizer or ""),
-            *(number_text(found.get(key)) for key in ("documents", "wanted", "bytes")),
-            str(len(row.removals)),
-        )
-    stdout_console().print(table if rows else "no collections: `draftstore corpus add NAME PATH` makes one")
+        rows = [fields(collection) for collection in collecting.list_collections(session)]
+    columns: Columns = {
+        "collection": "name",
+        "sources": lambda row: len(row["sources"]),
+        "tokenizer": "tokenizer",
+        "documents": lambda row: row.get("documents"),
+        "wanted": lambda row: row.get("wanted"),
+        "bytes of text": lambda row: row.get("bytes"),
+        "removals": lambda row: len(row["removals"]),
+    }
+    print_rows(rows, columns, as_json, empty="no collections: `draftstore corpus add NAME PATH` makes one")
 
 
 @corpus.command()
@@ -136,42 +113,32 @@ def show(name: str, as_json: bool) -> None:
       draftstore corpus show chat
     """
     with catalogue_session() as session:
-        collection = collecting.get_collection(session, name)
+        found = fields(collecting.get_collection(session, name))
     if as_json:
-        print_json(fields(collection))
+        print_json(found)
         return
-    by_source = figures(collection).get("sources", {})
-    table = Table(
-        "source",
-        "kind",
-        Column("place", overflow="fold"),
-        "documents",
-        "wanted",
-        "bytes of text",
-        "retention",
-        "most bytes",
-        "licence",
-    )
-    for row in collection.sources:
-        found = by_source.get(row.id, {})
-        table.add_row(
-            str(row.id),
-            row.kind,
-            printable(row.place),
-            *(number_text(found.get(key)) for key in ("documents", "wanted", "bytes")),
-            str(row.retention or "").removesuffix(", 0:00:00"),
-            f"{row.max_bytes:,}, {row.first_out} out" if row.max_bytes else "",
-            printable(row.licence or ""),
-        )
-    console = stdout_console()
-    console.print(f"collection {name}, tokenizer {printable(collection.tokenizer or 'not named')}")
-    console.print(table)
-    for removal in collection.removals:
-        why = f": {printable(removal.reason)}" if removal.reason else ""
-        size = counted(removal.documents, "document")
-        console.print(
-            f"removal {removal.id}, {time_text(removal.created_at)} UTC, {size}, {rule_text(removal.rule)}{why}"
-        )
+    columns: Columns = {
+        "source": "id",
+        "kind": "kind",
+        "place": "place",
+        "documents": lambda row: row.get("documents"),
+        "wanted": lambda row: row.get("wanted"),
+        "bytes of text": lambda row: row.get("bytes"),
+        "retention": lambda row: _days(row["retention_seconds"]),
+        "most bytes": lambda row: row["max_bytes"] and f"{row['max_bytes']:,}, {row['first_out']} out",
+        "licence": "licence",
+    }
+    say(f"collection {name}, tokenizer {found['tokenizer'] or 'not named'}")
+    print_rows(found["sources"], columns, as_json=False)
+    for removal in found["removals"]:
+        why = f": {removal['reason']}" if removal["reason"] else ""
+        size = counted(removal["documents"], "document")
+        say(f"removal {removal['id']}, {cell(removal['created_at'])} UTC, {size}, {rule_text(removal)}{why}")
+
+
+def _days(seconds: float | None) -> str:
+    """Return a length of time for people."""
+    return str(timedelta(seconds=seconds)).removesuffix(", 0:00:00") if seconds else ""
 
 
 @corpus.command()
@@ -192,7 +159,7 @@ def scan(name: str, as_json: bool) -> None:
         print_json(facts)
         return
     files = f"{counted(len(found.files), 'file')}, {found.read:,} read"
-    click.echo(f"{name}: {files}; {counted(facts['documents'], 'document')}, {facts['wanted']:,} wanted")
+    say(f"{name}: {files}; {counted(facts['documents'], 'document')}, {facts['wanted']:,} wanted")
     warn_of_problems(found)
 
 
@@ -214,10 +181,8 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
         click.confirm(f"{lost}. Go on?", abort=True, err=True)
     with catalogue_session() as session:
         collecting.drop_collection(session, name)
-    if as_json:
-        print_json({"name": name, "removals": removals})
-    else:
-        click.echo(f"collection {name} is dropped; its texts and stores stay")
+    text = f"collection {name} is dropped; its texts and stores stay"
+    print_result({"name": name, "removals": removals}, as_json, text)
 
 
 corpus.add_command(remove)

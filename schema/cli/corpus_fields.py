@@ -1,18 +1,21 @@
-"""Collections for people and programs: their definition, and the figures of the last scan."""
+"""Collections for people and programs: their definition, their scans and the figures of the last one."""
 
 import time
 from typing import Any
 
 import numpy as np
 
-from draftstore.cli.common import printable
-from draftstore.errors import CorpusError
+from draftstore.cli.common import count_progress
+from draftstore.cli.output import say
+from draftstore.errors import CorpusError, counted
+from draftstore.storage.report import passed_over_text
 from draftstore.text.digests import digest_keys
 from draftstore.text.scans import Scan, open_scan
+from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.wanted import removed_rows
-from schema import collecting
-from schema.collection_models import Collection, CollectionSource
-from schema.removal_files import collection_folder
+from schema.collections import collecting
+from schema.collections.models import Collection, CollectionSource
+from schema.collections.removal_files import collection_folder
 
 
 def fields(collection: Collection) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def fields(collection: Collection) -> dict[str, Any]:
                 "containing": "containing" in removal.rule,
                 "documents": removal.documents,
                 "reason": removal.reason,
-                "created_at": removal.created_at.isoformat(),
+                "created_at": removal.created_at,
             }
             for removal in collection.removals
         ],
@@ -82,11 +85,33 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
     return {**counts(first), "sources": by_source}
 
 
-def rule_text(rule: dict[str, Any]) -> str:
+def rule_text(removal: dict[str, Any]) -> str:
     """Return the rule of a take-down for people."""
-    if "containing" in rule:
-        return f"those that contain a text of {rule['containing']['length']} characters"
+    rule = removal["rule"]
+    if removal["containing"]:
+        return "those that contain a text"
     parts = [f"{key} {value}" for key, value in rule.items() if key != "before"]
     if "before" in rule:
         parts.append(f"first seen before {time.strftime('%Y-%m-%d', time.gmtime(rule['before']))}")
-    return ", ".join(map(printable, parts)) or "by digest"
+    return ", ".join(parts) or "by digest"
+
+
+def scan_with_progress(collection: Collection, tokenizer: TextTokenizer | None) -> Scan:
+    """Scan a collection under a progress bar."""
+    with count_progress("files") as bars:
+        task = bars.add_task("scanning", total=None, detail="")
+
+        def on_progress(done: int, total: int, documents: int) -> None:
+            bars.update(task, completed=done, total=total, detail=f"{documents:,} documents read")
+
+        return collecting.scan_collection(collection, tokenizer, on_progress=on_progress)
+
+
+def warn_of_problems(found: Scan) -> None:
+    """Say on stderr which records of a scan could not be read, and which links were not followed."""
+    report = found.report
+    if report.passed_over:
+        say(passed_over_text(report.passed_over), err=True)
+    if report.bad_records:
+        first = f"{report.problems[0].place}: {report.problems[0].reason}"
+        say(f"{counted(report.bad_records, 'bad record')}, the first one {first}", err=True)

@@ -4,18 +4,17 @@ from contextlib import suppress
 from typing import Any
 
 import click
+import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from rich.table import Table
 
-from draftstore.cli.common import json_option, print_json, status, stdout_console
+from draftstore.cli.common import status
+from draftstore.cli.output import json_option, print_fields, print_json, print_result
 from draftstore.errors import MissingExtraError
-from schema import embedded
-from schema.database import connect, database_url, is_embedded, migrate
-from schema.errors import DatabaseError
-from schema.home import data_home
-from schema.postgres.placement import find_binaries, find_place
-from schema.postgres.state import server_state
-from schema.revisions import expected_revision, schema_state
+from schema.db import embedded
+from schema.db.database import REVISION, connect, database_revision, database_url, is_embedded, migrate
+from schema.db.errors import DatabaseError
+from schema.db.failures import database_errors
+from schema.db.home import data_home, find_programs
 
 HIDDEN = "***"
 
@@ -25,7 +24,7 @@ def db() -> None:
     """Start, stop, look at and migrate the database of the catalogue.
 
     DRAFTSTORE_DATABASE_URL names a PostgreSQL server. Without it an embedded one starts by itself, in the data
-    folder (DRAFTSTORE_HOME), with the first command that needs it, and ends shortly after the last one.
+    folder (DRAFTSTORE_HOME), with the first command that needs it, and ends with the last one.
 
     \b
     Examples:
@@ -40,17 +39,14 @@ def db() -> None:
 def url(as_json: bool) -> None:
     """Print the URL of the database, starting the embedded server; a password is not printed.
 
-    The embedded server ends two seconds after the last draftstore command: `draftstore db start` keeps it up.
+    The embedded server ends with the last command of draftstore: `draftstore db start` keeps it up.
 
     \b
     Example:
       draftstore db start && psql "$(draftstore db url)"
     """
     shown = _without_password(database_url())
-    if as_json:
-        print_json({"url": shown, "embedded": is_embedded()})
-    else:
-        click.echo(shown)
+    print_result({"url": shown, "embedded": is_embedded()}, as_json, shown)
 
 
 @db.command("status")
@@ -65,63 +61,57 @@ def show_status(as_json: bool) -> None:
       draftstore db status --json
     """
     found: dict[str, Any] = {"embedded": is_embedded()}
-    state = None
     if is_embedded():
-        state = server_state(find_place(data_home()).base)
-        found |= {"status": state.status, "folder": str(state.base), "kept": state.kept, "pid": state.server}
-        with suppress(DatabaseError, MissingExtraError):  # not installed
-            found["programs"] = str(find_binaries() / "bin")
-    if state is None or state.status == "ready":
-        found |= {"status": "ready"} | _ask_server()
+        cluster = embedded.find_cluster(data_home())
+        found |= {"folder": str(cluster.base), **cluster.state()._asdict()}
+        with suppress(MissingExtraError):
+            found["programs"] = str(find_programs())
+        if found["status"] == "ready":  # not as one who uses the server, and would stop it in the end
+            with database_errors(), psycopg.connect(cluster.url, autocommit=True) as connection:
+                found |= {"url": cluster.url} | _ask_server(connection)
+    else:
+        with connect(check=False, autocommit=True) as connection:
+            found |= {"status": "ready", "url": _without_password(database_url())} | _ask_server(connection)
     if as_json:
         print_json(found)
     else:
         _print_status(found)
 
 
-def _ask_server() -> dict[str, Any]:
+def _ask_server(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """Return the status of a running server."""
-    with connect(check=False, autocommit=True) as connection:
-        row = connection.execute(
-            "SELECT current_setting('server_version'), pg_database_size(current_database()),"
-            " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND backend_type = 'client backend' AND pid <> pg_backend_pid())"
-        ).fetchone()
-        assert row is not None
-        schema, revision = schema_state(connection)
+    row = connection.execute(
+        "SELECT current_setting('server_version'), pg_database_size(current_database()),"
+        " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend' AND pid <> pg_backend_pid())"
+    ).fetchone()
+    assert row is not None
+    revision = database_revision(connection)
     version, size, clients = row
     return {
-        "url": _without_password(database_url()),
         "version": version,
         "bytes": size,
         "clients": clients,
-        "schema": schema.value,
+        "schema": "current" if revision == REVISION else "other" if revision else "empty",
         "revision": revision,
-        "needed": expected_revision(),
+        "needed": REVISION,
     }
 
 
 def _print_status(found: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
-    kind = "embedded server" if found["embedded"] else "named server"
-    kept = ", kept up until `draftstore db stop`" if found.get("kept") else ""
-    table.add_row("server", f"{kind}, {found['status']}{kept}")
-    names = {
-        "folder": "folder",
-        "programs": "programs",
-        "url": "url",
-        "version": "PostgreSQL",
-        "pid": "process",
-    }
-    for key, name in names.items():
-        if found.get(key):
-            table.add_row(name, str(found[key]))
+    kind, more = "embedded server" if found["embedded"] else "named server", ""
+    if found.get("kept"):
+        more = ", kept up until `draftstore db stop`"
+    elif found["status"] == "ready" and found.get("used") is False:
+        more = ", left by a process that was killed: the next command, or `draftstore db stop`, ends it"
+    fields: dict[str, Any] = {"server": f"{kind}, {found['status']}{more}"}
+    fields |= {key: found.get(key) for key in ("folder", "programs", "url")}
+    pid = found.get("pid")
+    fields |= {"PostgreSQL": found.get("version"), "process": pid and str(pid)}
     if "bytes" in found:
-        table.add_row("bytes", f"{found['bytes']:,}")
-        table.add_row("clients", f"{found['clients']:,}")
         revision = f"{found['revision'] or 'none'} ({found['schema']}; this version needs {found['needed']})"
-        table.add_row("tables", revision)
-    stdout_console().print(table)
+        fields |= {"bytes": found["bytes"], "clients": found["clients"], "tables": revision}
+    print_fields(fields)
 
 
 @db.command()
@@ -135,11 +125,10 @@ def start(as_json: bool) -> None:
     """
     _require_embedded("start")
     with status("starting PostgreSQL"):
-        state = embedded.keep(data_home())
-    if as_json:
-        print_json({"status": state.status, "pid": state.server, "url": state.url})
-    else:
-        click.echo(f"PostgreSQL is up, process {state.server}: {state.url}")
+        cluster = embedded.join(data_home(), keep=True)
+    state = cluster.state()
+    fields = {"status": state.status, "pid": state.pid, "url": cluster.url}
+    print_result(fields, as_json, f"PostgreSQL is up, process {state.pid}: {cluster.url}")
 
 
 @db.command()
@@ -153,10 +142,8 @@ def stop(as_json: bool) -> None:
     """
     _require_embedded("stop")
     stopped = embedded.stop(data_home())
-    if as_json:
-        print_json({"stopped": stopped})
-    else:
-        click.echo("PostgreSQL has stopped" if stopped else "PostgreSQL was not running")
+    text = "PostgreSQL has stopped" if stopped else "PostgreSQL was not running"
+    print_result({"stopped": stopped}, as_json, text)
 
 
 @db.command("migrate")
@@ -175,10 +162,7 @@ def migrate_tables(as_json: bool) -> None:
     """
     with status("migrating"):
         revision = migrate()
-    if as_json:
-        print_json({"revision": revision})
-    else:
-        click.echo(f"the tables are at revision {revision}")
+    print_result({"revision": revision}, as_json, f"the tables are at revision {revision}")
 
 
 def _require_embedded(what: str) -> None:

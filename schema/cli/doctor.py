@@ -4,12 +4,13 @@ import sys
 
 import click
 
-from draftstore.cli.common import json_option, print_json, printable, status
+from draftstore.cli.common import status
+from draftstore.cli.output import json_option, print_json, say
 from draftstore.errors import counted
+from schema.catalogue.publishing import verify_build, verify_present
 from schema.cli.common import catalogue_session
+from schema.db.home import data_home
 from schema.doctor import examine
-from schema.home import data_home
-from schema.publishing import verify_build, verify_present
 
 
 @click.command()
@@ -33,7 +34,7 @@ def doctor(full: bool, as_json: bool) -> None:
     else:
         for finding in sorted(found, key=lambda finding: not finding.problem):
             kind = "problem" if finding.problem else "note"
-            click.echo(f"{kind}: {printable(finding.what)}\n  {printable(finding.advice)}")
-        click.echo(f"{counted(problems, 'problem')}, {counted(len(found) - problems, 'note')}")
+            say(f"{kind}: {finding.what}\n  {finding.advice}")
+        say(f"{counted(problems, 'problem')}, {counted(len(found) - problems, 'note')}")
     if problems:
         sys.exit(1)

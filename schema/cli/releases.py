@@ -6,23 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from draftstore.cli.common import (
-    count_progress,
-    json_option,
-    print_json,
-    printable,
-    status,
-    stderr_console,
-    stdout_console,
-)
+from draftstore.cli.common import count_progress, status
+from draftstore.cli.output import Columns, json_option, print_json, print_result, print_rows, print_table, say
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
-from schema.cli.common import catalogue_session, counts, number_text, time_text
-from schema.gates import CHECKS, replay_rows
+from schema.catalogue.gates import CHECKS, replay_rows
+from schema.catalogue.recordings import Replayed, Rule
+from schema.cli.common import build_fields, catalogue_session
 from schema.models import Build
-from schema.recordings import Replayed, Rule
 
 
 @click.group()
@@ -46,25 +38,22 @@ def list_releases(as_json: bool) -> None:
       draftstore releases list
     """
     with catalogue_session() as session:
-        rows = catalogue.list_releases(session)
-    if as_json:
-        print_json([_fields(release.name, release.build, release.moved_at) for release in rows])
-        return
-    table = Table("release", "build", "kind", "name", "tokens", "entries", "bytes", "moved (UTC)", "store")
-    for release in rows:
-        build = release.build
-        table.add_row(
-            release.name,
-            str(build.id),
-            build.kind,
-            printable(build.name),
-            number_text(build.corpus.tokens if build.corpus else None),
-            number_text(counts(build).get("entries")),
-            number_text(build.size_bytes),
-            time_text(release.moved_at),
-            printable(build.path),
-        )
-    stdout_console().print(table if rows else "no releases: `draftstore releases publish NAME DIR` makes one")
+        found = catalogue.list_releases(session)
+    rows = [_fields(release.name, release.build, release.moved_at) for release in found]
+    tokens = {release.name: release.build.corpus and release.build.corpus.tokens for release in found}
+    entries = {release.name: build_fields(release.build)["counts"].get("entries") for release in found}
+    columns: Columns = {
+        "release": "release",
+        "build": "build",
+        "kind": "kind",
+        "name": "name",
+        "tokens": lambda row: tokens[row["release"]],
+        "entries": lambda row: entries[row["release"]],
+        "bytes": "bytes",
+        "moved (UTC)": "moved_at",
+        "store": "path",
+    }
+    print_rows(rows, columns, as_json, empty="no releases: `draftstore releases publish NAME DIR` makes one")
 
 
 @releases.command()
@@ -131,10 +120,8 @@ def remove(name: str, as_json: bool) -> None:
     """
     with catalogue_session() as session:
         build_id = catalogue.remove(session, name)
-    if as_json:
-        print_json({"release": name, "build": build_id, "removed": True})
-    else:
-        click.echo(f"{name} is removed; it pointed at build {build_id}")
+    fields = {"release": name, "build": build_id, "removed": True}
+    print_result(fields, as_json, f"{name} is removed; it pointed at build {build_id}")
 
 
 @releases.command()
@@ -149,30 +136,26 @@ def history(name: str, as_json: bool) -> None:
     """
     with catalogue_session() as session:
         moves = catalogue.release_history(session, name)[::-1]
-    if as_json:
-        print_json(
-            [
-                {
-                    "action": move.action,
-                    "from": move.from_build,
-                    "to": move.to_build,
-                    "moved_at": move.moved_at.isoformat(),
-                    "accepted_lengths": move.lengths,
-                }
-                for move in moves
-            ]
-        )
-        return
-    table = Table("moved (UTC)", "action", "from build", "to build", "accepted length")
-    for move in moves:
-        table.add_row(
-            time_text(move.moved_at),
-            move.action,
-            number_text(move.from_build),
-            number_text(move.to_build),
-            ", ".join(f"{printable(recording)} {length:.3f}" for recording, length in move.lengths.items()),
-        )
-    stdout_console().print(table)
+    rows = [
+        {
+            "action": move.action,
+            "from": move.from_build,
+            "to": move.to_build,
+            "moved_at": move.moved_at,
+            "accepted_lengths": move.lengths,
+        }
+        for move in moves
+    ]
+    columns: Columns = {
+        "moved (UTC)": "moved_at",
+        "action": "action",
+        "from build": "from",
+        "to build": "to",
+        "accepted length": lambda row: [
+            f"{recording} {length:.3f}" for recording, length in row["accepted_lengths"].items()
+        ],
+    }
+    print_rows(rows, columns, as_json)
 
 
 def _registered(directory: Path) -> int:
@@ -190,9 +173,9 @@ def _verify_with_bar(build: Candidate) -> list[str]:
 
 def _measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
     """Replay a recording, with a spinner on a terminal."""
-    from schema.replaying import measure  # imports all kernels
+    from schema.catalogue.replaying import measure  # imports all kernels
 
-    with status(f"replaying {printable(rule.name)}"):
+    with status(f"replaying {rule.name}"):
         return measure(rule, builds)
 
 
@@ -204,7 +187,7 @@ def _fields(name: str, build: Build | Candidate, moved_at: datetime) -> dict[str
         "name": build.name,
         "path": build.path,
         "bytes": build.size_bytes,
-        "moved_at": moved_at.isoformat(),
+        "moved_at": moved_at,
     }
 
 
@@ -218,20 +201,18 @@ def _print_move(moved: Moved, as_json: bool) -> None:
         return
     _print_replays(build, moved.live)
     for sentence in moved.verdict.sentences():
-        click.echo(sentence, err=True)
+        say(sentence, err=True)
     was = "" if before is None else f" (before: build {before})"
     if before == build.id:
         was = " already"
-    click.echo(f"{moved.name} points at build {build.id}{was}")
+    say(f"{moved.name} points at build {build.id}{was}")
 
 
 def _print_replays(new: Candidate, live: Candidate | None) -> None:
     """Print the accepted lengths of a new build and the live one, on stderr."""
-    rows = replay_rows(new, live)
-    table = Table("recording", "", "build", "accepted length")
-    for row in rows:
-        table.add_row(
-            printable(row["recording"]), row["as"], str(row["build"]), f"{row['accepted_length']:.3f}"
-        )
+    rows = [
+        (row["recording"], row["as"], row["build"], f"{row['accepted_length']:.3f}")
+        for row in replay_rows(new, live)
+    ]
     if rows:
-        stderr_console().print(table)
+        print_table(("recording", "", "build", "accepted length"), rows, err=True)

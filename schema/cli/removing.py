@@ -3,21 +3,16 @@
 from datetime import UTC, datetime
 
 import click
-from rich.table import Table
 
-from draftstore.cli.common import (
-    json_option,
-    print_json,
-    status,
-    stdout_console,
-)
+from draftstore.cli.common import status
+from draftstore.cli.output import json_option, print_json, print_result, print_table, say
 from draftstore.errors import counted
-from schema import collecting
 from schema.cli.common import catalogue_session
-from schema.cli.corpus_scanning import scan_with_progress, warn_of_problems
-from schema.collection_models import Collection
-from schema.proving import Checked, check_live_builds, removed_keys
-from schema.removing import select_documents, write_removal
+from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
+from schema.collections import collecting
+from schema.collections.models import Collection
+from schema.collections.proving import Checked, check_live_builds, removed_keys
+from schema.collections.removing import select_documents, write_removal
 
 NOT_PROVEN = 5
 """Exit status where a live build still holds removed documents, or cannot be checked."""
@@ -109,17 +104,9 @@ def remove(
         click.confirm(f"{what}: remove them from {name} for good?", abort=True, err=True)
     with catalogue_session() as session:
         removal = write_removal(session, name, found, reason)
-    if as_json:
-        print_json(
-            {
-                "removal": removal.id,
-                "documents": len(found.digests),
-                "wanted": found.wanted,
-                "later": bool(found.rule),
-            }
-        )
-        return
-    click.echo(f"removal {removal.id}: {what}; they go with the next rebuild")
+    later = bool(found.rule)
+    fields = {"removal": removal.id, "documents": len(found.digests), "wanted": found.wanted, "later": later}
+    print_result(fields, as_json, f"removal {removal.id}: {what}; they go with the next rebuild")
     warn_of_problems(scan)
 
 
@@ -159,21 +146,18 @@ def prove(name: str, as_json: bool) -> None:
 
 
 def _show(name: str, removed: int, checked: list[Checked], proven: bool) -> None:
-    table = Table("build", "kind", "live as", "documents", "removed", "not wanted")
+    rows = []
     for row in checked:
-        figures = [f"{row.documents:,}", f"{row.removed:,}", f"{row.unwanted:,}"]
-        table.add_row(
-            str(row.build), row.kind, ", ".join(row.releases), *("?" if row.problem else f for f in figures)
-        )
-    stdout_console().print(table if checked else f"no live build has a source of {name}")
+        figures = (row.documents, row.removed, row.unwanted) if not row.problem else ("?", "?", "?")
+        rows.append((row.build, row.kind, row.releases, *figures))
+    columns = ("build", "kind", "live as", "documents", "removed", "not wanted")
+    print_table(columns, rows, empty=f"no live build has a source of {name}")
     for row in checked:
         if row.problem:
-            click.echo(f"build {row.build}: {row.problem}", err=True)
+            say(f"build {row.build}: {row.problem}", err=True)
     what = counted(removed, "removed document")
     if proven:
-        click.echo(
-            f"proven for {name}: {what}, and no live build holds one, or has other documents of its sources"
-        )
+        say(f"proven for {name}: {what}, and no live build holds one, or has other documents of its sources")
     else:
-        click.echo(f"NOT proven for {name}: {what}; rebuild and publish the builds above", err=True)
-    click.echo(LIMITS, err=True)
+        say(f"NOT proven for {name}: {what}; rebuild and publish the builds above", err=True)
+    say(LIMITS, err=True)

@@ -4,16 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from draftstore.cli.common import ManyValues, json_option, print_json, printable, stdout_console
+from draftstore.cli.options import Command, takes
+from draftstore.cli.output import Columns, json_option, print_result, print_rows
 from draftstore.decoding.replay import check_recordings
 from draftstore.errors import counted
-from draftstore.trees.frontier import MAX_BUDGET
 from schema import catalogue
-from schema.cli.common import catalogue_session, number_text
+from schema.catalogue.recordings import Rule
+from schema.cli.common import catalogue_session
 from schema.models import Recording
-from schema.recordings import TOLERANCE, Rule
 
 
 @click.group()
@@ -30,15 +29,9 @@ def replays() -> None:
     """
 
 
-class ManyReleases(ManyValues):
-    """A command that takes `--release a b`."""
-
-    many = frozenset({"--release"})
-
-
-@replays.command(cls=ManyReleases)
+@replays.command(cls=Command)
 @click.argument("name")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
     "--release",
     "releases",
@@ -47,28 +40,9 @@ class ManyReleases(ManyValues):
     metavar="R...",
     help="Replay it before these releases move; they need not exist yet.",
 )
-@click.option("--model", metavar="M", help="Replay only the outputs of this model.")
-@click.option("--request", is_flag=True, help="Draft from the prompt and the output so far, too.")
-@click.option(
-    "--rows", type=click.IntRange(min=1), metavar="N", help="Replay at most N outputs. [default: all]"
-)
-@click.option(
-    "--budget",
-    type=click.IntRange(1, MAX_BUDGET),
-    default=64,
-    show_default=True,
-    help="Maximum number of nodes in a draft.",
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=TOLERANCE,
-    show_default=True,
-    metavar="SHARE",
-    help="Refuse a build whose accepted length is more than this share below the live one's.",
-)
+@takes(rule=Rule)
 @json_option
-def add(name: str, file: Path, releases: tuple[str, ...], as_json: bool, **rule: Any) -> None:
+def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
     """Register a file of recorded outputs for one or more releases.
 
     FILE is what `draftstore replay` takes: JSON Lines with `prompt` and `output`, also compressed. Take 100 to 500
@@ -79,15 +53,11 @@ def add(name: str, file: Path, releases: tuple[str, ...], as_json: bool, **rule:
       draftstore replays add chats chats.jsonl.zst --release chat-vicuna --model vicuna-7b-v1.5 --rows 200
       draftstore replays add code code.jsonl --release code --request --tolerance 0.05
     """
-    count = check_recordings(file, model=rule["model"], limit=rule["rows"])
+    count = check_recordings(rule.path, model=rule.model, limit=rule.rows)
     with catalogue_session() as session:
-        recording = catalogue.add_recording(session, Rule(name, file, **rule), releases)
-    if as_json:
-        print_json(_fields(recording) | {"outputs": count})
-    else:
-        click.echo(
-            f"{printable(name)}: {counted(count, 'output')}, replayed before {', '.join(recording.releases)} moves"
-        )
+        recording = catalogue.add_recording(session, rule, releases)
+    text = f"{rule.name}: {counted(count, 'output')}, replayed before {', '.join(recording.releases)} moves"
+    print_result(_fields(recording) | {"outputs": count}, as_json, text)
 
 
 @replays.command("list")
@@ -102,23 +72,18 @@ def list_replays(release: str | None, as_json: bool) -> None:
       draftstore replays list --release chat-vicuna
     """
     with catalogue_session() as session:
-        rows = catalogue.list_recordings(session, release)
-    if as_json:
-        print_json([_fields(recording) for recording in rows])
-        return
-    table = Table("name", "releases", "model", "request", "rows", "budget", "M may fall", "file")
-    for recording in rows:
-        table.add_row(
-            printable(recording.name),
-            ", ".join(recording.releases),
-            recording.model or "",
-            "yes" if recording.request else "",
-            number_text(recording.rows),
-            str(recording.budget),
-            f"{recording.tolerance:.1%}",
-            printable(recording.path),
-        )
-    stdout_console().print(table if rows else "no recordings: `draftstore replays add` registers one")
+        rows = [_fields(recording) for recording in catalogue.list_recordings(session, release)]
+    columns: Columns = {
+        "name": "name",
+        "releases": "releases",
+        "model": "model",
+        "request": "request",
+        "rows": "rows",
+        "budget": "budget",
+        "M may fall": lambda row: f"{row['tolerance']:.1%}",
+        "file": "path",
+    }
+    print_rows(rows, columns, as_json, empty="no recordings: `draftstore replays add` registers one")
 
 
 @replays.command()
@@ -133,12 +98,9 @@ def remove(name: str, as_json: bool) -> None:
     """
     with catalogue_session() as session:
         catalogue.remove_recording(session, name)
-    if as_json:
-        print_json({"recording": name, "removed": True})
-    else:
-        click.echo(f"{printable(name)} is removed")
+    print_result({"recording": name, "removed": True}, as_json, f"{name} is removed")
 
 
 def _fields(recording: Recording) -> dict[str, Any]:
     """Return a recording as JSON values."""
-    return {name: getattr(recording, name) for name in (*Rule._fields, "releases")}
+    return {name: getattr(recording, name) for name in (*Rule.model_fields, "releases")}

@@ -1,14 +1,8 @@
 """`draftstore sql`: SQL queries on the catalogue, by default as a role that may only read."""
 
-import csv
-import json
-import math
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from datetime import date, time
-from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +12,14 @@ import psycopg
 from psycopg import errors
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, TransactionStatus
-from rich.table import Table
 
-from draftstore.cli.common import json_option, print_json, stdout_console
+from draftstore.cli.output import json_option, print_csv, print_json, print_table, say
 from draftstore.errors import DraftstoreError, counted
-from schema.access import require_reader
-from schema.database import connect
-from schema.failures import database_errors
+from schema.db.access import require_reader
+from schema.db.database import connect
+from schema.db.failures import database_errors
 
 ROWS_SHOWN = 1000
-NUMBERS = int | float | Decimal
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 SEVERAL = "cannot insert multiple commands into a prepared statement"
 SERVER_STATES = ("08", "53", "57")
 """Classes of server errors unrelated to the query."""
@@ -152,74 +143,19 @@ def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str] |
 
 def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: int) -> None:
     if not answer.names:
-        click.echo(answer.done, err=as_json or as_csv)
+        say(answer.done, err=as_json or as_csv)
     elif as_json:
         _require_unique(answer.names)
-        print_json([dict(zip(answer.names, map(_json_value, row), strict=True)) for row in answer.rows])
+        print_json([dict(zip(answer.names, row, strict=True)) for row in answer.rows])
     elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(answer.names)
-        writer.writerows(map(_csv_value, row) for row in answer.rows)
+        print_csv(answer.names, answer.rows)
     else:
-        _print_table(answer, shown)
-
-
-def _print_table(answer: StatementResult, shown: int) -> None:
-    """Print at most `shown` rows (0: all), numbers right-aligned."""
-    rows = iter(answer.rows)
-    head = list(islice(rows, shown)) if shown else list(rows)
-    table = Table()
-    for position, name in enumerate(answer.names):
-        numbers = all(isinstance(row[position], NUMBERS | None) for row in head)
-        table.add_column(name, justify="right" if numbers and head else "left", overflow="fold")
-    for row in head:
-        table.add_row(*map(_cell, row))
-    stdout_console().print(table)
-    more = bool(shown) and next(rows, None) is not None
-    note = (
-        f"the first {counted(len(head), 'row')}; --rows 0 prints all" if more else counted(len(head), "row")
-    )
-    click.echo(note, err=True)
-
-
-def _cell(value: object) -> str:
-    """Return a value as text without terminal control characters."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
-    if isinstance(value, bytes):
-        return f"\\x{value.hex()}"
-    if isinstance(value, dict | list):
-        return json.dumps(_json_value(value), ensure_ascii=False)
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(value))
-
-
-def _csv_value(value: object) -> object:
-    return _cell(value) if isinstance(value, bytes | dict | list) else value
-
-
-def _json_value(value: object) -> object:
-    """Return a value as JSON: integral decimals as integers, times in ISO 8601, bytes as hexadecimal digits."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else str(value)
-        case Decimal():
-            if not value.is_finite():
-                return str(value)
-            return int(value) if value == value.to_integral_value() else float(value)
-        case bytes():
-            return value.hex()
-        case dict():
-            return {str(key): _json_value(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_json_value(item) for item in value]
-        case date() | time():
-            return value.isoformat()
-        case _:
-            return str(value)
+        rows = iter(answer.rows)
+        head = list(islice(rows, shown or None))
+        print_table(answer.names, head, plain=True)
+        more = bool(shown) and next(rows, None) is not None
+        number = counted(len(head), "row")
+        say(f"the first {number}; --rows 0 prints all" if more else number, err=True)
 
 
 def _require_unique(names: list[str]) -> None:

@@ -1,23 +1,38 @@
-"""`draftstore tokens`: bearer tokens of the lookup service."""
+"""`draftstore tokens`: bearer tokens of the services."""
 
 from pathlib import Path
+from typing import Annotated
 
 import click
-from rich.table import Table
+from pydantic import Field
 
-from draftstore.cli.common import json_option, print_json, printable, stdout_console
+from draftstore.cli.options import takes
+from draftstore.cli.output import json_option, print_result, print_rows, say
 from draftstore.errors import DraftstoreError
+from draftstore.options import Options, Shown
 from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import EVERY, Grant, PermissionsError, hash_token, new_token, read_grants
 from services.common.token_file import change_grants
 
-file_option = click.option(
-    "--file",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="File of tokens, as given to `draftstore serve --tokens`.",
-)
+
+class TokenFile(Options):
+    """Where tokens stand."""
+
+    file: Path = Field(description="File of tokens, as given to `draftstore serve --tokens`.")
+
+
+class NewToken(TokenFile):
+    """What a token allows."""
+
+    releases: Annotated[tuple[str, ...], Shown(flags=("--release",))] = Field(
+        description=f"Release that the token allows; `{EVERY}` allows every release. May be repeated."
+    )
+    max_budget: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_BUDGET,
+        description="Most nodes of a draft for this token, in place of the limit of the service.",
+    )
 
 
 @click.group()
@@ -35,21 +50,9 @@ def tokens() -> None:
 
 @tokens.command()
 @click.argument("name")
-@click.option(
-    "--release",
-    "releases",
-    multiple=True,
-    required=True,
-    help=f"Release that the token allows; `{EVERY}` allows every release. May be repeated.",
-)
-@click.option(
-    "--max-budget",
-    type=click.IntRange(1, MAX_BUDGET),
-    help="Most nodes of a draft for this token, in place of the limit of the service.",
-)
-@file_option
+@takes(options=NewToken)
 @json_option
-def new(name: str, releases: tuple[str, ...], max_budget: int | None, path: Path, as_json: bool) -> None:
+def new(name: str, options: NewToken, as_json: bool) -> None:
     """Make a token and print it, this once: the file keeps its hash alone.
 
     \b
@@ -58,51 +61,47 @@ def new(name: str, releases: tuple[str, ...], max_budget: int | None, path: Path
     """
     if not name.strip() or not name.isprintable():
         raise DraftstoreError(f"{name!r} cannot be the name of a token: expected some visible text")
-    if not all(releases):
-        raise DraftstoreError(f"the name of a release is empty: expected one that is served, or {EVERY!r}")
+    if "" in options.releases:
+        raise DraftstoreError(f"the name of a release is empty: `{EVERY}` stands for all of them")
     token = new_token()
-    grant = Grant(name, frozenset(releases), hash_token(token), max_budget)
+    grant = Grant(name, frozenset(options.releases), hash_token(token), options.max_budget)
 
     def add(grants: list[Grant]) -> list[Grant]:
         if any(other.name == name for other in grants):
-            raise PermissionsError(f"{path} already has a token {name!r}: remove it, or choose another name")
+            raise PermissionsError(
+                f"{options.file} already has a token {name!r}: remove it, or choose another name"
+            )
         return [*grants, grant]
 
-    change_grants(path, add)
-    if as_json:
-        print_json({"name": name, "releases": sorted(releases), "token": token})
-        return
-    click.echo(token)
-    click.echo("keep it now, it cannot be shown again; a running service accepts it after SIGHUP", err=True)
+    change_grants(options.file, add)
+    print_result({"name": name, "releases": sorted(grant.releases), "token": token}, as_json, token)
+    if not as_json:
+        say("keep it now, it cannot be shown again; a running service accepts it after SIGHUP", err=True)
 
 
 @tokens.command("list")
-@file_option
+@takes(options=TokenFile)
 @json_option
-def list_tokens(path: Path, as_json: bool) -> None:
+def list_tokens(options: TokenFile, as_json: bool) -> None:
     """List who has a token, and for what.
 
     \b
     Example:
       draftstore tokens list --file tokens.toml
     """
-    grants = read_grants(path)
-    if as_json:
-        shown = [(grant.name, sorted(grant.releases), grant.max_budget) for grant in grants]
-        print_json([dict(zip(("name", "releases", "max_budget"), row, strict=True)) for row in shown])
-        return
-    table = Table("name", "releases", "most nodes", "hash")
-    for grant in grants:
-        most = "" if grant.max_budget is None else f"{grant.max_budget:,}"
-        table.add_row(printable(grant.name), ", ".join(sorted(grant.releases)), most, f"{grant.digest[:12]}…")
-    stdout_console().print(table if grants else "no tokens: nobody may ask for anything")
+    rows = [
+        {"name": each.name, "releases": sorted(each.releases), "max_budget": each.max_budget}
+        for each in read_grants(options.file)
+    ]
+    columns = {"name": "name", "releases": "releases", "most nodes": "max_budget"}
+    print_rows(rows, columns, as_json, empty="no tokens: nobody may ask for anything")
 
 
 @tokens.command()
 @click.argument("name")
-@file_option
+@takes(options=TokenFile)
 @json_option
-def remove(name: str, path: Path, as_json: bool) -> None:
+def remove(name: str, options: TokenFile, as_json: bool) -> None:
     """Take a token back.
 
     \b
@@ -114,11 +113,9 @@ def remove(name: str, path: Path, as_json: bool) -> None:
         kept = [grant for grant in grants if grant.name != name]
         if len(kept) == len(grants):
             known = ", ".join(grant.name for grant in grants) or "none"
-            raise PermissionsError(f"{path} has no token {name!r}: it has {known}")
+            raise PermissionsError(f"{options.file} has no token {name!r}: it has {known}")
         return kept
 
-    change_grants(path, drop)
-    if as_json:
-        print_json({"name": name, "removed": True})
-    else:
-        click.echo(f"the token {name} is removed; a running service refuses it after SIGHUP")
+    change_grants(options.file, drop)
+    text = f"the token {name} is removed; a running service refuses it after SIGHUP"
+    print_result({"name": name, "removed": True}, as_json, text)

@@ -1,12 +1,14 @@
-"""Listening addresses of a service, and the check of who can reach them."""
+"""Listening addresses of a service, and who may ask there."""
 
 import ipaddress
 import socket
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
+
+from pydantic import BeforeValidator, Field
 
 from draftstore.errors import LookupServiceError
+from draftstore.options import Options, Shown, parsed
 
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to recognize them
@@ -45,6 +47,11 @@ class ListenAddress(NamedTuple):
             )
         return cls(host or "0.0.0.0", int(digits))  # noqa: S104 - the user wrote `:PORT`; needs tokens
 
+    @classmethod
+    def reader(cls, port: int) -> BeforeValidator:
+        """Return what reads such an address in options."""
+        return parsed(lambda text: cls.parse(text, port))
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -74,26 +81,40 @@ class ListenAddress(NamedTuple):
         )
 
 
-def check_access(
-    tokens: Path | None, *, anonymous: bool, places: Iterable[tuple[str, ListenAddress]]
-) -> None:
-    """Refuse to serve other machines without tokens, unless the user asked for it.
+class Access(Options):
+    """Who may ask a service."""
 
-    Args:
-        tokens: the token file, if there is one.
-        anonymous: whether clients need no token.
-        places: listening addresses, each with the option that names it.
+    tokens: Path | None = Field(
+        None,
+        description="Require bearer tokens from this file, see `draftstore tokens`; a worker takes those for a release "
+        "of its model's name.",
+    )
+    anonymous: bool = Field(
+        False,
+        description="Answer other machines without asking for a token; listening beyond loopback needs this or "
+        "--tokens.",
+    )
+    allow_hosts: Annotated[tuple[str, ...], Shown(flags=("--allow-host",), metavar="NAME")] = Field(
+        (),
+        description="Name of this machine in HTTP requests, besides localhost and addresses: that of a proxy or a "
+        "container. May be repeated. Other names are refused, so that no web page can read the service through its own "
+        "name; beyond loopback with --tokens, all names are accepted unless one is given.",
+    )
 
-    Raises:
-        LookupServiceError: other machines could connect without a token.
-    """
-    if tokens and anonymous:
-        raise LookupServiceError("--tokens and --anonymous contradict each other: leave one of them out")
-    if tokens or anonymous:
-        return
-    for option, address in places:
-        if not address.is_loopback():
-            raise LookupServiceError(
-                f"{option} can be reached from other machines, where anybody could ask: give --tokens "
-                "FILE (see `draftstore tokens`), or --anonymous to allow that"
-            )
+    def check_access(self, **places: ListenAddress | None) -> None:
+        """Refuse to serve other machines without tokens, unless the user asked for it.
+
+        Args:
+            places: listening addresses by the option that names them.
+
+        Raises:
+            LookupServiceError: other machines could connect without a token.
+        """
+        if self.tokens and self.anonymous:
+            raise LookupServiceError("--tokens and --anonymous contradict each other: leave one of them out")
+        for option, address in places.items():
+            if address and not (self.tokens or self.anonymous or address.is_loopback()):
+                raise LookupServiceError(
+                    f"--{option} {address} can be reached from other machines, where anybody could ask: give --tokens "
+                    "FILE (see `draftstore tokens`), or --anonymous to allow that"
+                )

@@ -3,19 +3,22 @@
 import asyncio
 import ipaddress
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.addresses import ListenAddress
+from services.common.permissions import Grant, Permissions
 
 LOG = logging.getLogger(__name__)
-BODY_SECONDS = 10.0
+BODY_SECONDS = 5.0
 """Time limit in seconds for a body to arrive."""
+REQUESTS = 512
+"""Maximum requests in progress; beyond that the answer is 503, except to health checks."""
+HEALTH = ("/healthz", "/readyz")
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
@@ -38,27 +41,24 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
 
-class Guard(ABC):
-    """Middleware around an application: refuses foreign hosts, adds headers, turns unexpected exceptions into a 500.
+class Guard:
+    """Middleware around an application: refuses foreign hosts and too many requests, adds headers, catches errors."""
 
-    Attributes:
-        what: name of the service, for messages.
-        quiet: exceptions that end a request without an answer.
-    """
-
-    what = "service"
-    quiet: tuple[type[Exception], ...] = ()
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, refusal: Callable[[int, str], Response], hosts: Collection[str] | None
+    ) -> None:
         """Guard an application.
 
         Args:
             app: application to guard.
+            refusal: returns an error in its format, from a status and a message.
             hosts: names of the service besides localhost and IP addresses, see `own_names`; None accepts any. Prevents
                 DNS rebinding: a foreign page could otherwise point its own name at this machine and read the answers.
         """
         self._app = app
+        self._refusal = refusal
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -76,28 +76,46 @@ class Guard(ABC):
                     headers.setdefault(name, value)
             await send(message)
 
-        host = Headers(scope=scope).get("host", "")
-        if self._hosts is not None and not is_own_host(host, self._hosts):
-            message = (
-                f"this {self.what} does not answer to the name {host!r}: use localhost or an address, or start it with "
-                "--allow-host NAME"
-            )
-            await self.refusal(400, message)(scope, receive, send_guarded)
-            return
+        self._requests += 1
         try:
-            await self._app(scope, receive, send_guarded)
-        except self.quiet:
+            refusal = self._refuse(scope)
+            await (refusal or self._app)(scope, receive, send_guarded)
+        except ClientDisconnect:
             return
+        except asyncio.CancelledError:  # the server has waited for long enough at its end
+            if not started:
+                await self._refusal(503, "the service has stopped")(scope, receive, send_guarded)
         except Exception:
             if started:
                 raise  # the server breaks the connection off, so that no client takes a partial body for the whole
             LOG.exception("an HTTP request failed", extra={"path": scope["path"]})
-            message = f"an error inside the {self.what}: its log says more"
-            await self.refusal(500, message)(scope, receive, send_guarded)
+            await self._refusal(500, "an error inside the service: its log says more")(
+                scope, receive, send_guarded
+            )
+        finally:
+            self._requests -= 1
 
-    @abstractmethod
-    def refusal(self, status: int, message: str) -> Response:
-        """Return an error in the guarded application's format."""
+    def _refuse(self, scope: Scope) -> Response | None:
+        """Return the refusal of a request that the application does not get."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        status = 400
+        if "content-length" in headers and "transfer-encoding" in headers:
+            message = "a request with Content-Length and Transfer-Encoding: expected one of them"
+        elif self._hosts is not None and not is_own_host(host, self._hosts):
+            message = (
+                f"this service does not answer to the name {host!r}: use localhost or an address, or start it with "
+                "--allow-host NAME"
+            )
+        elif self._requests > REQUESTS and scope["path"] not in HEALTH:
+            status, message = 503, f"{REQUESTS} requests are being answered: try again in a second"
+        else:
+            return None
+        refusal = self._refusal(status, message)
+        refusal.headers["Connection"] = "close"  # the body is not read
+        if status == 503:
+            refusal.headers["Retry-After"] = "1"
+        return refusal
 
 
 def own_names(endpoint: ListenAddress, allowed: Collection[str], *, tokens: bool) -> tuple[str, ...] | None:
@@ -126,10 +144,20 @@ def is_own_host(host: str, names: Collection[str]) -> bool:
     return True
 
 
-def bearer_token(request: Request) -> str | None:
-    """Return the bearer token of a request; None if there is none."""
+def identify(request: Request, permissions: Permissions) -> Grant:
+    """Return the sender's grant.
+
+    Raises:
+        ProblemError: the bearer token is missing or unknown.
+    """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+    given = token.strip() if scheme.lower() == "bearer" else ""
+    grant = permissions.identify(given)
+    if grant is None:
+        found = "an unknown bearer token" if given else "no bearer token"
+        message = f"{found}: send `Authorization: Bearer TOKEN` with one from `draftstore tokens new`"
+        raise ProblemError(401, message, {"WWW-Authenticate": 'Bearer realm="draftstore"'})
+    return grant
 
 
 async def read_body(request: Request, most: int, advice: str, seconds: float | None = None) -> bytes:

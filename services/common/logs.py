@@ -11,31 +11,37 @@ A line is written with a single call, so that lines of several processes do not 
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
+from pydantic import Field
+
+from draftstore.options import Options
+
 _LIBRARIES = (
     "uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "psycopg", "psycopg.pool", "numba", "alembic",
 )  # fmt: skip
 _USUAL = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 
-def configure(form: str = "text", level: str = "info", process: str = "") -> None:
-    """Send everything that this process logs to standard error.
+class LogOptions(Options):
+    """What a service logs."""
 
-    Args:
-        form: one of `FORMATS`.
-        level: minimum level, one of `LEVELS`.
-        process: name of the process, added to every line.
-    """
+    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or JSON documents.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least level that is logged."
+    )
+
+
+def configure(options: LogOptions) -> None:
+    """Send everything that this process logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json(process) if form == "json" else _Text(process))
+    handler.setFormatter(_Json() if options.log_format == "json" else _Text())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(options.log_level.upper())
     logging.raiseExceptions = False  # standard error may be closed: that must not stop the service
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -44,39 +50,30 @@ def configure(form: str = "text", level: str = "info", process: str = "") -> Non
 class _Text(logging.Formatter):
     """Lines for people."""
 
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
-
     def format(self, record: logging.LogRecord) -> str:
         """Return a line, followed by the traceback if there is one."""
-        event, fields = _parts(record, self._process)
+        event, fields = _parts(record)
         words = [_time(record), f"{record.levelname.lower():7}", event]
         words += [f"{name}={_word(value)}" for name, value in fields.items()]
-        line = " ".join(words).replace("\n", "\\n")
+        line = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], " ".join(words))
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 class _Json(logging.Formatter):
     """Lines for programs."""
 
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
-
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON document on one line."""
-        event, fields = _parts(record, self._process)
+        event, fields = _parts(record)
         document = {"time": _time(record), "level": record.levelname.lower(), "event": event, **fields}
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
         return json.dumps(document, ensure_ascii=False, default=str)
 
 
-def _parts(record: logging.LogRecord, process: str) -> tuple[str, dict[str, Any]]:
+def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
     """Return the event and its fields."""
-    fields: dict[str, Any] = {"process": process} if process else {}
-    fields |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+    fields = {name: value for name, value in vars(record).items() if name not in _USUAL}
     if record.name.partition(".")[0] not in ("services", "draftstore", "schema"):
         fields["logger"] = record.name
     return record.getMessage(), fields

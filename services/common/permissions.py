@@ -12,21 +12,22 @@ A token is 32 random bytes, out of reach of dictionary attacks, so a plain hash 
 import dataclasses
 import hashlib
 import hmac
-import re
+import os
 import secrets
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from draftstore.errors import DraftstoreError, type_name
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from draftstore.errors import DraftstoreError
+from draftstore.options import sentence
 from draftstore.trees.frontier import MAX_BUDGET
 
 EVERY = "*"
 """Stands for every release."""
 PREFIX = "draftstore_"
 """Prefix of every token, so that secret scanners can find it."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class PermissionsError(DraftstoreError):
@@ -57,6 +58,34 @@ class Grant:
 ANYBODY = Grant("anybody", frozenset([EVERY]))
 
 
+class _Entry(BaseModel):
+    """A token of a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(min_length=1)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    releases: list[str]
+    max_budget: int | None = Field(None, ge=1, le=MAX_BUDGET)
+
+
+class _File(BaseModel):
+    """A token file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    token: list[_Entry] = []
+
+    @field_validator("token")
+    @classmethod
+    def _differ(cls, entries: list[_Entry]) -> list[_Entry]:
+        """Refuse two entries with the same name or the same token."""
+        for what in ("name", "sha256"):
+            if len({getattr(entry, what) for entry in entries}) < len(entries):
+                raise ValueError(f"two entries have the same {what}: remove one of them")
+        return entries
+
+
 class Permissions:
     """All grants of a service; immutable, so that a changed file replaces all of them at once."""
 
@@ -65,27 +94,18 @@ class Permissions:
         self.grants = None if grants is None else tuple(grants)
 
     @classmethod
-    def open_to_all(cls) -> "Permissions":
-        """Return the permissions of a service without tokens."""
-        return cls(None)
-
-    @classmethod
-    def load(cls, path: Path) -> "Permissions":
-        """Read a token file.
+    def load(cls, path: Path | None) -> "Permissions":
+        """Read a token file; without one the service is open to all.
 
         Raises:
             PermissionsError: the file cannot be read or is invalid.
         """
-        return cls(read_grants(path))
+        return cls(read_grants(path) if path else None)
 
     @property
     def needs_token(self) -> bool:
         """Whether clients must present a token."""
         return self.grants is not None
-
-    def including(self, grant: Grant) -> "Permissions":
-        """Return these permissions and one more grant, such as that of the service's own HTTP process."""
-        return Permissions(None if self.grants is None else (*self.grants, grant))
 
     def identify(self, token: str | bytes | None) -> Grant | None:
         """Return the grant of a token; None if the token is unknown.
@@ -124,10 +144,12 @@ def read_grants(path: Path) -> list[Grant]:
     """Read the entries of a token file.
 
     Raises:
-        PermissionsError: the file cannot be read, is not TOML, or has an invalid entry.
+        PermissionsError: others may write to the file, it cannot be read, is not TOML, or has an invalid entry.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            document = tomllib.load(file)
     except FileNotFoundError:
         raise PermissionsError(
             f"there is no file of tokens {path}: make one with "
@@ -137,47 +159,15 @@ def read_grants(path: Path) -> list[Grant]:
         raise PermissionsError(f"the file of tokens {path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML
         raise PermissionsError(f"the file of tokens {path} is not TOML: {error}") from None
-    unknown = document.keys() - {"token"}
-    entries = document.get("token", [])
-    if unknown or not isinstance(entries, list):
+    if mode & 0o022:
         raise PermissionsError(
-            f"the file of tokens {path} holds {sorted(document)}, expected only tables [[token]]"
+            f"others may write to the file of tokens {path} (mode {mode & 0o777:o}), and give themselves any: "
+            f"run `chmod go-w {path}`"
         )
-    grants = [_read_grant(path, number, entry) for number, entry in enumerate(entries, 1)]
-    _check_unique(path, grants)
-    return grants
-
-
-def _read_grant(path: Path, number: int, entry: Any) -> Grant:
-    """Read one entry."""
-    where = f"token {number} of {path}"
-    if not isinstance(entry, dict) or entry.keys() - {"max_budget"} != {"name", "sha256", "releases"}:
-        found = sorted(entry) if isinstance(entry, dict) else type_name(entry)
+    try:
+        entries = _File.model_validate(document).token
+    except ValidationError as error:
         raise PermissionsError(
-            f"{where} holds {found}, expected name, sha256, releases and perhaps max_budget"
-        )
-    name, digest, releases = entry["name"], entry["sha256"], entry["releases"]
-    if not isinstance(name, str) or not name:
-        raise PermissionsError(f"{where} has the name {name!r}, expected some text")
-    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-        raise PermissionsError(
-            f"{where} has no SHA-256: expected 64 of the digits 0-9 and a-f"
-        )  # without the value: it may be a token
-    if not isinstance(releases, list) or not all(isinstance(release, str) for release in releases):
-        raise PermissionsError(f"{where} may use {releases!r}, expected a list of names of releases")
-    budget = entry.get("max_budget")
-    if budget is not None and (type(budget) is not int or not 1 <= budget <= MAX_BUDGET):
-        raise PermissionsError(
-            f"{where} has max_budget {budget!r}, expected a number from 1 to {MAX_BUDGET:,}"
-        )
-    return Grant(name, frozenset(releases), digest, budget)
-
-
-def _check_unique(path: Path, grants: list[Grant]) -> None:
-    """Refuse two entries with the same name or the same token."""
-    for what, values in (
-        ("name", [grant.name for grant in grants]),
-        ("token", [grant.digest for grant in grants]),
-    ):
-        if len(set(values)) < len(values):
-            raise PermissionsError(f"two entries of {path} have the same {what}: remove one of them")
+            f"the file of tokens {path} is invalid: {sentence(error, values=False)}"
+        ) from None
+    return [Grant(each.name, frozenset(each.releases), each.sha256, each.max_budget) for each in entries]

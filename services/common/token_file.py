@@ -1,13 +1,13 @@
 """Changes to the token file, for the command `draftstore tokens`."""
 
-import fcntl
 import json
 import os
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from draftstore.storage.files import replacing
+from draftstore.storage.locks import lock
 from services.common.permissions import Grant, PermissionsError, read_grants
 
 _HEAD = "# Written by `draftstore tokens`, which keeps the entries and no comments.\n"
@@ -24,37 +24,26 @@ def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> N
         PermissionsError: the file or its folder cannot be used.
     """
     try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        held = lock(path.parent)
     except OSError as error:
         raise PermissionsError(f"the folder {path.parent} cannot be used: {error.strerror}") from None
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        grants = read_grants(path) if path.exists() else []
-        _replace(path, _to_toml(change(grants)).encode())
-        os.fsync(folder)
+        with held:
+            grants = read_grants(path) if path.exists() else []
+            _replace(path, _to_toml(change(grants)).encode())
     except OSError as error:
         raise PermissionsError(f"the file of tokens {path} cannot be written: {error.strerror}") from None
-    finally:
-        os.close(folder)
 
 
 def _replace(path: Path, data: bytes) -> None:
     """Replace a file atomically, keeping its owner and permissions."""
     path = path.resolve()  # a symbolic link stays one
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            with suppress(FileNotFoundError, PermissionError):
-                before = path.stat()
-                os.chown(descriptor, before.st_uid, before.st_gid)
-                os.fchmod(descriptor, before.st_mode & 0o777)
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, 0o600) as temporary:
+        with suppress(FileNotFoundError, PermissionError):
+            before = path.stat()
+            os.chown(temporary, before.st_uid, before.st_gid)
+            temporary.chmod(before.st_mode & 0o777)
+        temporary.write_bytes(data)
 
 
 def _to_toml(grants: list[Grant]) -> str:

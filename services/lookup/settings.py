@@ -1,79 +1,164 @@
-"""Settings of one run of the lookup service."""
+"""Settings of one run of the lookup service, and its limits."""
 
 import dataclasses
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
 
 from draftstore.errors import LookupServiceError
-from draftstore.stores.partition import Partition
+from draftstore.options import Shown, parsed
+from draftstore.remote.sockets import default_socket
+from draftstore.stores.crest.entries import Backend
 from draftstore.trees.frontier import MAX_BUDGET
-from services.common.addresses import ListenAddress, check_access
-from services.lookup.limits import SHARED_BUDGET, Limits
-from services.lookup.stores.targets import Target
+from services.common.addresses import LOOPBACK, Access, ListenAddress
+from services.lookup.targets import Target, parse_store
 
 DRAFT_PORT = 7781
 HTTP_PORT = 7780
+SHARED_BUDGET = 256
+"""Default of the maximum nodes of a tree where others can reach the service."""
+_BUDGETS = f"{MAX_BUDGET:,} on a Unix socket for this user alone, {SHARED_BUDGET} over TCP and HTTP"
 
 
 @dataclass(frozen=True)
-class LookupSettings:
-    """Settings of one run.
+class Limits:
+    """Limits of a service. Requests beyond a limit are refused; other requests are unaffected.
 
     Attributes:
-        socket: Unix socket of the binary protocol.
-        socket_mode: permissions of the Unix sockets.
-        listen: TCP addresses of the binary protocol.
-        tls_cert: file of the certificate for `listen`, with those that lead to a trusted one; None: not encrypted.
-        tls_key: file of its private key; None: in the same file.
-        http: address of JSON, health, metrics and the page.
-        http_socket: Unix socket of the same; without both there is no HTTP.
-        stores: directories to serve.
-        releases: releases to serve; if both this and `stores` are empty, all that can draft.
-        backend: backend of the entries of CREST stores; None: the one that each was built for.
-        partition: which part of each store is served, where its kind has parts; None: all.
-        workers: number of worker processes.
-        tokens: token file.
-        anonymous: whether clients, also on other machines, need no token.
-        allow_hosts: further host names that requests may use, besides localhost and addresses.
-        wait: whether to start even if nothing can be served yet.
-        poll_seconds: interval between reads of the catalogue.
-        hang_seconds: silence after which a worker or the HTTP process is killed and restarted.
-        notice_seconds: time between the first `/readyz` that answers 503 and the start of the drain.
-        max_budget: maximum nodes of a draft; None: `MAX_BUDGET` for clients of a Unix socket that no other user may
-            open, `SHARED_BUDGET` for all others.
-        limits: other limits on requests.
-        log_format: `text` or `json`.
-        log_level: the least level that is logged.
+        payload: bytes of a request.
+        greeting: bytes of a request before the client has presented its token, where tokens are in use.
+        batch: contexts per request.
+        context: tokens per context.
+        budget: nodes per tree, for a client on the Unix socket.
+        shared_budget: the same for clients of TCP and HTTP, which others may reach too: a tree of thousands of nodes
+            delays everyone behind it. A token may name another limit.
+        connections: clients with a connection.
+        peer_connections: the same from one address over TCP; None: no such limit.
+        strangers: connections whose client is not known yet; beyond that the oldest are closed, some every 0.1 s.
+        waiting: contexts that threads look up or that wait for one; beyond that the answer is `BUSY`.
+        silent_seconds: time for a client to send its first request, with its token where tokens are in use.
+        stall_seconds: time for a client to read its answers, or to send the rest of a request.
+        threads: concurrent lookups beside those of the event loop.
     """
 
-    socket: Path
-    socket_mode: int = 0o600
-    listen: ListenAddress | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    http: ListenAddress | None = None
-    http_socket: Path | None = None
-    stores: tuple[Target, ...] = ()
-    releases: tuple[str, ...] = ()
-    backend: str | None = None
-    partition: Partition | None = None
-    workers: int = 1
-    tokens: Path | None = None
-    anonymous: bool = False
-    allow_hosts: tuple[str, ...] = ()
-    wait: bool = False
-    poll_seconds: float = 2.0
-    hang_seconds: float = 30.0
-    notice_seconds: float = 1.0
-    max_budget: int | None = None
-    limits: Limits = field(default_factory=Limits)
-    log_format: str = "text"
-    log_level: str = "info"
+    payload: int = 1 << 20
+    greeting: int = 4096
+    batch: int = 512
+    context: int = 4096
+    budget: int = MAX_BUDGET
+    shared_budget: int = SHARED_BUDGET
+    connections: int = 1024
+    peer_connections: int | None = None
+    strangers: int = 64
+    waiting: int = 4096
+    silent_seconds: float = 5.0
+    stall_seconds: float = 10.0
+    threads: int = 8
+
+    def public(self, budget: int) -> dict[str, int]:
+        """Return the limits that a client should know: those of one request, with its own limit of nodes."""
+        return {"payload": self.payload, "batch": self.batch, "context": self.context, "budget": budget}
+
+
+def _http(given: str) -> ListenAddress | Path | None:
+    if given.startswith("unix:"):
+        return Path(given.removeprefix("unix:"))
+    return None if given == "none" else ListenAddress.parse(given, HTTP_PORT)
+
+
+def _mode(text: str) -> str:
+    if not re.fullmatch("0?[67][0-7]{2}", text):
+        raise ValueError("expected an octal number from 600 to 777, such as 660")
+    return text
+
+
+class LookupSettings(Access):
+    """Settings of one run; `limits` are those without an option."""
+
+    releases: Annotated[tuple[str, ...], Shown(flags=("--release",), metavar="NAME")] = Field(
+        (), description="Serve a release of the catalogue. May be repeated."
+    )
+    stores: Annotated[
+        tuple[Annotated[Target, parsed(parse_store)], ...], Shown(flags=("--store",), metavar="[NAME=]DIR")
+    ] = Field((), description="Serve a directory, under its own name or NAME. May be repeated.")
+    backend: Backend = None
+    socket: Annotated[Path, Shown(unset="$DRAFTSTORE_SOCKET, else a socket of this user")] = Field(
+        default_factory=default_socket, description="Unix socket of the binary protocol."
+    )
+    socket_mode: Annotated[str, AfterValidator(_mode), Shown(metavar="OCTAL")] = Field(
+        "600", description="Permissions of the Unix sockets: who on this machine may connect."
+    )
+    listen: Annotated[ListenAddress | None, ListenAddress.reader(DRAFT_PORT), Shown(metavar="HOST:PORT")] = (
+        Field(
+            None, description=f"Address for the binary protocol over TCP; the default port is {DRAFT_PORT}."
+        )
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="Encrypt --listen with this certificate (PEM, with those that lead to a trusted one); SIGHUP reads "
+        "it again.",
+    )
+    tls_key: Annotated[Path | None, Shown(unset="in the same file")] = Field(
+        None, description="Its private key, without a passphrase."
+    )
+    http: Annotated[
+        ListenAddress | Path | None,
+        parsed(_http),
+        Shown(metavar="HOST:PORT|unix:PATH", unset=f"{LOOPBACK}:{HTTP_PORT}"),
+    ] = Field(
+        ListenAddress(LOOPBACK, HTTP_PORT),
+        description="Address or Unix socket for JSON, health, metrics and the page; anybody on this machine can reach "
+        "an address. `none` switches them off.",
+    )
+    max_budget: Annotated[int | None, Shown(unset=_BUDGETS)] = Field(
+        None, ge=1, le=MAX_BUDGET, description="Most nodes of a draft; a token may name another limit."
+    )
+    wait: bool = Field(
+        False,
+        description="Start even if nothing can be served yet; a release is served once it is published.",
+    )
+    poll_seconds: float = Field(
+        2.0, ge=0.05, le=3600, description="Seconds between two checks of the catalogue."
+    )
+    notice_seconds: float = Field(
+        1.0, ge=0, le=3600, description="Seconds that /readyz answers 503 at the end, for load balancers."
+    )
+    peer_connections: Annotated[int | None, Shown(unset="no such limit")] = Field(
+        None, ge=1, description="Most connections of one address over TCP."
+    )
+    limits: Annotated[Limits, Shown(hidden=True)] = Limits()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.tls_cert or self.tls_key) and not (self.tls_cert and self.listen):
+            raise LookupServiceError(
+                "--tls-cert and --tls-key encrypt --listen: give --listen and --tls-cert, or leave them out (HTTP is "
+                "encrypted by a reverse proxy)"
+            )
+        if len(set(self.names)) < len(self.names):
+            raise LookupServiceError(
+                "two stores or releases have the same name: give a store another with --store NAME=DIR"
+            )
+        self.check_access(listen=self.listen, http=self.http_address)
+        return self
+
+    @property
+    def http_address(self) -> ListenAddress | None:
+        """TCP address of HTTP, if it has one."""
+        return None if isinstance(self.http, Path) else self.http
+
+    @property
+    def mode(self) -> int:
+        """Permissions of the Unix sockets."""
+        return int(self.socket_mode, 8)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the stores and releases that were asked for."""
-        return (*(target.name for target in self.stores), *self.releases)
+        return (*(target.name for target in self.stores), *sorted(set(self.releases)))
 
     @property
     def uses_catalogue(self) -> bool:
@@ -84,23 +169,6 @@ class LookupSettings:
     def all_limits(self) -> Limits:
         """The limits, with those of the budget."""
         shared = self.max_budget or SHARED_BUDGET
-        private = self.max_budget or (SHARED_BUDGET if self.socket_mode & 0o077 else MAX_BUDGET)
-        return dataclasses.replace(self.limits, budget=private, shared_budget=shared)
-
-    def check(self) -> None:
-        """Refuse to serve other machines without tokens, unless the user asked for it.
-
-        Raises:
-            LookupServiceError: other machines could connect without a token, or nothing is there to encrypt.
-        """
-        if (self.tls_cert or self.tls_key) and not (self.tls_cert and self.listen):
-            raise LookupServiceError(
-                "--tls-cert and --tls-key encrypt --listen: give --listen and --tls-cert, or leave them out (HTTP is "
-                "encrypted by a reverse proxy)"
-            )
-        places = [("--listen", self.listen), ("--http", self.http)]
-        check_access(
-            self.tokens,
-            anonymous=self.anonymous,
-            places=[(f"{option} {address}", address) for option, address in places if address],
-        )
+        private = self.max_budget or (SHARED_BUDGET if self.mode & 0o077 else MAX_BUDGET)
+        peers = self.peer_connections or self.limits.peer_connections
+        return dataclasses.replace(self.limits, budget=private, shared_budget=shared, peer_connections=peers)

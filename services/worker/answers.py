@@ -1,68 +1,219 @@
-"""One answer in decoding: what its forward passes bring becomes text, and goes to the client."""
+"""One answer: forward passes of the model come in, events with text go to the client, and figures are kept."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from time import monotonic
+from typing import Any, NamedTuple, TypeAlias
 
+from draftstore.decoding.incremental import Pieces
 from draftstore.decoding.loop import Step
-from draftstore.hf.requests import Likelihood
-from services.worker.jobs import Answered, DecodingJob, Delta
-from services.worker.work import Engine
-from services.worker.writing import Scored, Writing
+from draftstore.hf.requests import GenerationRequest
+from draftstore.text.tokenizer import TextTokenizer
+from services.worker.problems import ApiError
+from services.worker.texts import CALL, StopStrings, parse_calls
 
 
-class UnwantedError(Exception):
-    """Ends the decoding of a cancelled request."""
+@dataclass
+class Usage:
+    """Figures of an answer, or of all answers to a request.
 
-
-class Answering:
-    """One answer to a request in decoding; see `services.worker.work.Answer`.
-
-    Attributes:
-        job: the request.
-        number: number of the answer.
-        request: what to generate.
-        begun: start of its decoding, in monotonic seconds.
-        writing: its text.
+    `predicted` counts the draft tokens of the answer that follow the token before them in the request's own prediction
+    too, at most as many as the prediction has; `missed` counts the rest of the prediction.
     """
 
-    def __init__(self, job: DecodingJob, engine: Engine) -> None:
-        """Begin the next answer to a request."""
-        self.job, self.number, self.request = job, job.begun, job.requests[job.begun]
-        self.begun = monotonic()
-        if job.waited is None:
-            job.waited = self.begun - job.created
-        if not self.number or self.request.prompt is not job.requests[self.number - 1].prompt:
-            job.usage.prompt_tokens += len(self.request.prompt)
-        job.begun += 1
-        self.writing = Writing(
-            self.request,
-            engine.facts,
-            engine.tokenizer,
-            self._show,
-            job.usage,
-            stops=job.stops,
-            lead=job.lead,
-        )
+    prompt_tokens: int = 0
+    completion_tokens: int = 0  # those that ended an answer included
+    answers: int = 0  # with a first token
+    passes: int = 0  # after the prefill
+    drafted: int = 0  # draft tokens that were verified
+    steps: Counter[int] = field(default_factory=Counter)  # passes with a draft, by accepted tokens
+    predicted: int = 0
+    missed: int = 0
 
-    def _show(self, text: str, scored: Sequence[Scored]) -> None:
-        self.job.post(Delta(self.number, text, scored))
+    def __add__(self, other: "Usage") -> "Usage":
+        names = [each.name for each in fields(self)]
+        return Usage(*(getattr(self, name) + getattr(other, name) for name in names))
 
-    def take(self, step: Step, likelihoods: Sequence[Likelihood]) -> None:
-        """Write what a pass has brought.
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that became part of an answer."""
+        return sum(accepted * count for accepted, count in self.steps.items())
 
-        Raises:
-            UnwantedError: the request was cancelled.
-            EndedError: the answer ends here.
+    def public(self, drafters: Sequence[str]) -> dict[str, Any]:
+        """Return OpenAI's `usage`, with the passes of this worker, and vLLM's `metrics`.
+
+        Passes without a draft are no steps of speculative decoding.
         """
-        if self.job.cancelled:
-            raise UnwantedError
-        self.writing.take(step, likelihoods)
-        if self.job.first is None and self.writing.first_token is not None:
-            self.job.first = self.writing.first_token - self.job.created
+        steps, accepted = self.steps.total(), self.accepted
+        decoded = self.completion_tokens - self.answers  # the first tokens come from the prefills
+        return {
+            "usage": {
+                "prompt_tokens": self.prompt_tokens,
+                "completion_tokens": self.completion_tokens,
+                "total_tokens": self.prompt_tokens + self.completion_tokens,
+                "completion_tokens_details": {
+                    "accepted_prediction_tokens": self.predicted,
+                    "rejected_prediction_tokens": self.missed,
+                },
+                "draftstore": {
+                    "passes": self.passes,
+                    "accepted_length": round(decoded / self.passes, 3) if self.passes else 0.0,
+                    "drafters": list(drafters),
+                },
+            },
+            "metrics": {
+                "speculative_decoding": {
+                    "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+                    "draft_acceptance_rate": accepted / self.drafted if self.drafted else 0.0,
+                    "acceptance_histogram": [
+                        self.steps[size] for size in range(max(self.steps, default=0) + 1)
+                    ],
+                    "num_spec_steps": steps,
+                    "num_accepted_draft_tokens": accepted,
+                    "num_draft_tokens": self.drafted,
+                }
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of an answer; `choice` is its number, as in `Answered`."""
+
+    choice: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A complete answer: all that the model wrote, what of that is shown as content, and the calls of tools."""
+
+    choice: int
+    text: str
+    content: str
+    reason: str
+    calls: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An answer that failed."""
+
+    error: ApiError
+
+
+Event: TypeAlias = Delta | Answered | Failed
+Record: TypeAlias = Callable[[Answered], Mapping[str, Any]]
+
+
+class Terms(NamedTuple):
+    """What the answers to a request have in common."""
+
+    id: str
+    tokenizer: TextTokenizer
+    ends: frozenset[int] = frozenset()  # the model's own
+    stops: Sequence[str] = ()  # strings that end an answer and are no part of it
+    lead: str = ""  # dropped where an answer begins with it
+    tools: bool = False  # whether an answer may call some
+    bearer: str = ""  # name of the client's token
+    record: Record | None = None  # returns the record of an answer for the response log
+
+
+class EndedError(Exception):
+    """Ends the decoding of an answer that is complete, or that nobody waits for."""
+
+
+class Answer:
+    """One answer: a job for the decoder."""
+
+    def __init__(
+        self, choice: int, request: GenerationRequest, terms: Terms, post: Callable[[Event], None]
+    ) -> None:
+        """Prepare the answer number `choice` in a reply; `post` takes its events, in any thread."""
+        prediction = [] if request.prediction is None else request.prediction.tolist()
+        self.choice, self.request, self.terms, self.post = choice, request, terms, post
+        self.usage = Usage(prompt_tokens=len(request.prompt), missed=len(prediction))
+        self.reason = "length"  # until it ends by itself
+        self.cancelled = False  # whether nobody waits for it any more
+        self.created = monotonic()
+        self.waited: float | None = None  # seconds until its decoding began
+        self.first: float | None = None  # and until its first token
+        self._room = request.max_tokens
+        self._sure = request.min_tokens  # tokens until the answer may end
+        self._ends = frozenset(request.ends(terms.ends))
+        self._pieces = Pieces(terms.tokenizer, request.prompt)
+        self._stops = StopStrings(terms.stops)
+        self._tag = StopStrings([CALL] if terms.tools else [])
+        self._lead, self._text = terms.lead, ""
+        self._pairs = set(pairwise(prediction))
+        self._last = -1  # the last token
+
+    def take(self, step: Step) -> None:
+        """Take a forward pass, the prefill first; raises `EndedError` where the answer ends."""
+        if self.cancelled:
+            raise EndedError
+        if self.first is None:
+            self.first = monotonic() - self.created
+            self.usage.answers = 1
+        else:
+            self.usage.passes += 1
+        tokens = step.tokens[: self._room].tolist()
+        taken, text = self._read(tokens)
+        self._count(step, tokens[:taken])
+        self._room -= taken
+        self._show(text)
+        if self.reason == "stop" or not self._room:
+            raise EndedError
 
     def finish(self) -> Answered:
-        """Return the complete answer."""
-        self.writing.finish()
-        if self.writing.reason == "length":
-            self.job.reason = "length"
-        return Answered(self.number, self.writing.text, self.writing.reason, self.writing.scored)
+        """Show the text held back, and return the complete answer."""
+        if not self._stops.found():
+            self._show(self._readable(self._pieces.finish()) + self._stops.finish())
+            if self._stops.found():
+                self.reason = "stop"
+        content, calls = self._text, parse_calls(self._text) if self._tag.found() else []
+        if calls:
+            content = content[: content.index(CALL)]
+        elif held := content[content.index(CALL) :] if self._tag.found() else self._tag.finish():
+            self.post(Delta(self.choice, held))
+        return Answered(self.choice, self._text, content, "tool_calls" if calls else self.reason, calls)
+
+    def _count(self, step: Step, tokens: list[int]) -> None:
+        """Count a pass, of whose tokens those given belong to the answer."""
+        accepted, usage = min(len(tokens), len(step.path)), self.usage
+        usage.completion_tokens += len(tokens)
+        if len(step.tree):
+            usage.drafted += len(step.tree)
+            usage.steps[accepted] += 1
+        pairs = pairwise([self._last, *tokens[:accepted]])
+        predicted = min(usage.missed, sum(pair in self._pairs for pair in pairs))
+        usage.predicted += predicted
+        usage.missed -= predicted
+        self._last = tokens[-1]
+
+    def _read(self, tokens: list[int]) -> tuple[int, str]:
+        """Return the number of tokens that belong to the answer, and their text as far as it can be shown."""
+        # One by one, so that the end of an answer does not depend on how many tokens came at once.
+        text = ""
+        for taken, token in enumerate(tokens, 1):
+            if token not in self._ends:
+                self._sure -= 1
+                text += self._readable(self._pieces.push(token))
+            if token in self._ends or self._stops.found():
+                self.reason = "stop"
+                return taken, text
+        return len(tokens), text
+
+    def _readable(self, text: str) -> str:
+        """Return what can be shown of new text, without the lead; among the least tokens nothing stops the answer."""
+        if text and self._lead:
+            text, self._lead = text.removeprefix(self._lead), ""
+        return text if self._sure >= 0 else self._stops.push(text)
+
+    def _show(self, text: str) -> None:
+        """Add text to the answer, and post what is no call of a tool."""
+        self._text += text
+        if shown := self._tag.push(text):
+            self.post(Delta(self.choice, shown))

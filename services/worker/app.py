@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Collection
+from functools import partial
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
@@ -15,184 +15,113 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftstore.hf.requests import GenerationRequest
+from services.common.guards import Guard
 from services.common.permissions import Permissions
-from services.worker.answering import Events, Exchange
-from services.worker.asking import check_model, lead_of, make_record, make_requests
+from services.worker.bodies import AnyBody, ChatBody, CompletionBody, parse
 from services.worker.decoder import Decoder
+from services.worker.engine import Engine
+from services.worker.exchange import Exchange
 from services.worker.figures import WorkerMetrics
-from services.worker.guards import WorkerGuard, identify, read_body
-from services.worker.jobs import DecodingJob
-from services.worker.messages import ChatAsk, CompletionAsk, parse
-from services.worker.problems import ApiError
-from services.worker.replies import Chat, Completion, model_entry
+from services.worker.problems import ApiError, identify, read_body
+from services.worker.replies import NO_STORE, Chat, Completion
+from services.worker.requests import check_model, make_requests, make_terms
 from services.worker.settings import WorkerSettings
-from services.worker.work import Engine
-
-NO_STORE = {"Cache-Control": "no-store"}
-THREADS = 2
-"""Number of threads for parsing and tokenizing requests."""
-LONG = 1 << 16
-"""Bytes of a body above which a request is read by a thread of its own kind, so that it delays no short one."""
 
 
 class WorkerSite:
-    """The parts of the HTTP application.
-
-    Attributes:
-        decoder: decoder with the model.
-        figures: metrics.
-        permissions: permissions of clients; replaced when the token file is reread.
-        settings: settings of this run.
-    """
+    """The parts of the HTTP application, and its handlers."""
 
     def __init__(
         self, decoder: Decoder, figures: WorkerMetrics, permissions: Permissions, settings: WorkerSettings
     ) -> None:
-        """Hold the parts."""
-        self.decoder = decoder
-        self.figures = figures
-        self.permissions = permissions
-        self.settings = settings
-
-
-def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
-    """Return the application.
-
-    Args:
-        site: its parts.
-        hosts: its names beside localhost and IP addresses; None accepts any, see `guards.WorkerGuard`.
-    """
-    api = _Handlers(site)
-    routes = [
-        Route("/v1/completions", api.completions, methods=["POST"]),
-        Route("/v1/chat/completions", api.chat, methods=["POST"]),
-        Route("/v1/models", api.models),
-        Route("/v1/models/{name:path}", api.model),
-        Route("/healthz", api.health),
-        Route("/readyz", api.ready),
-        Route("/metrics", api.metrics),
-    ]
-    return Starlette(
-        routes=routes,
-        middleware=[Middleware(WorkerGuard, hosts=hosts)],
-        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
-        lifespan=api.lifespan,
-    )
-
-
-class _Handlers:
-    """The handlers of all paths."""
-
-    def __init__(self, site: WorkerSite) -> None:
-        self._site = site
+        """Serve a decoder."""
+        self.permissions = permissions  # of clients; replaced when the token file is reread
+        self._decoder, self._figures, self._settings = decoder, figures, settings
         self._since = int(time.time())
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
-        self._long = ThreadPoolExecutor(1, thread_name_prefix="long-tokenizer")
+        self._reading = 0  # requests that are being read, which count as waiting
 
-    @asynccontextmanager
-    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Shut the threads down with the application."""
-        yield
-        for threads in (self._threads, self._long):
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        return await self._counted(request, CompletionAsk, Completion)
-
-    async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        return await self._counted(request, ChatAsk, Chat)
-
-    async def _counted(
-        self, request: Request, kind: type[CompletionAsk | ChatAsk], style: type[Completion]
-    ) -> Response:
-        """Answer, counting requests refused before decoding; the decoder counts the others."""
+    async def answer(self, request: Request, kind: type[AnyBody], style: type[Completion]) -> Response:
+        """POST /v1/completions and /v1/chat/completions; the decoder counts answers."""
+        settings = self._settings
         try:
-            exchange, ask = await self._begin(request, kind, style)
+            engine = self._decoder.require_model()
+            grant = identify(request, self.permissions, engine.facts.name)
+            data, words = await read_body(request, settings.body), style(engine.facts)
+            self._decoder.require_room(self._reading)
+            self._reading += 1
+            try:
+                body, requests = await asyncio.to_thread(_read, data, kind, engine, settings)
+            finally:
+                self._reading -= 1
+            bearer = grant.name if self.permissions.needs_token else ""
+            terms = make_terms(body, engine, words.id, bearer, log=settings.response_log is not None)
+            exchange = Exchange(self._decoder, requests, terms, words, request)
         except ApiError:
-            self._site.figures.refused(style.endpoint)
+            self._figures.refused.inc()
             raise
-        return await (exchange.stream(ask.wants_usage) if ask.stream else exchange.whole())
-
-    async def _begin(
-        self, request: Request, kind: type[CompletionAsk | ChatAsk], style: type[Completion]
-    ) -> tuple[Exchange, CompletionAsk | ChatAsk]:
-        """Read a request and submit it to the decoder."""
-        engine = self._engine()
-        facts, settings = engine.facts, self._site.settings
-        grant = identify(request, self._site.permissions, facts.name)
-        body = await read_body(request, settings.body)
-        loop = asyncio.get_running_loop()
-        threads = self._threads if len(body) <= LONG else self._long  # short ones do not wait for long ones
-        with self._site.decoder.room():  # before a long prompt is tokenized for nothing
-            ask, requests = await loop.run_in_executor(threads, _read, body, kind, engine, settings)
-        words, events = style(facts.name, engine.tokenizer), Events()
-        job = DecodingJob(
-            id=words.id,
-            endpoint=style.endpoint,
-            requests=requests,
-            post=events.post,
-            stops=ask.stop,
-            lead=lead_of(ask, engine.tokenizer),
-            bearer=grant.name if self._site.permissions.needs_token else "",
-            record=make_record(ask, engine.tokenizer, facts.name, words.id)
-            if settings.response_log
-            else None,
-        )
-        return Exchange(self._site.decoder, job, events, words, request), ask
-
-    def _engine(self) -> Engine:
-        """Return the model."""
-        decoder = self._site.decoder
-        if decoder.engine is None or not decoder.ready:
-            raise decoder.unavailable()
-        return decoder.engine
+        if not body.stream:
+            return await exchange.whole()
+        return await exchange.stream(bool(body.stream_options and body.stream_options.include_usage))
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
-        facts = self._engine().facts
-        identify(request, self._site.permissions, facts.name)
-        entries = [model_entry(facts, self._since)]
-        return JSONResponse({"object": "list", "data": entries}, headers=NO_STORE)
-
-    async def model(self, request: Request) -> Response:
-        """GET /v1/models/NAME."""
-        facts = self._engine().facts
-        identify(request, self._site.permissions, facts.name)
-        check_model(request.path_params["name"], facts)
-        return JSONResponse(model_entry(facts, self._since), headers=NO_STORE)
+        """GET /v1/models and /v1/models/NAME."""
+        facts, name = self._decoder.require_model().facts, request.path_params.get("name")
+        identify(request, self.permissions, facts.name)
+        check_model(name, facts)
+        entry: dict[str, Any] = {
+            "id": facts.name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "draftstore",
+        }
+        entry |= {"max_model_len": facts.positions, "drafters": list(facts.drafters)}
+        return JSONResponse(entry if name else {"object": "list", "data": [entry]}, headers=NO_STORE)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics. Available during loading; if tokens are in use, only to holders of a token for the model."""
-        permissions, engine = self._site.permissions, self._site.decoder.engine
-        if engine is not None:
-            identify(request, permissions, engine.facts.name)
-        elif permissions.needs_token:
-            raise self._site.decoder.unavailable()
-        return Response(
-            self._site.figures.text(), headers={**NO_STORE, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4}
-        )
+        if self.permissions.needs_token:
+            identify(request, self.permissions, self._decoder.require_model().facts.name)
+        headers = {**NO_STORE, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4}
+        return Response(self._figures.text(), headers=headers)
 
     async def health(self, _request: Request) -> Response:
         """GET /healthz."""
-        well = self._site.decoder.healthy
+        well = self._decoder.healthy
         return JSONResponse({"status": "alive" if well else "sick"}, 200 if well else 503, NO_STORE)
 
     async def ready(self, _request: Request) -> Response:
         """GET /readyz."""
-        state = self._site.decoder.state
-        return JSONResponse({"status": state.value}, 200 if self._site.decoder.ready else 503, NO_STORE)
+        state = self._decoder.state
+        return JSONResponse({"status": state}, 200 if self._decoder.ready else 503, NO_STORE)
 
 
 def _read(
-    body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, settings: WorkerSettings
-) -> tuple[CompletionAsk | ChatAsk, list[GenerationRequest]]:
-    """Parse a request; return it and the generation requests."""
-    ask = parse(body, kind)
-    check_model(ask.model, engine.facts)
-    limits = {"most_tokens": settings.max_tokens, "most_choices": settings.max_choices}
-    return ask, make_requests(ask, engine, **limits)
+    data: bytes, kind: type[AnyBody], engine: Engine, settings: WorkerSettings
+) -> tuple[AnyBody, list[GenerationRequest]]:
+    """Parse and tokenize a request."""
+    body = parse(data, kind)
+    return body, make_requests(body, engine, settings)
+
+
+def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
+    """Return the application; `hosts` are its names beside localhost and IP addresses, see `guards.Guard`."""
+    return Starlette(
+        routes=[
+            Route(
+                "/v1/completions",
+                partial(site.answer, kind=CompletionBody, style=Completion),
+                methods=["POST"],
+            ),
+            Route("/v1/chat/completions", partial(site.answer, kind=ChatBody, style=Chat), methods=["POST"]),
+            Route("/v1/models", site.models),
+            Route("/v1/models/{name:path}", site.models),
+            Route("/healthz", site.health),
+            Route("/readyz", site.ready),
+            Route("/metrics", site.metrics),
+        ],
+        middleware=[Middleware(Guard, refusal=lambda *words: ApiError(*words).response(), hosts=hosts)],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
+    )
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:
@@ -203,8 +132,5 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method, as reported by Starlette."""
     assert isinstance(error, HTTPException)
-    message = {
-        404: f"no such path: {request.url.path}: there are /v1/chat/completions, /v1/completions, /v1/models",
-        405: f"{request.url.path} does not take {request.method}",
-    }.get(error.status_code, error.detail)
+    message = f"{request.method} {request.url.path}: {error.detail}"
     return ApiError(error.status_code, message, headers=error.headers).response()

@@ -1,160 +1,95 @@
-"""The metrics of the worker, for Prometheus."""
+"""The metrics of the worker, for Prometheus: under vLLM's names where vLLM has one, else `draftstore_decoding_...`."""
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 import draftstore
-from services.worker.vllm_names import VllmNames
-from services.worker.work import Facts
-from services.worker.writing import Usage
+from services.worker.answers import Answer
+from services.worker.engine import Facts
 
-OUTCOMES = ("stop", "length", "cancelled", "failed", "refused")
-"""Outcomes of requests: the answer ended by itself, or at its limit; the client left; an error; not started."""
+REASONS = ("stop", "length", "abort", "error")
+"""Why answers ended, as vLLM says it: by itself, or at its limit; the client left; an error."""
 LOGGED = ("written", "dropped", "failed")
 """Outcomes of response log records: written, dropped (too long, or the disk too slow), failed."""
-ENDPOINTS = ("chat", "completions")
-FIRST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
-TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-REQUEST_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
-PASS_BUCKETS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-SHARE_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-PREFIX = "draftstore_decoding"
+SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+PREFIX = "draftstore_decoding_"
+Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 
 class WorkerMetrics:
-    """The metrics of one worker, prefixed `draftstore_decoding_` to distinguish them from the lookup service's."""
+    """The metrics of one worker."""
 
     def __init__(self) -> None:
-        """Start from zero."""
+        """Start from zero; figures of decoding begin with `describe`."""
         self._registry = registry = CollectorRegistry()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"{PREFIX}_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"{PREFIX}_{name}", text, labels, buckets=buckets, registry=registry)
-
-        self._requests = counter("requests", "Requests, by what became of them.", "endpoint", "outcome")
-        self._prompt = counter("prompt_tokens", "Tokens of prompts that were decoded.")
-        self._tokens = counter("completion_tokens", "Tokens of answers, unfinished ones included.")
-        self._passes = counter("passes", "Forward passes after the prefill.")
-        self._drafts = counter("drafts", "Passes that verified a draft.")
-        self._drafted = counter("drafted_tokens", "Draft tokens that were verified.")
-        self._accepted = counter("accepted_tokens", "Draft tokens that became part of an answer.")
-        self._accepted_at = counter(
-            "accepted_tokens_per_position", "The same by their place in the accepted path.", "position"
+        self.ready = Gauge(f"{PREFIX}ready", "1 where requests are taken.", registry=registry)
+        self._info = Info(f"{PREFIX}worker", "The version that runs, and its model.", registry=registry)
+        self._info.info({"version": draftstore.__version__})
+        self.refused = Counter(
+            f"{PREFIX}requests_refused", "Requests that were not begun.", registry=registry
         )
-        self._lines = counter("response_log_lines", "Answers for the response log.", "outcome")
-        self._first = histogram(
-            "time_to_first_token_seconds", "From a request to its first token.", FIRST_BUCKETS
+        self._passes = Counter(
+            f"{PREFIX}passes", "Forward passes after prefills, by answer.", registry=registry
         )
-        self._token = histogram(
-            "seconds_per_token",
-            "Time of the tokens after the first, mean, of requests for one answer.",
-            TOKEN_BUCKETS,
-        )
-        self._request = histogram(
-            "request_seconds", "From a request to the end of its answer.", REQUEST_BUCKETS
-        )
-        self._waits = histogram(
-            "queue_seconds", "From a request to the start of its decoding.", FIRST_BUCKETS
-        )
-        self._lengths = histogram(
-            "accepted_length",
-            "Tokens that each pass yielded, mean of a request; by the release that drafts were asked of.",
-            PASS_BUCKETS,
-            "release",
-        )
-        self._texts = histogram("batch_size", "Answers in a forward pass.", BATCH_BUCKETS)
-        self._filled = histogram(
-            "slots_filled",
-            "Share of a pass's attention that is not padding: tokens by columns.",
-            SHARE_BUCKETS,
-        )
-        self._release = ""
-        self._depth = Gauge(f"{PREFIX}_queue_depth", "Requests that wait for their turn.", registry=registry)
-        self._running = Gauge(f"{PREFIX}_running", "Answers that are being decoded.", registry=registry)
-        self._ready = Gauge(f"{PREFIX}_ready", "1 where requests are taken.", registry=registry)
-        self._info = Info(f"{PREFIX}_worker", "The version that runs, and its model.", registry=registry)
-        self._vllm = VllmNames(
-            {
-                "num_requests_running": self._running,
-                "num_requests_waiting": self._depth,
-                "prompt_tokens": self._prompt,
-                "generation_tokens": self._tokens,
-                "spec_decode_num_drafts": self._drafts,
-                "spec_decode_num_draft_tokens": self._drafted,
-                "spec_decode_num_accepted_tokens": self._accepted,
-                "spec_decode_num_accepted_tokens_per_pos": self._accepted_at,
-                "time_to_first_token_seconds": self._first,
-                "request_time_per_output_token_seconds": self._token,
-                "request_queue_time_seconds": self._waits,
-                "e2e_request_latency_seconds": self._request,
-            }
-        )
-        registry.register(self._vllm)
-        for endpoint in ENDPOINTS:
-            for outcome in OUTCOMES:
-                self._requests.labels(endpoint, outcome)
+        name = f"{PREFIX}response_log_lines"
+        self._lines = Counter(name, "Answers for the response log.", ["outcome"], registry=registry)
         for outcome in LOGGED:
             self._lines.labels(outcome)
-        self.describe(None)
 
-    def describe(self, facts: Facts | None) -> None:
-        """Set the model's labels, once they are known."""
-        words = {"version": draftstore.__version__}
-        if facts:
-            self._release, self._vllm.model = facts.release, facts.name
-            words |= {"model": facts.name, "device": facts.device, "drafters": ",".join(facts.drafters)}
-        self._info.info(words)
+    def describe(self, facts: Facts, waiting: Callable[[], int], running: Callable[[], int]) -> None:
+        """Begin the figures of decoding, which are labelled with the model; the functions count answers."""
+        words = {"model": facts.name, "device": facts.device, "drafters": ",".join(facts.drafters)}
+        self._info.info({"version": draftstore.__version__, **words})
 
-    def watch(self, depth: Callable[[], int], running: Callable[[], int], ready: Callable[[], bool]) -> None:
-        """Read the decoder's state whenever metrics are collected."""
-        self._depth.set_function(depth)
-        self._running.set_function(running)
-        self._ready.set_function(ready)
+        def family(kind: type[Metric], name: str, text: str, *labels: str, **options: Any) -> Metric:
+            names = ["model_name", *labels]
+            return kind(f"vllm:{name}", text, names, registry=self._registry, **options)
 
-    def refused(self, endpoint: str) -> None:
-        """Count a request that was refused."""
-        self._requests.labels(endpoint, "refused").inc()
+        def one(kind: type[Metric], name: str, text: str, **options: Any) -> Metric:
+            return family(kind, name, text, **options).labels(facts.name)
 
-    def ended(
-        self, endpoint: str, outcome: str, waited: float, seconds: float, first: float | None, usage: Usage
-    ) -> None:
-        """Count a decoded request.
+        one(Gauge, "num_requests_running", "Answers that are being decoded.").set_function(running)
+        one(Gauge, "num_requests_waiting", "Answers that wait for their turn.").set_function(waiting)
+        ended = family(Counter, "request_success", "Answers by their end.", "finished_reason")
+        self._ended = {reason: ended.labels(facts.name, reason) for reason in REASONS}
+        self._prompt = one(Counter, "prompt_tokens", "Tokens of prompts.")
+        self._tokens = one(Counter, "generation_tokens", "Tokens of answers, unfinished ones included.")
+        self._drafts = one(Counter, "spec_decode_num_drafts", "Passes that verified a draft.")
+        self._drafted = one(Counter, "spec_decode_num_draft_tokens", "Draft tokens that were verified.")
+        self._accepted = one(Counter, "spec_decode_num_accepted_tokens", "Draft tokens that became text.")
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "The same by place in the accepted path."
+        places = family(Counter, name, text, "position")
+        self._places, self._model = places, facts.name
+        options = {"buckets": SECONDS}
+        self._first = one(Histogram, "time_to_first_token_seconds", "From arrival to first token.", **options)
+        self._seconds = one(Histogram, "e2e_request_latency_seconds", "From arrival to end.", **options)
+        self._waits = one(Histogram, "request_queue_time_seconds", "From arrival to decoding.", **options)
+        name, text = "request_time_per_output_token_seconds", "Mean time of the tokens after the first."
+        self._token = one(Histogram, name, text, buckets=TOKEN_SECONDS)
 
-        Args:
-            endpoint: one of `ENDPOINTS`.
-            outcome: one of `OUTCOMES`.
-            waited: seconds until decoding began.
-            seconds: seconds until it ended.
-            first: seconds until the first token; None if there was none.
-            usage: figures of the answer.
-        """
-        self._requests.labels(endpoint, outcome).inc()
-        self._waits.observe(waited)
-        self._request.observe(seconds)
+    def ended(self, answer: Answer, reason: str, seconds: float) -> None:
+        """Count an answer; `reason` is one of `REASONS`, `seconds` passed since it was asked for."""
+        usage = answer.usage
+        self._ended[reason].inc()
+        self._waits.observe(seconds if answer.waited is None else answer.waited)
+        self._seconds.observe(seconds)
+        if answer.first is None:
+            return
+        self._first.observe(answer.first)
+        if usage.completion_tokens > 1:
+            self._token.observe((seconds - answer.first) / (usage.completion_tokens - 1))
         self._prompt.inc(usage.prompt_tokens)
         self._tokens.inc(usage.completion_tokens)
         self._passes.inc(usage.passes)
-        self._drafts.inc(usage.drafts)
+        self._drafts.inc(usage.steps.total())
         self._drafted.inc(usage.drafted)
         self._accepted.inc(usage.accepted)
-        for place, count in usage.accepted_at.items():
-            self._accepted_at.labels(str(place)).inc(count)
-        if usage.passes:
-            self._lengths.labels(self._release).observe(usage.accepted_length)
-        if first is not None:
-            self._first.observe(first)
-            if usage.answers == 1 and usage.completion_tokens > 1:  # several wait between them
-                self._token.observe((seconds - first) / (usage.completion_tokens - 1))
-
-    def passed(self, texts: int, filled: float) -> None:
-        """Count a forward pass; see `Engine.last_pass`."""
-        self._texts.observe(texts)
-        self._filled.observe(filled)
+        for accepted, steps in usage.steps.items():
+            for place in range(accepted):
+                self._places.labels(self._model, str(place)).inc(steps)
 
     def logged(self, outcome: str) -> None:
         """Count an answer for the response log; `outcome` is one of `LOGGED`."""

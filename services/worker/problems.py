@@ -1,22 +1,21 @@
-"""Errors in OpenAI's format."""
+"""Errors in OpenAI's format, and the checks of HTTP requests that lead to them."""
 
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 
+from services.common import guards
 from services.common.guards import ProblemError
+from services.common.permissions import Grant, Permissions
 
-TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "server_error",
-}
-"""Error types by status; the default is `invalid_request_error`."""
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""Error types by status; others are `server_error` or `invalid_request_error`."""
+BODY_SECONDS = 30.0
+"""Time limit in seconds for a body to arrive."""
 
 
 class ApiError(ProblemError):
@@ -32,16 +31,7 @@ class ApiError(ProblemError):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Describe an error.
-
-        Args:
-            status: HTTP status.
-            message: what was found, what was expected, what to do.
-            param: the invalid parameter.
-            code: error code for programs.
-            retry_after: seconds to wait before a retry.
-            headers: additional headers.
-        """
+        """Describe an error, with the invalid parameter, a code for programs, and seconds to wait."""
         super().__init__(status, message, headers)
         self.param = param
         self.code = code
@@ -50,7 +40,7 @@ class ApiError(ProblemError):
 
     def body(self) -> dict[str, Any]:
         """Return the JSON document."""
-        kind = TYPES.get(self.status, "invalid_request_error")
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
@@ -59,9 +49,21 @@ class ApiError(ProblemError):
         return Response(body, self.status, {"Cache-Control": "no-store", **self.headers}, "application/json")
 
 
-def explain(error: Exception) -> ApiError:
-    """Return the client's view of an internal error: only what it can act on, since details may be private."""
-    if type(error).__name__ == "OutOfMemoryError":
-        message = "the device has no memory left for this request: send a shorter one"
-        return ApiError(503, message, code="out_of_memory", retry_after=1)
-    return ApiError(500, "an error inside the worker: its log says more")
+def identify(request: Request, permissions: Permissions, model: str) -> Grant:
+    """Return the sender's grant; a token covers a model like a release of that name."""
+    try:
+        grant = guards.identify(request, permissions)
+    except ProblemError as error:
+        raise ApiError(401, error.message, code="invalid_api_key", headers=error.headers) from None
+    if not grant.allows(model):
+        raise ApiError(403, f"this token is not for {model!r}", code="model_not_allowed")
+    return grant
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Return the body of a JSON request, of at most so many bytes."""
+    try:
+        return await guards.read_body(request, most, "send a shorter text", BODY_SECONDS)
+    except ProblemError as error:
+        code = "body_too_long" if error.status == 413 else None
+        raise ApiError(error.status, error.message, code=code, headers=error.headers) from None

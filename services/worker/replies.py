@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import draftstore
-from draftstore.text.tokenizer import TextTokenizer
-from services.worker.jobs import Answered, Delta
-from services.worker.work import Facts
-from services.worker.writing import Reason, Scored, Usage
+from services.worker.answers import Answered, Delta, Usage
+from services.worker.engine import Facts
 
+NO_STORE = {"Cache-Control": "no-store"}
 FINGERPRINT = f"draftstore-{draftstore.__version__}"
 DONE = b"data: [DONE]\n\n"
 ALIVE = b": the request waits for its turn\n\n"
 """A comment, which clients ignore, to keep the connection alive."""
-IMPOSSIBLE = -9999.0
-"""The logarithm of a probability of 0, as OpenAI and vLLM write it."""
 
 
 def sse(document: dict[str, Any]) -> bytes:
@@ -33,136 +30,74 @@ def dumped(document: dict[str, Any]) -> bytes:
 class Completion:
     """The format of `/v1/completions`."""
 
-    endpoint = "completions"
     prefix = "cmpl"
-    whole = "text_completion"
-    piece = "text_completion"
+    whole = piece = "text_completion"
 
-    def __init__(self, model: str, tokenizer: TextTokenizer) -> None:
-        """Format the answer to one request."""
-        self._tokenizer = tokenizer
+    def __init__(self, facts: Facts) -> None:
+        """Format the answers of a model to one request."""
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self.created = int(time.time())
-        self._model = model
+        self._facts = facts
+        self._created = int(time.time())
 
-    def whole_reply(
-        self, answers: Sequence[Answered], usage: Usage, drafters: Sequence[str]
-    ) -> dict[str, Any]:
+    def reply(self, answers: Sequence[Answered], usage: Usage) -> dict[str, Any]:
         """Return all answers."""
-        choices = [
-            self._choice(self._whole(answer.text), answer.index, answer.reason, answer.scored)
-            for answer in answers
-        ]
-        return self._head(self.whole) | {"choices": choices, "usage": usage.public(drafters)}
+        ordered = sorted(answers, key=lambda answer: answer.choice)
+        choices = [_choice(each.choice, self._message(each), each.reason) for each in ordered]
+        return self._document(self.whole, choices, usage)
 
-    def first(self, index: int) -> list[dict[str, Any]]:  # noqa: ARG002 (chats use it)
+    def first(self, choice: int) -> list[dict[str, Any]]:  # noqa: ARG002 (chats use it)
         """Return the chunks before the text of an answer."""
         return []
 
     def delta(self, piece: Delta) -> dict[str, Any]:
         """Return a chunk of an answer."""
-        return self._chunk(self._part(piece.text), piece.index, None, piece.scored)
+        return self._chunk(piece.choice, {"text": piece.text})
 
     def last(self, answer: Answered) -> dict[str, Any]:
         """Return the last chunk of an answer."""
-        return self._chunk(self._part(""), answer.index, answer.reason)
+        return self._chunk(answer.choice, {"text": ""}, answer.reason)
 
-    def figures(self, usage: Usage, drafters: Sequence[str]) -> dict[str, Any]:
+    def figures(self, usage: Usage) -> dict[str, Any]:
         """Return the usage chunk, which follows the last one on request."""
-        return self._head(self.piece) | {"choices": [], "usage": usage.public(drafters)}
+        return self._document(self.piece, [], usage)
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self._model,
-            "system_fingerprint": FINGERPRINT,
-        }
+    def _message(self, answer: Answered) -> dict[str, Any]:
+        return {"text": answer.content}
 
-    def _chunk(
-        self, content: dict[str, Any], index: int, reason: Reason | None, scored: Sequence[Scored] = ()
-    ) -> dict[str, Any]:
-        return self._head(self.piece) | {"choices": [self._choice(content, index, reason, scored)]}
+    def _chunk(self, choice: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return self._document(self.piece, [_choice(choice, content, reason)])
 
-    def _choice(
-        self, content: dict[str, Any], index: int, reason: Reason | None, scored: Sequence[Scored]
-    ) -> dict[str, Any]:
-        logprobs = self._logprobs(scored) if scored else None
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
-        """Return columns; the most likely tokens include the one that was taken."""
-        likelihoods = [each.likelihood for each in scored]
-        return {
-            "tokens": [self._token(each.token) for each in likelihoods],
-            "token_logprobs": [_number(each.logprob) for each in likelihoods],
-            "top_logprobs": [
-                {
-                    self._token(token): _number(value)
-                    for token, value in (*each.top, (each.token, each.logprob))
-                }
-                for each in likelihoods
-            ],
-            "text_offset": [each.offset for each in scored],
-        }
-
-    def _token(self, token: int) -> str:
-        """Return the text of a token; a part of a character in visible form."""
-        text = self._tokenizer.exact_text(token)
-        return self._tokenizer.token_text(token) if text is None else text
-
-    def _whole(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _part(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _document(self, kind: str, choices: Sequence[Any], usage: Usage | None = None) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind, "created": self._created, "model": self._facts.name}
+        figures = usage.public(self._facts.drafters) if usage else {}
+        return {**head, "system_fingerprint": FINGERPRINT, "choices": choices, **figures}
 
 
 class Chat(Completion):
     """The format of `/v1/chat/completions`."""
 
-    endpoint = "chat"
     prefix = "chatcmpl"
     whole = "chat.completion"
     piece = "chat.completion.chunk"
 
-    def first(self, index: int) -> list[dict[str, Any]]:
+    def first(self, choice: int) -> list[dict[str, Any]]:
         """Return the chunk with the role."""
-        return [self._chunk({"delta": {"role": "assistant", "content": ""}}, index, None)]
+        return [self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})]
 
-    def _whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def delta(self, piece: Delta) -> dict[str, Any]:
+        """Return a chunk of an answer."""
+        return self._chunk(piece.choice, {"delta": {"content": piece.text}})
 
-    def _part(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def last(self, answer: Answered) -> dict[str, Any]:
+        """Return the last chunk of an answer, with the calls of tools."""
+        calls = [{"index": index, **call} for index, call in enumerate(answer.calls)]
+        return self._chunk(answer.choice, {"delta": {"tool_calls": calls} if calls else {}}, answer.reason)
 
-    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
-        """Return a list of tokens, each with the most likely ones."""
-        return {
-            "content": [
-                self._scored(each.likelihood.token, each.likelihood.logprob)
-                | {"top_logprobs": [self._scored(*pair) for pair in each.likelihood.top]}
-                for each in scored
-            ],
-            "refusal": None,
-        }
-
-    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.exact_text(token)
-        return {
-            "token": self._token(token),
-            "logprob": _number(logprob),
-            "bytes": None if text is None else list(text.encode()),
-        }
+    def _message(self, answer: Answered) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.content, "refusal": None}
+        calls = {"content": answer.content or None, "tool_calls": answer.calls} if answer.calls else {}
+        return {"message": {**message, **calls}}
 
 
-def _number(logprob: float) -> float:
-    """Return a logarithm for JSON, which has no infinity."""
-    return max(logprob, IMPOSSIBLE)
-
-
-def model_entry(facts: Facts, since: int) -> dict[str, Any]:
-    """Describe the model as `/v1/models` does."""
-    entry = {"id": facts.name, "object": "model", "created": since, "owned_by": "draftstore"}
-    return entry | facts.public()
+def _choice(choice: int, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {"index": choice, **content, "logprobs": None, "finish_reason": reason}

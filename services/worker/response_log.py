@@ -7,18 +7,19 @@
 default, its files are readable by their owner only, and the oldest half is deleted when it is full.
 """
 
-import fcntl
+import errno
 import json
 import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from draftstore.errors import DraftstoreError
+from draftstore.storage.locks import hold
 
 LOG = logging.getLogger(__name__)
 MAX_WAITING = 64
@@ -30,26 +31,19 @@ class ResponseLog:
     """Appends lines in its own thread, so that no answer waits for the disk or fails with it."""
 
     def __init__(self, path: Path, most_bytes: int, count: Callable[[str], None] = lambda _: None) -> None:
-        """Append to a file, creating it if missing.
+        """Append to a file, which no other worker may write.
 
-        Args:
-            path: path of the file; the older file lies beside it, see `older`.
-            most_bytes: maximum size of both files together. A file that would exceed half of it replaces the older one.
-            count: called with `written`, `dropped` or `failed` for each line.
-
-        Raises:
-            DraftstoreError: the file cannot be written.
+        A file that would exceed half of `most_bytes` replaces the older one, see `older`. `count` is called with
+        `written`, `dropped` or `failed` for each line.
         """
-        self.path = path
-        self._most = most_bytes // 2
-        self._count = count
+        self._path, self._most, self._count = path, most_bytes // 2, count
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
-        self._failing = False
         try:
-            with _locked(path):
-                pass
+            self._file = _open(path)
         except OSError as error:
             raise DraftstoreError(f"the response log {path} cannot be written: {error.strerror}") from None
+        files, words = [str(path), str(older(path))], "whoever can read them can read what people asked"
+        LOG.warning(f"prompts and answers are kept: {words}", extra={"files": files, "bytes": most_bytes})
         self._thread = threading.Thread(target=self._main, name="response-log", daemon=True)
         self._thread.start()
 
@@ -57,36 +51,40 @@ class ResponseLog:
         """Queue a record; it is dropped if it is longer than the file may be, or the disk is too slow."""
         # Every line feed inside a text is escaped, and no tokenizer emits lone surrogates.
         line = json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
-        if len(line) > self._most:
-            self._count("dropped")
-            return
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._count("dropped")
+        if len(line) <= self._most:
+            with suppress(queue.Full):
+                self._lines.put_nowait(line)
+                return
+        self._count("dropped")
 
     def close(self, seconds: float = 5.0) -> None:
         """Write queued records; those not written in time are lost."""
-        try:
+        with suppress(queue.Full):
             self._lines.put(None, timeout=seconds)
-        except queue.Full:
-            return
-        self._thread.join(seconds)
+            self._thread.join(seconds)
 
     def _main(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                append(self.path, line, self._most)
+                self._write(line)
             except OSError as error:
+                LOG.warning("the response log cannot be written", extra={"error": str(error)})
                 self._count("failed")
-                if not self._failing:  # report once, not for every answer
-                    LOG.warning(
-                        "the response log cannot be written", extra={"error": error.strerror or str(error)}
-                    )
-                self._failing = True
             else:
                 self._count("written")
-                self._failing = False
+        os.close(self._file)
+
+    def _write(self, line: bytes) -> None:
+        """Append a line, whole or not at all."""
+        size = os.fstat(self._file).st_size
+        if size + len(line) > self._most:
+            with suppress(FileNotFoundError):  # the last new one could not be created
+                self._path.replace(older(self._path))
+            full, self._file, size = self._file, _open(self._path), 0
+            os.close(full)
+        if os.write(self._file, line) < len(line):
+            os.ftruncate(self._file, size)
+            raise OSError("the disk is full")
 
 
 def older(path: Path) -> Path:
@@ -94,56 +92,14 @@ def older(path: Path) -> Path:
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
-def append(path: Path, line: bytes, most: int) -> None:
-    """Append a line to a file atomically, even with several processes.
-
-    Args:
-        path: path of the file.
-        line: line with its line feed.
-        most: maximum size; a file that would exceed it is renamed, see `older`, and a new one started.
-
-    Raises:
-        OSError: the disk is full, or the file cannot be written.
-    """
-    with _locked(path) as file:
-        if os.fstat(file).st_size + len(line) <= most:
-            _write(file, line)
-            return
-        path.replace(older(path))
-        # The lock on the old file keeps others from renaming, and those that wait reopen the new one.
-        with _locked(path) as new:
-            _write(new, line)
-
-
-def _write(file: int, line: bytes) -> None:
-    """Write a line at the end of a file; a partial write is rolled back."""
-    size = os.fstat(file).st_size
-    rest = memoryview(line)
+def _open(path: Path) -> int:
+    """Open a regular file for appending, under a lock that keeps other workers away."""
+    if path.exists() and not path.is_file():  # a pipe would wait for its reader
+        raise OSError(errno.EINVAL, "expected a regular file")
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
     try:
-        while rest:
-            rest = rest[os.write(file, rest) :]
+        hold(file, seconds=0)
     except OSError:
-        os.ftruncate(file, size)
+        os.close(file)
         raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Open a file for appending under an exclusive lock; reopen it if it was renamed during the wait."""
-    while True:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file, path):
-                yield file
-                return
-        finally:
-            os.close(file)
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Return True if an open file is still the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
+    return file

@@ -1,56 +1,58 @@
 """Settings of one run of the worker, except for its model and drafters."""
 
-import dataclasses
 from pathlib import Path
+from typing import Annotated
 
-from services.common.addresses import ListenAddress, check_access
+from pydantic import ByteSize, Field
 
-PORT = 8000
-BATCH = 8
-"""Answers that are decoded together, by default."""
-BODY = 4 << 20
-"""Maximum bytes of a body."""
+from draftstore.options import Bytes, Shown
+from services.common.addresses import LOOPBACK, Access, ListenAddress
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerSettings:
-    """Settings of one run.
+class WorkerSettings(Access):
+    """Settings of one run; `body` is the maximum bytes of a request."""
 
-    Attributes:
-        endpoint: HTTP address.
-        queue: maximum waiting requests beside those being decoded.
-        max_tokens: maximum tokens of an answer.
-        max_choices: maximum answers to one request: `n` times its prompts.
-        body: maximum bytes of a request.
-        tokens: token file.
-        anonymous: whether clients, also on other machines, need no token.
-        allow_hosts: further host names that requests may use, besides localhost and addresses.
-        grace_seconds: time for the requests that have begun when the worker is told to stop.
-        response_log: file for finished answers; None disables it.
-        response_log_bytes: maximum size of the response log.
-        log_format: `text` or `json`.
-        log_level: minimum level that is logged.
-    """
+    name: Annotated[str | None, Shown(unset="that of the directory, the file or the hub")] = Field(
+        None, description="Name of the model for clients."
+    )
+    wait: Annotated[bool, Shown(unset="give up after 10 seconds")] = Field(
+        False, description="Wait for the lookup service to serve the release."
+    )
+    host: str = Field(LOOPBACK, description="Address to listen at.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port to listen at; 0 takes a free one.")
+    max_batch: int = Field(
+        8,
+        ge=1,
+        le=64,
+        description="Maximum number of answers that are decoded together; 1 decodes them one by one.",
+    )
+    max_tokens_in_flight: Annotated[int | None, Shown(unset="what there is memory for")] = Field(
+        None, ge=1, description="Maximum tokens of these answers and their prompts together."
+    )
+    queue: int = Field(
+        16,
+        ge=0,
+        le=10_000,
+        description="Number of answers that may wait while others are decoded; the next request gets 429.",
+    )
+    max_tokens: int = Field(2048, ge=1, description="Maximum number of tokens in an answer.")
+    max_choices: int = Field(
+        32, ge=1, description="Maximum number of answers to a request: n times its prompts."
+    )
+    grace_seconds: float = Field(
+        30.0, ge=0, description="Seconds for the requests that have begun to finish when the worker stops."
+    )
+    response_log: Annotated[Path | None, Shown(variable="DRAFTSTORE_RESPONSE_LOG")] = Field(
+        None,
+        description="Keep finished answers with their prompts, as a corpus in JSON Lines: see PRIVACY below.",
+    )
+    response_log_bytes: Annotated[Bytes, Shown(unset="1GB")] = Field(
+        ByteSize(10**9),
+        description="Maximum size of the log; its older half, FILE with .1 before the ending, is deleted first.",
+    )
+    body: Annotated[int, Shown(hidden=True)] = 4 << 20
 
-    endpoint: ListenAddress
-    queue: int = 16
-    max_tokens: int = 2048
-    max_choices: int = 32
-    body: int = BODY
-    tokens: Path | None = None
-    anonymous: bool = False
-    allow_hosts: tuple[str, ...] = ()
-    grace_seconds: float = 30.0
-    response_log: Path | None = None
-    response_log_bytes: int = 10**9
-    log_format: str = "text"
-    log_level: str = "info"
-
-    def check(self) -> None:
-        """Refuse to serve other machines without tokens, unless the user asked for it.
-
-        Raises:
-            LookupServiceError: other machines could connect without a token.
-        """
-        place = (f"--host {self.endpoint.host}", self.endpoint)
-        check_access(self.tokens, anonymous=self.anonymous, places=[place])
+    @property
+    def endpoint(self) -> ListenAddress:
+        """Where the worker listens."""
+        return ListenAddress(self.host, self.port)

@@ -6,11 +6,7 @@ The model is a tiny random Llama. With DRAFTSTORE_VLLM_MODEL it is one from a fo
 import gc
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +18,8 @@ from draftstore.assembly import Sources, assemble
 from draftstore.decoding.replay import Recording, replay
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.lookup.stores.warming import load_kernels
-from tests import ROOT
 from tests.engines_vllm.counting import NAME, Counting
-from tests.fakes.lookups import Caller
-from tests.fakes.waiting import until
+from tests.fakes.served import served
 
 VOCAB, PROMPTS, TOKENS, CHAIN, ROWS = 256, 50, 48, 8, 8
 RELEASE = "answers"
@@ -117,6 +110,7 @@ def run(model: Path, prompts: Texts, *, drafts: bool, tokens: int = TOKENS, **se
             list(done.outputs[0].token_ids) for done in engine.generate(asked, greedy, use_tqdm=False)
         ]
     preempted = sum(metric.value for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions")
+    engine.llm_engine.engine_core.shutdown()  # now: later it would close what the next engine uses
     del engine
     gc.collect()
     if not drafts:
@@ -143,7 +137,9 @@ def store(
     both = [[*prompt, *answer] for prompt, answer in zip(prompts, plain.answers, strict=True)]
     lines = [json.dumps({"text": tokenizer.decode(ids)}) + "\n" for ids in both[::2]]
     (folder / "answers.jsonl").write_text("".join(lines))
-    build_rest(RestOptions((folder / "answers.jsonl",), RELEASE), tokenizer, folder / RELEASE, workers=1)
+    build_rest(
+        RestOptions(corpus=(folder / "answers.jsonl",), name=RELEASE), tokenizer, folder / RELEASE, workers=1
+    )
     return folder / RELEASE
 
 
@@ -170,29 +166,6 @@ def test_a_local_store_and_the_request(
     assert done.predicted[f"rest:{RELEASE}"] > PROMPTS
 
 
-@contextmanager
-def lookup_service(store: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
-    """Run a lookup service in a process of its own; yield its socket, and the process."""
-    load_kernels()  # on disk then: to compile them there may take longer than a test waits
-    with tempfile.TemporaryDirectory(prefix="draftstore-") as folder:
-        command = [sys.executable, "-m", "tests.fakes.lookups", folder, f"{RELEASE}={store}"]
-        process = subprocess.Popen(command, cwd=ROOT)
-
-        def answers() -> bool:
-            assert process.poll() is None
-            with suppress(OSError):
-                Caller(Path(folder) / "s").close()
-                return True
-            return False
-
-        try:
-            until(answers, "the service does not start")
-            yield Path(folder) / "s", process
-        finally:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_lookup_service(
     killed: bool,
@@ -203,8 +176,9 @@ def test_the_lookup_service(
     predicted: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with lookup_service(store) as (socket, process):
-        monkeypatch.setenv("DRAFTSTORE_LOOKUP", f"unix:{socket}")
+    with served("--store", store, "--http", "none") as service:
+        process = service.process
+        monkeypatch.setenv("DRAFTSTORE_LOOKUP", f"unix:{service.socket}")
         monkeypatch.setenv("DRAFTSTORE_RELEASE", RELEASE)
         monkeypatch.setenv("DRAFTSTORE_DEADLINE", "30")  # this machine may be busy
         monkeypatch.setattr(Counting, "then", {40: process.kill} if killed else {})

@@ -188,3 +188,26 @@ class Prophet(Knowing):
             path, chance = (*path, said), 0.9 * chance
             paths.setdefault(path, chance)
         return paths
+
+
+class Prophets:
+    """A drafter with a prophet for each text, which believes all texts to go on behind their ends.
+
+    Attributes:
+        sessions: the prophets so far.
+    """
+
+    needs_candidates = False
+    needs_hidden = False
+
+    def __init__(
+        self, vocab_size: int, texts: Iterable[Sequence[int]], error_rate: float = 0.0, depth: int = 6
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.texts = [[*text, *range(8)] for text in texts]
+        self.error_rate, self.depth = error_rate, depth
+        self.sessions: list[Prophet] = []
+
+    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> Adversary:
+        self.sessions.append(Prophet(self.vocab_size, self.texts, self.error_rate, self.depth))
+        return self.sessions[-1].session(prompt_ids, **prefill)

@@ -21,12 +21,12 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, save_manifest
-from schema import catalogue, live_releases, pooling
-from schema.access import make_reader
+from schema import catalogue
 from schema.catalogue import Moved
-from schema.database import READER_VARIABLE, URL_VARIABLE, alembic_config
-from schema.embedded import acquire
-from schema.postgres.plan import READER
+from schema.db import database as connections
+from schema.db.access import make_reader
+from schema.db.database import READER_VARIABLE, URL_VARIABLE, alembic_config
+from schema.db.embedded import READER, join, stop
 from tests.fakes.servers import reachable_folder
 
 SERVER_VARIABLE = "DRAFTSTORE_TEST_DATABASE_URL"
@@ -35,10 +35,8 @@ SERVER_VARIABLE = "DRAFTSTORE_TEST_DATABASE_URL"
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give connections the time that they may need where every processor is busy."""
-    monkeypatch.setattr(live_releases, "CONNECT_TIMEOUT", 60)
-    monkeypatch.setattr(pooling, "CONNECT_TIMEOUT", 60)
-    monkeypatch.setattr(pooling, "CONNECT_SECONDS", 60.0)
-    monkeypatch.setattr(pooling.LimitedConnection, "limit", 60.0)
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT", 60)
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 60)
 
 
 @contextmanager
@@ -111,11 +109,13 @@ def database_server() -> Iterator[str]:
     if named := os.environ.get(SERVER_VARIABLE):
         yield named
         return
-    with reachable_folder() as home, acquire(home) as lease:
-        with psycopg.connect(lease.url, autocommit=True) as connection:  # its data are not worth waiting for
+    with reachable_folder() as home:
+        url = join(home, keep=True).url  # whatever else a test leaves
+        with psycopg.connect(url, autocommit=True) as connection:  # its data are not worth waiting for
             connection.execute("ALTER SYSTEM SET fsync = off")
             connection.execute("SELECT pg_reload_conf()")
-        yield lease.url
+        yield url
+        stop(home)
 
 
 @pytest.fixture

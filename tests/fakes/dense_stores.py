@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import Projection, unit
 from draftstore.storage.manifest import (
     TOKENIZER_FOLDER,
     FileEntry,
@@ -18,6 +17,7 @@ from draftstore.storage.manifest import (
 )
 from draftstore.stores.dresd.files import FILES, PROJECTION_FILE
 from draftstore.stores.dresd.kernels.quantised import quantise
+from draftstore.stores.dresd.projection import Projection, unit
 from draftstore.stores.dresd.store import KIND
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import sentinel, token_dtype

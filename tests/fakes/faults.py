@@ -14,7 +14,6 @@ from typing import Self
 import numpy as np
 
 from draftstore.remote import wire
-from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.counters import Outcome
 from draftstore.stores.registry import Store
 from draftstore.trees.batch import DraftBatch
@@ -33,18 +32,16 @@ class Peer:
     def __init__(self, service: "Service", connection: socket.socket) -> None:
         self.service = service
         self.socket = connection
-        self._buffer = FrameBuffer()
-        self._frames: list[wire.Frame] = []
+        self._file = connection.makefile("rb")
 
     def read(self) -> wire.Frame:
         """Return the next request that is no greeting; greetings are answered."""
         while True:
-            while not self._frames:
-                data = self.socket.recv(1 << 16)
-                if not data:
-                    raise ConnectionError("the client has gone")
-                self._frames += self._buffer.feed(data)
-            frame = self._frames.pop(0)
+            head = self._file.read(wire.HEADER.size)
+            if not head:
+                raise ConnectionError("the client has gone")
+            header = wire.read_header(head)
+            frame = wire.Frame(header, self._file.read(header.length))
             if frame.header.operation != wire.Operation.HELLO:
                 self.service.requests += 1
                 return frame
@@ -127,26 +124,23 @@ class Service:
         self.stop()
         shutil.rmtree(self._folder)
 
-    def answer(
-        self, frame: wire.Frame, flags: int = 0, *, tokenizer: str = "", budget: int | None = None
-    ) -> bytes:
+    def answer(self, frame: wire.Frame, *, tokenizer: str = "") -> bytes:
         """Return the right answer to a request, but for what is given."""
         number, operation = frame.header.request_id, frame.header.operation
         if operation == wire.Operation.HELLO:
-            return wire.encode_json(operation, number, {"version": 1}, flags)
+            return wire.encode_json(operation, number, {"version": 1})
         if operation == wire.Operation.RELEASES:
             described = {"name": NAME, "vocab_size": self.store.manifest.vocab_size}
-            return wire.encode_json(operation, number, {"releases": [{"name": "other"}, described]}, flags)
+            return wire.encode_json(operation, number, {"releases": [{"name": "other"}, described]})
         request = wire.decode_request(frame.payload)
         drafter = self.store.drafter(request.strategy) if request.strategy else self.store.drafter()
-        most = request.budget if budget is None else budget
-        drafts = drafter.draft_batch(request.contexts, most, request.min_prob)
-        return self.encode(frame, drafts, flags, tokenizer)
+        drafts = drafter.draft_batch(request.contexts, request.budget, request.min_prob)
+        return self.encode(frame, drafts, tokenizer)
 
-    def encode(self, frame: wire.Frame, drafts: DraftBatch, flags: int = 0, tokenizer: str = "") -> bytes:
+    def encode(self, frame: wire.Frame, drafts: DraftBatch, tokenizer: str = "") -> bytes:
         """Return an answer that holds these drafts."""
         of = wire.short_hash(tokenizer or self.tokenizer)
-        return wire.encode_answer(frame.header.request_id, 11, of, 5, drafts, flags)
+        return wire.encode_answer(frame.header.request_id, 11, of, 5, drafts)
 
     def _accept(self, listening: socket.socket) -> None:
         while True:
@@ -223,12 +217,9 @@ def claims_much(peer: Peer) -> None:
 
 
 def never_ends(peer: Peer) -> None:
-    """Announce a frame of a megabyte and send it without haste, and never all of it."""
+    """Announce an answer, and never send it."""
     number = peer.read().header.request_id
-    peer.send(struct.pack("<IBBBBQ", 1 << 20, wire.VERSION, wire.Operation.DRAFT | wire.ANSWER, 0, 0, number))
-    for _ in range(1000):
-        peer.send(bytes(1024))
-        peer.wait(0.005)
+    peer.send(struct.pack("<IBBBBQ", 60, wire.VERSION, wire.Operation.DRAFT | wire.ANSWER, 0, 0, number))
     peer.wait()
 
 
@@ -319,12 +310,13 @@ def exceeds_the_budget(peer: Peer) -> None:
     """Answer with larger trees than were asked for."""
     while True:
         frame = peer.read()
-        batch = len(wire.decode_request(frame.payload).contexts)
-        tokens = np.tile(np.arange(100, dtype=np.int32), (batch, 1))
+        request = wire.decode_request(frame.payload)
+        batch, nodes = len(request.contexts), request.budget + 1
+        tokens = np.tile(np.arange(nodes, dtype=np.int32), (batch, 1))
         nothing = np.zeros(batch, np.int64)
         drafts = DraftBatch(
-            tokens, np.full((batch, 100), -1, np.int16), np.zeros((batch, 100), np.uint8),
-            np.full(batch, 100, np.int32), nothing.astype(np.int32), nothing,
+            tokens, np.full((batch, nodes), -1, np.int16), np.zeros((batch, nodes), np.uint8),
+            np.full(batch, nodes, np.int32), nothing.astype(np.int32), nothing,
         )  # fmt: skip
         peer.send(peer.service.encode(frame, drafts))
 
@@ -364,44 +356,12 @@ def fails_with(status: wire.Status, retry_after: float = 0.0, number: int | None
     return behave
 
 
-def mutates(seed: int) -> Behaviour:
-    """Answer right but for some bytes, somewhere."""
-    chance = random.Random(seed)
-
-    def behave(peer: Peer) -> None:
-        while True:
-            data = bytearray(peer.service.answer(peer.read()))
-            for _ in range(chance.choice([1, 1, 2, 20])):
-                data[chance.randrange(len(data))] = chance.choice(
-                    [0, 1, 127, 128, 255, chance.randrange(256)]
-                )
-            if chance.random() < 0.2:
-                del data[chance.randrange(len(data)) :]
-            peer.send(bytes(data))
-
-    return behave
-
-
 def is_late(peer: Peer) -> None:
     """Answer right, but each request only when the next one has come."""
     frame = peer.read()
     while True:
         frame, late = peer.read(), frame
         peer.send(peer.service.answer(late))
-
-
-def is_late_until(answering: threading.Event) -> Behaviour:
-    """Answer nothing at first; the first request after the event has everything answered."""
-
-    def behave(peer: Peer) -> None:
-        frames = [peer.read()]
-        while not answering.is_set():
-            frames.append(peer.read())
-        for frame in frames:
-            peer.send(peer.service.answer(frame))
-        right(peer)
-
-    return behave
 
 
 def restarts_after(answers: int) -> Behaviour:
@@ -412,12 +372,6 @@ def restarts_after(answers: int) -> Behaviour:
             peer.send(peer.service.answer(peer.read()))
 
     return behave
-
-
-def says_goodbye(peer: Peer) -> None:
-    """Mark every answer as the last one of its connection."""
-    while True:
-        peer.send(peer.service.answer(peer.read(), wire.CLOSING))
 
 
 FAULTS: dict[str, tuple[Behaviour, Outcome]] = {

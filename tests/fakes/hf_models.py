@@ -7,9 +7,7 @@ All are in evaluation mode, on the CPU, and shared between tests: change `genera
 """
 
 import functools
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +17,6 @@ from transformers.utils import logging
 
 cast(Any, logging).disable_progress_bar()
 
-ATTENTION = ("sdpa", "eager", "flex_attention")
 STORIES = (
     "Once upon a time",
     "Lily and Tom",
@@ -105,12 +102,3 @@ def build(
 
 tiny = functools.cache(build)
 """The same, made once for the same arguments."""
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run what transformers compiles without compiling it: `flex_attention` takes no float64 on CPUs otherwise."""
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it imports and calls
-        yield

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
 from draftstore.drafting.drafter import ContextSession
 from draftstore.storage.manifest import TOKENIZER_FOLDER, FileEntry, Manifest, load_manifest, save_manifest
-from draftstore.stores.kind import Kind, Samples, sample_contexts
+from draftstore.storage.report import ReadReport
+from draftstore.storage.staging import BuildResult
+from draftstore.stores.building import Materials, TextSources
+from draftstore.stores.kind import Builder, Kind, Samples, sample_contexts
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import CorpusOptions
 from draftstore.text.tokens import token_dtype
 from draftstore.trees.batch import Draft, DraftBatch
 
@@ -25,6 +30,7 @@ class SuccessorDrafter:
     """Drafts the one token that follows the last one."""
 
     context_size = 1
+    hidden_size = 0
 
     def __init__(self, successors: NDArray[Any], limit: int | None) -> None:
         self.successors = successors
@@ -36,11 +42,17 @@ class SuccessorDrafter:
         contexts: NDArray[np.int32],
         budget: int = 64,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
         return self.draft_batch(contexts, budget, min_prob).drafts()
 
-    def draft_batch(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> DraftBatch:
+    def draft_batch(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
+    ) -> DraftBatch:
         last = contexts[:, -1]
         known = ((last >= 0) & (last < (self.limit or self.vocab_size))).astype(np.int32) * (budget > 0)
         tokens = self.successors[np.where(known, last, 0)].astype(np.int32)[:, None]
@@ -74,8 +86,28 @@ class SuccessorStore:
         pass
 
 
+class SuccessorOptions(CorpusOptions):
+    step: int = Field(1, ge=1, le=9, description="Distance of the next id.", examples=[2])
+
+
+def build(options: SuccessorOptions, made: Materials, out: Path, **_how: Any) -> BuildResult:
+    """Build a store of successors.
+
+    \b
+    Example:
+      draftstore build successors --corpus texts.jsonl --tokenizer ./llama2 --out stores/next
+    """
+    assert made.tokenizer is not None
+    make_successors(out, made.tokenizer, step=options.step)
+    return BuildResult(out, load_manifest(out), ReadReport(), reused=False)
+
+
+BUILDER = Builder(SuccessorOptions, TextSources, build)
+
+
 class SuccessorKind(Kind):
     title = "Successors"
+    builder = __name__
     strategies = SuccessorStore.strategies
     loaded = 0
 
@@ -97,9 +129,9 @@ class SuccessorKind(Kind):
 STORE_KIND = SuccessorKind(NAME)
 
 
-def make_successors(path: Path, tokenizer: TextTokenizer, *, wrong_by: int = 0) -> Path:
-    """Write a store in which every id is followed by the next one; its recorded sum may be wrong."""
-    successors = np.roll(np.arange(tokenizer.vocab_size), -1).astype(token_dtype(tokenizer.vocab_size))
+def make_successors(path: Path, tokenizer: TextTokenizer, *, step: int = 1, wrong_by: int = 0) -> Path:
+    """Write a store in which every id is followed by a later one; its recorded sum may be wrong."""
+    successors = np.roll(np.arange(tokenizer.vocab_size), -step).astype(token_dtype(tokenizer.vocab_size))
     (path / TOKENIZER_FOLDER).mkdir(parents=True)
     tokenizer.save(path / TOKENIZER_FOLDER)
     successors.tofile(path / FILE)

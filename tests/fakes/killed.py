@@ -71,7 +71,7 @@ def rest_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: Pa
     from draftstore.text.tokenizer import load_tokenizer
 
     ready()
-    options = RestOptions((corpus,), "test", segment_tokens=30_000)
+    options = RestOptions(corpus=(corpus,), name="test", segment_tokens=30_000)
     build_rest(options, load_tokenizer(tokenizer, name="t"), out, workers=workers)
 
 
@@ -79,7 +79,7 @@ def crest_store(ready: Callable[[], None], rest: Path, ngrams: int, out: Path) -
     from draftstore.stores.crest.build import CrestOptions, build_crest
 
     ready()
-    build_crest(CrestOptions("test", max_n=3, ngrams=ngrams, rule="longest"), rest, out)
+    build_crest(CrestOptions(name="test", max_n=3, ngrams=ngrams, rule="longest"), rest, out)
 
 
 def hashed_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: Path) -> None:
@@ -91,7 +91,7 @@ def hashed_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: 
 
     passages.BLOCK_TOKENS = 3_000
     ready()
-    options = DresdOptions((corpus,), "test", dims=8, sample=15_000)
+    options = DresdOptions(corpus=(corpus,), name="test", dims=8, sample=15_000)
     build_dresd(options, load_tokenizer(tokenizer, name="t"), HashedStates(), out)
 
 
@@ -105,13 +105,5 @@ def dense_store(ready: Callable[[], None], model: Path, corpus: Path, out: Path)
     passages.BLOCK_TOKENS = 4_000
     loaded = load_model(model)
     ready()
-    options = DresdOptions((corpus,), "test", dims=16, sample=8_000, max_length=128)
+    options = DresdOptions(corpus=(corpus,), name="test", dims=16, sample=8_000, max_length=128)
     build_dresd(options, loaded.text, ModelStates(loaded, batch_tokens=2048), out)
-
-
-def answers(ready: Callable[[], None], prompts: Path, model: Path, out: Path) -> None:
-    """Write a model's answers; it is in earnest after the first."""
-    from draftstore.answers.responses import ResponseOptions, make_responses
-
-    options = ResponseOptions((prompts,), max_new_tokens=40)
-    make_responses(options, str(model), out, batch=2, device="cpu", on_progress=lambda *_: ready())

@@ -3,7 +3,6 @@
 import transformers.models.llama.modeling_llama  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer, Cache  # noqa: F401
 
-import draftstore.answers.responses
 import draftstore.hf.states
 import draftstore.stores.crest.build
 import draftstore.stores.dresd.build

@@ -1,43 +1,35 @@
-"""Running lookup servers for tests, in a thread or in a process of its own, and a plain client that sends any bytes.
+"""A running lookup service for tests, in a thread, and a plain client that sends any bytes.
 
 with serving({"chat": small_store}) as lookups, lookups.caller() as caller:
     answer = caller.draft("chat", contexts)
 """
 
 import asyncio
-import os
 import select
 import shutil
 import socket
 import ssl
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
 from draftstore.remote import wire
-from draftstore.remote.buffer import FrameBuffer
 from draftstore.stores.registry import open_store
 from services.common.permissions import Permissions
-from services.common.sockets import BACKLOG
-from services.lookup.figures.counting import SharedCounters
-from services.lookup.figures.totals import ReleaseTotals
-from services.lookup.frames.answering import Answerer
-from services.lookup.frames.server import FrameServer
-from services.lookup.limits import Limits
-from services.lookup.stores.served import OpenStores, open_served
-from services.lookup.stores.targets import Target
-from services.lookup.stores.warming import load_kernels
-from tests import ROOT
-from tests.fakes.waiting import SECONDS, until
+from services.lookup.drafting import Drafting
+from services.lookup.metrics import Metrics, Totals
+from services.lookup.protocol import Clients
+from services.lookup.releases.following import Releases
+from services.lookup.settings import Limits, LookupSettings
+from services.lookup.targets import Target
+from tests.fakes.waiting import SECONDS
 
 T = TypeVar("T")
 
@@ -53,8 +45,7 @@ class Caller:
         except OSError:
             self.socket.close()
             raise
-        self._buffer = FrameBuffer()
-        self._frames: list[wire.Frame] = []
+        self._rest = b""
         self._last_id = 0
 
     def __enter__(self) -> Self:
@@ -71,12 +62,17 @@ class Caller:
 
     def receive(self) -> wire.Frame | None:
         """Return the next frame, whole; None at the end of the stream."""
-        while not self._frames:
+        while True:
+            if len(self._rest) >= wire.HEADER.size:
+                header = wire.read_header(self._rest)
+                end = wire.HEADER.size + header.length
+                if len(self._rest) >= end:
+                    payload, self._rest = self._rest[wire.HEADER.size : end], self._rest[end:]
+                    return wire.Frame(header, payload)
             data = self.socket.recv(1 << 20)
             if not data:
                 return None
-            self._frames += self._buffer.feed(data)
-        return self._frames.pop(0)
+            self._rest += data
 
     def ask(self, data: bytes) -> wire.Frame:
         """Send one request and return its answer."""
@@ -126,7 +122,7 @@ class Caller:
             return True
 
     def has_data(self, seconds: float = 0.0) -> bool:
-        return bool(self._frames or select.select([self.socket], [], [], seconds)[0])
+        return bool(self._rest or select.select([self.socket], [], [], seconds)[0])
 
 
 def failure(frame: wire.Frame | None) -> wire.Failure:
@@ -170,31 +166,25 @@ def some_tokens(path: Path) -> NDArray[np.int32]:
         store.close()
 
 
-class Place(NamedTuple):
-    """Where a server listens."""
-
-    socket: Path
-    tcp: tuple[str, int]
-
-
 class Lookups:
-    """A server that runs in a thread, and all its parts."""
+    """A service of frames that runs in a thread, and all its parts.
 
-    def __init__(
-        self, place: Place, open_stores: OpenStores, figures: SharedCounters, server: FrameServer
-    ) -> None:
-        self.place = place
-        self.open_stores = open_stores
-        self.figures = figures
-        self.server = server
-        self.loop = server.loop
+    Its releases are followed only by `follow`, with the targets of `put` and `remove`.
+    """
 
-    @property
-    def socket(self) -> Path:
-        return self.place.socket
+    def __init__(self, settings: LookupSettings, permissions: Permissions) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.releases = Releases(settings, self.metrics)
+        self.releases.follow()
+        self.drafting = Drafting(self.releases, self.metrics, settings.all_limits)
+        self.clients = Clients(self.drafting, permissions)
+        self.loop = uvloop.new_event_loop()
+        self.socket = settings.socket
+        self.tcp = ("", 0)
 
     def caller(self, *, tcp: bool = False) -> Caller:
-        return Caller(self.place.tcp if tcp else self.place.socket)
+        return Caller(self.tcp if tcp else self.socket)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the thread of the event loop."""
@@ -202,150 +192,90 @@ class Lookups:
         async def run() -> T:
             return function(*arguments)
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(SECONDS)
+        return self.run(run())
 
-    def totals(self, name: str = "") -> ReleaseTotals:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop to its end."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(SECONDS)
+
+    def totals(self, name: str = "") -> Totals:
         """Return what was counted for a release; without a name what belongs to none."""
-        return self.figures.totals()[name]
+        return self.metrics.totals()[name]
 
     def put(self, name: str, path: Path) -> None:
         """Serve a store under a name from now on."""
-        served = open_served(Target(name, path))
-        self.call(self.open_stores.put, name, served)
+        others = [target for target in self.settings.stores if target.name != name]
+        self._follow((*others, Target(name, path)))
 
-    def start_drain(self, seconds: float | None = None) -> "asyncio.Future[None]":
-        """Begin to stop; the result is there at the end."""
-        return asyncio.run_coroutine_threadsafe(self.server.drain(seconds), self.loop)  # type: ignore[return-value]
+    def remove(self, name: str) -> None:
+        """Serve a name no more."""
+        self._follow(tuple(target for target in self.settings.stores if target.name != name))
 
+    def _follow(self, stores: tuple[Target, ...]) -> None:
+        self.settings = self.releases.settings = self.settings.changed(stores=stores)
+        self.releases.follow()
 
-def make_sockets(folder: Path) -> tuple[Place, list[socket.socket]]:
-    """Return a Unix socket and a TCP socket that listen, and where."""
-    unix = socket.socket(socket.AF_UNIX)
-    unix.bind(str(folder / "s"))
-    unix.listen(BACKLOG)
-    tcp = socket.socket(socket.AF_INET)
-    tcp.bind(("127.0.0.1", 0))
-    tcp.listen(BACKLOG)
-    return Place(folder / "s", tcp.getsockname()), [unix, tcp]
+    async def listen(self, tls: ssl.SSLContext | None) -> None:
+        """Take connections."""
+        unix = await self.loop.create_unix_server(self.clients.connect, str(self.socket))
+        seconds = self.settings.limits.silent_seconds if tls else None
+        tcp = await self.loop.create_server(
+            self.clients.connect, "127.0.0.1", 0, ssl=tls,
+            ssl_handshake_timeout=seconds, ssl_shutdown_timeout=0.1 if tls else None,
+        )  # fmt: skip
+        self.tcp = tcp.sockets[0].getsockname()  # type: ignore[attr-defined]
+        self._servers = unix, tcp
+        self._tick()
 
+    async def close(self) -> None:
+        """Close all connections."""
+        for server in self._servers:
+            server.close()
+        await self.clients.close(0.1)
 
-def new_loop(kind: str = "uvloop") -> asyncio.AbstractEventLoop:
-    return uvloop.new_event_loop() if kind == "uvloop" else asyncio.new_event_loop()
+    def _tick(self) -> None:
+        self.clients.close_overdue(self.loop.time())
+        self.loop.call_later(0.05, self._tick)
 
 
 @contextmanager
 def serving(
-    stores: Mapping[str, Path] | OpenStores,
+    stores: Mapping[str, Path],
     *,
     permissions: Permissions | None = None,
     limits: Limits | None = None,
-    loop: str = "uvloop",
+    max_budget: int | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[Lookups]:
-    """Run a server in a thread of this process.
+    """Run a service in a thread of this process.
 
     Args:
-        stores: directories by the name that they are served under, or the open stores.
+        stores: directories by the name that they are served under.
         permissions: who may ask for what; without them everybody for everything.
         limits: of requests.
-        loop: `uvloop` or `asyncio`.
+        max_budget: maximum nodes of a draft, also over TCP.
         tls: certificate for TCP.
     """
-    open_stores = stores if isinstance(stores, OpenStores) else OpenStores()
-    if not isinstance(stores, OpenStores):
-        for name, path in stores.items():
-            open_stores.put(name, open_served(Target(name, path)))
-    figures = SharedCounters(1)
-    answerer = Answerer(
-        open_stores, permissions or Permissions.open_to_all(), limits or Limits(), figures.slot(0)
-    )
-    running = new_loop(loop)
     folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
-    place, sockets = make_sockets(folder)
-    server = FrameServer(answerer, running)
-    server.tls = tls
-    server.share(sockets, figures, 0)
-    thread = threading.Thread(target=running.run_forever, name="lookups")
+    targets = tuple(Target(name, path) for name, path in stores.items())
+    settings = LookupSettings(
+        socket=folder / "s",
+        stores=targets,
+        limits=limits or Limits(),
+        max_budget=max_budget,
+    )
+    lookups = Lookups(settings, permissions or Permissions(None))
+    loop = lookups.loop
+    thread = threading.Thread(target=loop.run_forever, name="lookups")
     thread.start()
-    lookups = Lookups(place, open_stores, figures, server)
     try:
+        lookups.run(lookups.listen(tls))
         yield lookups
     finally:
-        lookups.call(server.close)
-        running.call_soon_threadsafe(running.stop)
+        lookups.run(lookups.close())
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(SECONDS)
-        running.run_until_complete(asyncio.sleep(0.01))
-        running.close()
-        for listening in sockets:
-            listening.close()
-        open_stores.close()
+        lookups.drafting.close()
+        lookups.releases.close()
+        loop.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class ServerProcess(NamedTuple):
-    """A server that runs in a process of its own."""
-
-    socket: Path
-    process: "subprocess.Popen[bytes]"
-
-    def caller(self) -> Caller:
-        return Caller(self.socket)
-
-    def memory(self) -> int:
-        """Return its resident memory in bytes."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def serving_process(stores: Mapping[str, Path]) -> Iterator[ServerProcess]:
-    """Run a server in another process: `python -m tests.fakes.lookups FOLDER NAME=DIRECTORY...`."""
-    folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
-    arguments = [f"{name}={path}" for name, path in stores.items()]
-    root = ROOT
-    load_kernels()  # on disk then: to compile them there may take longer than a test waits
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.lookups", str(folder), *arguments],
-            cwd=root,
-            stdout=log,
-            stderr=log,
-        )
-    running = ServerProcess(folder / "s", process)
-
-    def answers() -> bool:
-        assert process.poll() is None, (folder / "log").read_text()
-        with suppress(OSError):
-            running.caller().close()
-            return True
-        return False
-
-    try:
-        until(answers, "the server does not start")
-        yield running
-        assert process.poll() is None, (folder / "log").read_text()
-        assert "Traceback" not in (folder / "log").read_text()
-    finally:
-        process.kill()
-        process.wait(SECONDS)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _serve(folder: Path, stores: Mapping[str, Path]) -> None:
-    open_stores = OpenStores()
-    for name, path in stores.items():
-        open_stores.put(name, open_served(Target(name, path)))
-    figures = SharedCounters(1)
-    server = FrameServer(Answerer(open_stores, Permissions.open_to_all(), Limits(), figures.slot(0)))
-    server.share(make_sockets(folder)[1], figures, 0)
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    _folder, *_stores = sys.argv[1:]
-    uvloop.run(
-        _serve(
-            Path(_folder),
-            {name: Path(path) for name, path in (argument.split("=", 1) for argument in _stores)},
-        )
-    )

@@ -1,4 +1,4 @@
-"""The real command `draftstore serve` in a process of its own, with all the processes that it starts.
+"""The real command `draftstore serve` in a process of its own.
 
 with served("--store", small_store) as service, service.caller() as caller:
     answer = caller.draft("small", contexts)
@@ -13,9 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import ROOT
 from tests.fakes.lookups import Caller
-from tests.fakes.waiting import SECONDS, is_alive, until
+from tests.fakes.waiting import SECONDS
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -39,16 +38,6 @@ class Service:
     @property
     def socket(self) -> Path:
         return Path(self.started["socket"])
-
-    @property
-    def workers(self) -> list[int]:
-        """Return the process ids of the workers as they were at the start."""
-        return list(self.started["workers"])
-
-    @property
-    def pids(self) -> list[int]:
-        """Return the process ids of all children as they were at the start."""
-        return [pid for pid in (*self.workers, self.started["web"]) if pid]
 
     @property
     def log(self) -> str:
@@ -140,7 +129,7 @@ def short_folder() -> Iterator[Path]:
 
 @contextmanager
 def served(*arguments: object, folder: Path | None = None, **environment: str) -> Iterator[Service]:
-    """Run the service, and wait until it serves; at the end nothing of it is left.
+    """Run the service, and wait until it serves.
 
     Args:
         arguments: of `draftstore serve`; later options win over those of `launch`.
@@ -151,12 +140,8 @@ def served(*arguments: object, folder: Path | None = None, **environment: str) -
         where = folder or own
         process = launch(*arguments, folder=where, **environment)
         service = Service(process, where)
-        try:
-            with started(service):
-                yield service
-        finally:
-            if service.started:
-                end_all(service.pids)
+        with started(service):
+            yield service
 
 
 @contextmanager
@@ -179,16 +164,6 @@ def started(service: Service) -> Iterator[None]:
         process.stdout.close()
 
 
-def end_all(pids: list[int]) -> None:
-    """See to it that processes end, which they should do by themselves."""
-    end = time.monotonic() + SECONDS
-    while any(map(is_alive, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    for pid in filter(is_alive, pids):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def refusal(*arguments: object, folder: Path) -> str:
     """Run the command where it should not start, and return the one sentence that it says."""
     before = (folder / "log").stat().st_size if (folder / "log").exists() else 0
@@ -200,11 +175,3 @@ def refusal(*arguments: object, folder: Path) -> str:
     [line] = [line for line in said.splitlines() if line.startswith("error: ")]
     assert "Traceback" not in said
     return line
-
-
-def wait_for_worker(service: Service, number: int = 0) -> None:
-    """Wait until a worker answers again."""
-    until(
-        lambda: service.metric("draftstore_worker_up", worker=str(number)) == 1,
-        "the worker does not come back",
-    )

@@ -10,13 +10,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
-from schema.postgres import programs
-from schema.postgres.placement import make_place
+from schema.db.embedded import find_cluster
 from tests.fakes.waiting import SECONDS
 
 PORTS = (12_000, 32_000)
@@ -66,18 +65,20 @@ class PostgresServer:
         self.url = f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
         self._arguments = list(arguments)
         self._log = (folder / "postgres.log").open("ab")
-        self._keep = os.open(os.devnull, os.O_RDONLY)
-        self._plan = make_place(folder).plan(0)
+        cluster = find_cluster(folder)
+        cluster.base.mkdir()
+        self.binaries = cluster.programs()
         if install:
-            older = Path(self._plan.binaries).with_name(install)
-            self._plan = replace(self._plan, binaries=str(older))
-        self.binaries = programs.usable_binaries(self._plan, self._keep)
-        self._data = Path(self._plan.base) / "data"
+            self.binaries = self.binaries.parents[1] / install / "bin"
+        self._account: dict[str, Any] = {}
+        if cluster.uid != os.geteuid():
+            self._account = {"user": cluster.uid, "group": cluster.gid, "extra_groups": []}
+        self._data = cluster.base / "data"
         self._data.mkdir(mode=0o700)
-        secret = Path(self._plan.base) / "password"
+        secret = cluster.base / "password"
         secret.write_text(password)
         for path in (self._data, secret):
-            os.chown(path, self._plan.uid, self._plan.gid)
+            os.chown(path, cluster.uid, cluster.gid)
         access = ("-U", user, "--auth=scram-sha-256", f"--pwfile={secret}")
         self._run("initdb", "-D", str(self._data), "--encoding=UTF8", "--locale=C", *access)
         given = f"CREATE DATABASE {database};\n\n".encode()
@@ -85,21 +86,18 @@ class PostgresServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def _run(self, program: str, *arguments: str, given: bytes = b"") -> None:
-        status, printed = programs.run(
-            self._plan, [str(self.binaries / "bin" / program), *arguments], self._keep, given
-        )
-        assert status == 0, printed
+        command = [str(self.binaries / program), *arguments]
+        subprocess.run(command, input=given, check=True, capture_output=True, cwd="/", **self._account)
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
         program, *arguments = self._arguments
-        self.process = programs.launch(
-            self._plan,
+        self.process = subprocess.Popen(
             [
-                str(self.binaries / "bin" / program), "-D", str(self._data), "-p", str(self.port),
+                str(self.binaries / program), "-D", str(self._data), "-p", str(self.port),
                 "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", *arguments,
             ],
-            self._keep, stdout=self._log, stderr=self._log,
+            stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL, cwd="/", **self._account,
         )  # fmt: skip
         end = time.monotonic() + SECONDS
         while True:
@@ -120,7 +118,6 @@ class PostgresServer:
         """Stop it, and let go of its files."""
         self.stop()
         self._log.close()
-        os.close(self._keep)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The HTTP side of the lookup service for tests, on a real frame service that runs in a thread."""
+"""The HTTP side of the lookup service for tests, on real stores; and servers in a thread."""
 
 import asyncio
 import socket
@@ -6,37 +6,29 @@ import tempfile
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import uvloop
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from services.common.http_server import HttpServer
-from services.common.permissions import EVERY, Grant, Permissions, hash_token
-from services.lookup.figures.counting import SharedCounters, Slot
-from services.lookup.figures.metrics import metrics_text
-from services.lookup.figures.totals import Labels, WorkerState
-from services.lookup.frames.answering import Answerer
-from services.lookup.frames.server import FrameServer
-from services.lookup.limits import SHARED_BUDGET, Limits
-from services.lookup.stores.served import OpenStores, open_served
-from services.lookup.stores.targets import Target, with_digest
-from services.lookup.web.app import LookupSite, make_app
-from services.lookup.web.drafting import DraftDesk
-from services.lookup.web.lexicon import Lexicon
-from services.lookup.web.live import Live
-from services.lookup.web.readings import read_figures, read_readiness
-from services.lookup.web.upstream import Upstream
+from services.common.permissions import Grant, Permissions, hash_token
+from services.lookup.drafting import Drafting
+from services.lookup.http.app import Site, make_app
+from services.lookup.metrics import Metrics
+from services.lookup.releases.following import Releases
+from services.lookup.settings import LookupSettings
+from services.lookup.targets import Target
 from tests.fakes.waiting import SECONDS
 
-_OWN = "token of the HTTP side"
 Result = TypeVar("Result")
 
 
 class Loop:
-    """An event loop in a thread, of the kind that the service has."""
+    """An event loop in a thread, of the kind that the services have."""
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
@@ -54,127 +46,82 @@ class Loop:
         self.loop.close()
 
 
-class Workers:
-    """One worker as the service has it, but in a thread: stores, counters, frames over a Unix socket."""
+class Running:
+    """Open stores and their site; the stores change only by `put`, which closes what was open before."""
 
-    def __init__(
-        self, stores: Mapping[str, Path], permissions: Permissions, limits: Limits | None = None
-    ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="draftstore-web-")
-        self.path = str(Path(self._folder.name) / "lookup.sock")
-        self.figures = SharedCounters(1)
-        self.slot: Slot = self.figures.slot(0)
-        self.slot.begin()
-        self.open_stores = OpenStores()
-        self.permissions = permissions
-        self.limits = limits or Limits()
-        self._served: dict[str, Labels] = {}
-        self._loop = Loop()
-        for name, path in stores.items():
-            self.put(name, path)
-        self.slot.state = WorkerState.READY
-        self.start()
+    def __init__(self, settings: LookupSettings, permissions: Permissions) -> None:
+        self.metrics = Metrics()
+        self.releases = Releases(settings, self.metrics, kept_seconds=-1)
+        self.releases.follow()
+        self.drafting = Drafting(self.releases, self.metrics, settings.all_limits)
+        self.site = Site(self.releases, self.drafting, permissions)
 
-    def put(self, name: str, path: Path) -> None:
-        """Serve a store under a name."""
-        served = open_served(
-            Target(name, path)
-        )  # kernels that are still to be compiled would keep the first request waiting
-        self._loop.loop.call_soon_threadsafe(self.open_stores.put, name, served)
-        self._served[name] = Labels(served.kind, f"{served.build:016x}", f"{served.tokenizer:016x}")
-        self.slot.announce(self._served.items())
+    def put(self, **stores: Path) -> None:
+        """Serve these stores instead."""
+        targets = tuple(Target(name, path) for name, path in stores.items())
+        self.releases.settings = self.releases.settings.changed(stores=targets)
+        self.releases.follow()
 
-    def start(self) -> None:
-        """Begin to take connections."""
-
-        async def start() -> FrameServer:
-            server = FrameServer(Answerer(self.open_stores, self.permissions, self.limits, self.slot))
-            listening = socket.socket(socket.AF_UNIX)
-            Path(self.path).unlink(missing_ok=True)
-            listening.bind(self.path)
-            listening.listen()
-            server.share([listening], self.figures, 0)
-            self._beat()
-            return server
-
-        self._server = self._loop.run(start())
-
-    def _beat(self) -> None:
-        """Show that the loop goes round, as a worker does."""
-        self.slot.heartbeat()
-        self._beating = self._loop.loop.call_later(0.5, self._beat)
-
-    def stop(self) -> None:
-        """Break all connections off, and take no more."""
-
-        async def stop() -> None:
-            self._beating.cancel()
-            self._server.close()
-
-        self._loop.run(stop())
+    def app(self) -> Starlette:
+        """Return a new application."""
+        return make_app(self.site, hosts=("testserver",))
 
     def close(self) -> None:
-        """End everything."""
-        self.stop()
-        self._loop.close()
-        self.open_stores.close()
-        self._folder.cleanup()
+        """Close the stores."""
+        self.drafting.close()
+        self.releases.close()
 
 
-@dataclass
-class Running:
-    """What a test has of the service."""
-
-    workers: Workers
-    lexicon: Lexicon
-    grants: tuple[Grant, ...]
-
-    def site(self, most_at_once: int = 32, max_budget: int = SHARED_BUDGET) -> LookupSite:
-        """Return a new HTTP side; each belongs to one event loop."""
-        upstream = Upstream(self.workers.path, _OWN if self.grants else "", deadline=SECONDS)
-        return LookupSite(
-            upstream=upstream,
-            desk=DraftDesk(upstream, self.lexicon, most_at_once, max_budget),
-            gate=Permissions(self.grants or None),
-            live=Live(lambda: read_figures(self.workers.figures)),
-            metrics=lambda: metrics_text(self.workers.figures),
-            ready=lambda: read_readiness(self.workers.figures, self.lexicon.names),
-            max_budget=max_budget,
-        )
-
-    def app(self, max_budget: int = SHARED_BUDGET) -> Starlette:
-        """Return a new application."""
-        return make_app(self.site(max_budget=max_budget), hosts=("testserver",))
-
-
-def grant(name: str, token: str, *releases: str) -> Grant:
+def grant(name: str, token: str, *releases: str, max_budget: int | None = None) -> Grant:
     """Return the grant of a token."""
-    return Grant(name, frozenset(releases), hash_token(token))
+    return Grant(name, frozenset(releases), hash_token(token), max_budget)
 
 
 @contextmanager
-def running_site(stores: Mapping[str, Path], *grants: Grant) -> Iterator[Running]:
-    """Run the service; with grants it asks for tokens."""
-    permissions = Permissions(grants or None).including(grant("http", _OWN, EVERY))
-    workers = Workers(stores, permissions)
-    lexicon = Lexicon()
-    lexicon.follow(with_digest(Target(name, path)) for name, path in stores.items())
-    try:
-        yield Running(workers, lexicon, grants)
-    finally:
-        workers.close()
+def running_site(
+    stores: Mapping[str, Path], *grants: Grant, max_budget: int | None = None
+) -> Iterator[Running]:
+    """Open stores; with grants their site asks for tokens."""
+    targets = tuple(Target(name, path) for name, path in stores.items())
+    with tempfile.TemporaryDirectory() as folder:
+        settings = LookupSettings(socket=Path(folder) / "s", stores=targets, max_budget=max_budget)
+        running = Running(settings, Permissions(grants or None))
+        try:
+            yield running
+        finally:
+            running.close()
 
 
 @contextmanager
-def serving(app: Starlette, drain_seconds: float = 1.0) -> Iterator[str]:
-    """Serve an application as the web process does, in a thread; yields its address."""
+def serving(app: ASGIApp, drain_seconds: float = 1.0, port: int = 0) -> Iterator[str]:
+    """Serve an application in a thread; yields its address."""
     loop = Loop()
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server(("127.0.0.1", port), backlog=1024)
     server = HttpServer(app, drain_seconds)
     done = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listening]), loop.loop)
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        loop.loop.call_soon_threadsafe(server.stop)
+        server.should_exit = True
         done.result(SECONDS)
         loop.close()
+
+
+def browse(address: str) -> httpx.Client:
+    """Return an HTTP client of an address."""
+    return httpx.Client(base_url=address, trust_env=False, timeout=SECONDS)
+
+
+def connect(address: str, data: bytes = b"") -> socket.socket:
+    """Return a connection over which some bytes were sent."""
+    connected = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])), SECONDS)
+    connected.sendall(data)
+    return connected
+
+
+def hold(address: str, path: str, body: bytes = b"{}") -> socket.socket:
+    """Begin a request; return its connection when the service waits for the body."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    begun = connect(address, f"{head}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+    assert begun.recv(65_536).startswith(b"HTTP/1.1 100 ")
+    return begun

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import Projection
+from draftstore.stores.dresd.projection import Projection
 
 
 class HashedStates:

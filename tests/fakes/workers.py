@@ -22,29 +22,33 @@ import click
 import numpy as np
 from starlette.datastructures import Headers
 
-from draftstore.cli.common import print_json
+from draftstore.cli.options import takes
+from draftstore.cli.output import print_json
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
-from draftstore.hf.requests import GenerationRequest, Likelihood
+from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
-from services.cli.options import access_options
-from services.common.addresses import ListenAddress
+from services.common import logs
 from services.common.http_server import HttpServer
 from services.common.permissions import Grant, Permissions
 from services.worker import running
+from services.worker.answers import Answer
 from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
+from services.worker.engine import Facts
 from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
-from services.worker.work import Answer, Facts
 from tests import ROOT
 from tests.fakes.served import Samples, Service, read_samples, started
 from tests.fakes.sites import Loop
 from tests.fakes.waiting import SECONDS, until
 
 MODEL = "small"
+ANSWER = " naïve 東京 😀, one two three"
+CHAT = [{"role": "user", "content": "Hi"}]
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 def chain(tokens: Sequence[int]) -> DraftTree:
@@ -55,18 +59,12 @@ def chain(tokens: Sequence[int]) -> DraftTree:
     )
 
 
-def likelihood(token: int, top: int) -> Likelihood:
-    """Return how likely a fake token is: less than the one behind it."""
-    return Likelihood(token, -1.5, ((token + 1, -0.5), (token, -1.5), (0, float("-inf")))[:top])
-
-
 class FakeEngine:
     """A model that says what it is told to, several tokens a pass.
 
     Attributes:
         works: what it was asked for.
         gate: where set, each forward pass waits for it.
-        last_pass: answers of the last step, half of whose columns it says to have filled.
     """
 
     def __init__(
@@ -76,28 +74,32 @@ class FakeEngine:
         *,
         chunk: int = 1,
         positions: int = 512,
+        vocab_size: int | None = None,
         most: int = 1,
     ) -> None:
         assert tokenizer.eos_id is not None
         self.tokenizer = tokenizer
-        self.facts = Facts(
-            MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",), "stories"
-        )
+        ends, vocab_size = frozenset([tokenizer.eos_id]), vocab_size or tokenizer.vocab_size
+        self.facts = Facts(MODEL, positions, vocab_size, ends, ("request",))
         self.works: list[GenerationRequest] = []
         self.gate: threading.Semaphore | None = None
         self.closed = False
         self.most = most
-        self.last_pass: tuple[int, float] | None = None
         self._chunk = chunk
-        self._answer = answer
+        self.answer = answer
         self._answers: dict[Answer, Iterator[Step]] = {}
+
+    @property
+    def prompts(self) -> list[str]:
+        """Return the texts of the prompts, without BOS."""
+        return [self.tokenizer.decode(work.prompt).removeprefix("<s>") for work in self.works]
 
     def tokens_of(self, work: GenerationRequest) -> list[int]:
         """Return what it says, cut where transformers would cut it."""
-        if callable(self._answer):
-            tokens = list(self._answer(work))
+        if callable(self.answer):
+            tokens = list(self.answer(work))
         else:
-            ids = self.tokenizer.encode(self._answer, bos=False).tolist()
+            ids = self.tokenizer.encode(self.answer, bos=False).tolist()
             tokens = [*ids, *self.facts.ends]
         return tokens[: work.max_tokens]
 
@@ -124,13 +126,9 @@ class FakeEngine:
 
     def step(self) -> list[tuple[Answer, Exception | None]]:
         ended: list[tuple[Answer, Exception | None]] = []
-        self.last_pass = len(self._answers), 0.5
         for answer, passes in list(self._answers.items()):
             try:
-                step, top = next(passes), answer.request.top
-                answer.take(
-                    step, [likelihood(token, top) for token in step.tokens] if top is not None else []
-                )
+                answer.take(next(passes))
             except StopIteration:
                 ended.append((answer, None))
             except Exception as error:  # noqa: BLE001 (that is how an answer ends)
@@ -166,22 +164,28 @@ class Worker:
         finally:
             connection.close()
 
+    def post(
+        self, what: str, asked: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Headers, Any]:
+        """Ask for a completion or a chat; return status, headers, and the document if it is one."""
+        status, found, body = self.request("POST", PATHS[what], json.dumps(asked).encode(), headers)
+        is_json = found["content-type"].startswith("application/json")
+        return status, found, json.loads(body) if is_json else body
+
     def ask(self, what: str, headers: Mapping[str, str] | None = None, **asked: Any) -> tuple[int, Any]:
         """Ask for a completion or a chat; return status and document."""
-        path = "/v1/chat/completions" if what == "chat" else "/v1/completions"
-        status, _, body = self.request("POST", path, json.dumps(asked).encode(), headers)
-        return status, json.loads(body)
+        status, _, body = self.post(what, asked, headers)
+        return status, body
 
     def begin(self, what: str = "completions", **asked: Any) -> http.client.HTTPConnection:
         """Send a request, and read nothing yet."""
         connection = self.connect()
-        path = "/v1/chat/completions" if what == "chat" else "/v1/completions"
-        connection.request("POST", path, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+        connection.request("POST", PATHS[what], json.dumps(asked), {"Content-Type": "application/json"})
         return connection
 
     def stream(self, what: str, **asked: Any) -> list[dict[str, Any]]:
         """Return the events of a stream, which ends as it should."""
-        connection = self.begin(what, stream=True, **asked)
+        connection = self.begin(what, **{**asked, "stream": True})
         try:
             return read_stream(connection.getresponse())
         finally:
@@ -194,7 +198,39 @@ class Worker:
         return read_samples(body)
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.samples()[f"draftstore_decoding_{name}", tuple(sorted(labels.items()))]
+        """Return a metric: under vLLM's name one of this model, else one of ours."""
+        if name.startswith("vllm:"):
+            labels["model_name"] = MODEL
+        else:
+            name = f"draftstore_decoding_{name}"
+        return self.samples()[name, tuple(sorted(labels.items()))]
+
+    @property
+    def waiting(self) -> float:
+        return self.metric("vllm:num_requests_waiting")
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.metric("vllm:num_requests_running")
+
+    def ended(self) -> dict[str, float]:
+        """Return how many answers have ended for which reason."""
+        return {
+            dict(labels)["finished_reason"]: value
+            for (name, labels), value in self.samples().items()
+            if name == "vllm:request_success_total" and value
+        }
+
+
+def refusal(answer: tuple[int, Any], status: int) -> dict[str, Any]:
+    """Check the form that all errors have, and return what it holds."""
+    found, document = answer
+    assert found == status, document
+    assert document.keys() == {"error"}
+    error: dict[str, Any] = document["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    return error
 
 
 def read_stream(answer: http.client.HTTPResponse) -> list[dict[str, Any]]:
@@ -221,7 +257,7 @@ def running_worker(
     engine: Any, *grants: Grant, log: Path | None = None, log_bytes: int = 10**6, **settings: Any
 ) -> Iterator[Worker]:
     """Run a worker; with grants it asks for tokens."""
-    chosen = WorkerSettings(ListenAddress("127.0.0.1", 0), response_log=log, **settings)
+    chosen = WorkerSettings(port=0, response_log=log, **settings)
     figures = WorkerMetrics()
     responses = ResponseLog(log, log_bytes, figures.logged) if log else None
     decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
@@ -240,7 +276,7 @@ def running_worker(
         if getattr(engine, "gate", None):
             engine.gate.release(10_000)
         assert decoder.join(SECONDS)
-        loop.loop.call_soon_threadsafe(server.stop)
+        server.should_exit = True
         done.result(SECONDS)
         loop.close()
         if responses:
@@ -297,17 +333,12 @@ def commands() -> None:
 @click.option("--fail", is_flag=True)
 @click.option("--pass-seconds", type=float, default=0.0)
 @click.option("--hold", type=click.Path(path_type=Path))
-@click.option("--tokens", type=click.Path(path_type=Path))
-@click.option("--grace-seconds", type=float, default=30.0)
 @click.option("--cut-seconds", type=float, default=5.0)
 @click.option("--json", is_flag=True)
-@click.option("--host", default="127.0.0.1")
-@click.option("--port", type=int)
-@click.option("--log-format")
-@access_options
+@takes(settings=WorkerSettings, log=logs.LogOptions)
 def worker(
     tokenizer: Path, load_seconds: float, fail: bool, pass_seconds: float, hold: Path | None, cut_seconds: float,
-    host: str, port: int, json: bool, **more: Any,
+    json: bool, settings: WorkerSettings, log: logs.LogOptions,
 ) -> None:  # fmt: skip
     """Run a worker whose model counts for ever, at its own pace; with `--hold` it stops while that file is there."""
 
@@ -321,7 +352,8 @@ def worker(
 
     running.CUT_SECONDS = cut_seconds
     try:
-        sys.exit(running.run(WorkerSettings(ListenAddress(host, port), **more), load, print_json))
+        logs.configure(log)
+        running.run(settings, load, print_json)
     except DraftstoreError as error:
         sys.exit(f"error: {error}")
 

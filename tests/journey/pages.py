@@ -12,7 +12,6 @@ PAGES = (
     "docs/catalogue.md",
     "docs/flows.md",
     "docs/corpora.md",
-    "docs/many-machines.md",
     "docs/service.md",
     "docs/decoding.md",
     "docs/python.md",

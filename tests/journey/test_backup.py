@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schema.postgres.placement import find_binaries
+from schema.db.home import find_programs
 from tests import ROOT
 from tests.fakes.databases import write_store
 from tests.fakes.servers import reachable_folder
@@ -19,7 +19,7 @@ HOME = "/srv/draftstore"
 
 def shell(script: str, folder: Path, home: Path) -> str:
     """Run commands in a folder, with the programs of draftstore and of PostgreSQL."""
-    programs = [str(Path(sys.executable).parent), str(find_binaries() / "bin"), os.environ["PATH"]]
+    programs = [str(Path(sys.executable).parent), str(find_programs()), os.environ["PATH"]]
     variables = {"PATH": os.pathsep.join(programs), "DRAFTSTORE_HOME": str(home)}
     ran = subprocess.run(
         ["bash", "-e", "-c", script],

@@ -28,7 +28,7 @@ import yaml  # type: ignore[import-untyped]
 
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
-from schema.postgres.placement import find_binaries
+from schema.db.home import find_programs
 from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
 from tests.fakes.waiting import until
@@ -150,7 +150,7 @@ def test_prefect_has_a_database_of_its_own_and_asks_for_a_password(services: Ser
     assert server["PREFECT_SERVER_API_AUTH_STRING"] == AUTH
     assert "*" not in server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
     clients = {name for name, service in services.items() if AUTH in service.get("environment", {}).values()}
-    assert clients == {"prefect-server", "deploy", "prefect-worker"}
+    assert clients == {"prefect-server", "flows"}
 
 
 def test_kernels_are_compiled_in_the_image(dockerfile: list[list[str]]) -> None:
@@ -261,7 +261,7 @@ class Machine:
         )
         self._changes |= {"postgres:5432": f"127.0.0.1:{server.port}", "5432": str(server.port)}
         # Where the server runs from a copy for its account, the client programs are in the wheel alone.
-        self._programs += [str(server.binaries / "bin"), str(find_binaries() / "bin")]
+        self._programs += [str(server.binaries), str(find_programs())]
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment of a service: the image's, then its own."""
@@ -341,12 +341,11 @@ def test_every_service_starts_by_its_own_command_and_is_healthy(
     request.add_header("Authorization", f"Basic {base64.b64encode(AUTH.encode()).decode()}")
     with urllib.request.urlopen(request, timeout=60) as answer:
         deployments = json.load(answer)
-    assert len(deployments) == 7
-    assert {deployment["work_pool_name"] for deployment in deployments} == {"draftstore"}
+    assert {deployment["name"] for deployment in deployments} == {"default"}
     ran = subprocess.run(
         ["draftstore", "releases", "list", "--json"],
         cwd=ROOT,
-        env=machine.environment("prefect-worker"),
+        env=machine.environment("flows"),
         capture_output=True,
         text=True,
         check=False,
@@ -364,7 +363,7 @@ def test_the_lookup_service_serves_what_is_published(
     subprocess.run(
         ["draftstore", "releases", "publish", "chat", str(small_crest)],
         cwd=ROOT,
-        env=machine.environment("prefect-worker"),
+        env=machine.environment("flows"),
         check=True,
     )
     url = f"http://127.0.0.1:{machine.lookup_port}/v1"
@@ -393,7 +392,7 @@ def test_the_decoding_worker_drafts_from_a_release(
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
     (tmp_path / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
     build_rest(
-        RestOptions((tmp_path / "tales.jsonl",), "tales"),
+        RestOptions(corpus=(tmp_path / "tales.jsonl",), name="tales"),
         load_tokenizer(model),
         tmp_path / "tales",
         workers=1,
@@ -401,7 +400,7 @@ def test_the_decoding_worker_drafts_from_a_release(
     subprocess.run(
         ["draftstore", "releases", "publish", "chat", str(tmp_path / "tales")],
         cwd=ROOT,
-        env=machine.environment("prefect-worker"),
+        env=machine.environment("flows"),
         check=True,
     )
     machine.wait("worker")
@@ -417,4 +416,4 @@ def test_the_decoding_worker_drafts_from_a_release(
         return reply
 
     # Drafts that take more than 2 ms are not waited for: on a busy machine, an answer may come without any.
-    until(lambda: answer()["usage"]["draftstore"]["accepted"] > 0)
+    until(lambda: answer()["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0)

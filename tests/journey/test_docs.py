@@ -19,8 +19,8 @@ import pytest
 
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import load_tokenizer
-from schema.database import READER_VARIABLE, URL_VARIABLE
-from schema.home import HOME_VARIABLE
+from schema.db.database import READER_VARIABLE, URL_VARIABLE
+from schema.db.home import HOME_VARIABLE
 from tests import ROOT
 from tests.fakes.databases import new_database, reader_of
 from tests.fakes.servers import free_port

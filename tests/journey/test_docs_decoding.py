@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftstore.quickstart import find_sources, hold_out, write_corpus, write_recordings
+from draftstore.text.python_source import find_sources, hold_out, write_corpus, write_recordings
 from tests import ROOT
 from tests.journey.examples import COMMANDS, DECODING, MODEL, run
 

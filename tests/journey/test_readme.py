@@ -74,3 +74,13 @@ def test_every_module_that_a_page_names_is_there(name: str) -> None:
         except (ImportError, AttributeError):
             missing.append(named)
     assert not missing
+
+
+def test_every_test_that_the_pages_name_is_there() -> None:
+    tests = "".join(
+        f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in ROOT.glob("tests/**/test_*.py")
+    )
+    for name in LINKING:
+        for file, _, test in re.findall(r"`(?:tests/\S+/)?(test_\w+\.py)(::(\w+))?`", read_page(name).text):
+            assert f"{file}\n" in tests, f"{name}: {file}"
+            assert not test or re.search(rf"(def|class) {test}\b", tests), f"{name}: {test}"

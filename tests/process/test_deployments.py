@@ -1,7 +1,6 @@
-"""A real Prefect server, pool and worker, as `make prefect` starts them, and the deployments of prefect.yaml."""
+"""`python -m pipelines.serving`, as `make prefect` starts it: a real Prefect server, the deployments and their runs."""
 
 import base64
-import itertools
 import json
 import os
 import queue
@@ -10,140 +9,123 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
-from draftstore.stores.crest.store import CrestStore
-from draftstore.text.tokenizer import load_tokenizer
-from pipelines import QUIET
-from pipelines.local import main, prefect_environment
 from pipelines.secret import AUTH_FILE, SecretError, auth_string
-from pipelines.supervision import Restarts, end_left_over, prefect_command
-from schema.database import connect
-from schema.home import HOME_VARIABLE
+from pipelines.serving import main, prefect_environment
+from schema.db.database import connect
+from schema.db.home import HOME_VARIABLE
 from tests import ROOT
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.fakes.servers import free_port
 from tests.fakes.waiting import until
-from tests.unit.hf.test_loading import model_folder
-
-__all__ = ["model_folder"]  # a fixture
 
 SECONDS = 300.0
-ON_DEMAND: dict[str, dict[str, Any]] = {
-    "build-dresd": {"model": "/models/chat"},
-    "generate-responses": {
-        "name": "chat", "model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]},
-    },
-}  # fmt: skip
-"""What runs of a flow must name."""
 
 
 class Local:
-    """`python -m pipelines.local up` in a process of its own."""
+    """`python -m pipelines.serving` in a process of its own, which may be started again."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/api"
         self.state = folder / "prefect"
-        self.log = folder / "up.log"
-        with self.log.open("wb") as output:
+        self._log = folder / "serving.log"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until runs can start."""
+        words = [sys.executable, "-m", "pipelines.serving"]
+        words += ["--port", str(self.port), "--state", str(self.state)]
+        with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "pipelines.local", "up",
-                    "--port", str(self.port), "--state", str(self.state),
-                ],
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-
-    def wait_until_up(self) -> None:
-        """Wait until it says what to do next."""
-        end = time.monotonic() + SECONDS
-        while "Ctrl-C stops everything" not in self.output():
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < end, self.output()
-            time.sleep(0.2)
-
-    def wait_until_healthy(self) -> None:
-        """Wait until the server answers."""
-        end = time.monotonic() + SECONDS
-        while True:
-            try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=10).close()
-                return
-            except OSError:
-                assert time.monotonic() < end, self.output()
-                time.sleep(0.2)
+                words, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        ended = self.process.poll
+        until(lambda: "Ctrl-C stops everything" in self.output() or ended() is not None, self.output, SECONDS)
+        assert ended() is None, self.output()
 
     def output(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def prefect(self, *arguments: str) -> str:
-        """Run `prefect` against the server; return what it printed."""
-        ran = subprocess.run(
-            prefect_command(*arguments),
-            cwd=ROOT,
-            env=prefect_environment(self.state, self.url),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}{self.output()}"
-        return ran.stdout
+        return self._log.read_text(encoding="utf-8", errors="replace")
 
     @property
     def secret(self) -> str:
         return (self.state / AUTH_FILE).read_text(encoding="utf-8").strip()
 
-    def send(self, path: str, body: Any, **headers: str) -> Any:
+    def send(self, path: str, body: Any, method: str = "POST", **headers: str) -> Any:
         """Send the server's API a request with these headers and no other."""
         headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode(), headers)
+        request = urllib.request.Request(
+            f"{self.url}/{path}", json.dumps(body).encode(), headers, method=method
+        )
         return urllib.request.urlopen(request, timeout=60)
 
-    def ask(self, path: str, **body: Any) -> Any:
-        """Ask the server's API."""
-        with self.send(path, body, Authorization=basic(self.secret)) as answer:
-            return json.load(answer)
+    def ask(self, path: str, body: Any = None, method: str = "POST") -> Any:
+        """Ask the server's API, again while its database is busy, as clients of Prefect do."""
+        while True:
+            try:
+                with self.send(path, body or {}, method, Authorization=basic(self.secret)) as answer:
+                    return json.loads(answer.read() or "null")
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
 
-    def refusal(self, path: str, body: Any, **headers: str) -> int:
+    def refusal(self, path: str, **headers: str) -> int:
         """Return the status with which the server refuses a request."""
         with pytest.raises(urllib.error.HTTPError) as refused:
-            self.send(path, body, **headers)
+            self.send(path, {}, **headers)
         refused.value.close()
         return refused.value.code
 
+    def deployments(self) -> dict[str, Any]:
+        """Return the deployments by the names of their flows."""
+        flows = {flow["id"]: flow["name"] for flow in self.ask("flows/filter")}
+        found = self.ask("deployments/filter")
+        assert {each["name"] for each in found} == {"default"}
+        return {flows[each["flow_id"]]: each for each in found}
+
+    def run(self, flow: str, **parameters: Any) -> str:
+        """Have a run start; return its id."""
+        deployment = self.deployments()[flow]["id"]
+        return str(self.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"])
+
+    def state_of(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})[0][
+            "state"
+        ]
+        return found
+
+    def wait_for(self, run: str, name: str) -> dict[str, Any]:
+        """Wait until a run has a state; return it."""
+        until(lambda: self.state_of(run)["name"] == name, self.output, SECONDS)
+        return self.state_of(run)
+
     def stop(self, number: int = signal.SIGINT) -> int:
-        """Press Ctrl-C; return the exit status."""
+        """Send it a signal; return its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(SECONDS)
 
-    def processes(self) -> dict[int, str]:
-        """Return the command lines of processes that work for this server, by their ids."""
-        mark = f"PREFECT_API_URL={self.url}".encode()
-        found = {}
+    def processes(self) -> list[str]:
+        """Return the command lines of processes that it or its server started."""
+        mark, found = f"PREFECT_API_URL={self.url}".encode(), []
         for process in Path("/proc").iterdir():
-            if process.name.isdecimal():
-                try:
-                    if mark in (process / "environ").read_bytes().split(b"\0"):
-                        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                        found[int(process.name)] = command
-                except OSError:
-                    continue
+            with suppress(OSError):
+                if process.name.isdecimal() and mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         return found
 
 
@@ -175,12 +157,10 @@ class Channel(ThreadingHTTPServer):
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
     """Have notices sent to a channel of the test's own."""
-    from pipelines.upkeep import URL_VARIABLE
-
     with Channel() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:{server.server_port}/hook")
+        monkeypatch.setenv("DRAFTSTORE_NOTIFY_URL", f"http://127.0.0.1:{server.server_port}/hook")
         yield server
         server.shutdown()
         thread.join()
@@ -194,180 +174,165 @@ def local(
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     found = Local(tmp_path)
     try:
-        found.wait_until_up()
         yield found
     finally:
-        if found.process.poll() is None:
-            found.stop(signal.SIGTERM)
+        found.stop(signal.SIGTERM)
 
 
-def crest_parameters(folder: Path) -> dict[str, Any]:
-    """Return parameters that make build-crest quick."""
-    return {
+def rows(query: str) -> list[tuple[Any, ...]]:
+    """Ask the catalogue."""
+    with connect() as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+@pytest.mark.slow
+def test_deployments_build_publish_and_run_nothing_else(
+    local: Local, tmp_path: Path, channel: Channel
+) -> None:
+    from pipelines.flows import FLOWS
+
+    deployments = local.deployments()
+    assert deployments.keys() == {"rebuild", *FLOWS}
+    for deployment in deployments.values():
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+        assert deployment["description"]
+        assert deployment["work_pool_name"] is None
+    # One flow does all that is scheduled for a store, step after step. A corpus of one's own must be named first.
+    schedules = {flow: each["schedules"] for flow, each in deployments.items() if each["schedules"]}
+    assert {flow: [each["active"] for each in found] for flow, found in schedules.items()} == {
+        "rebuild": [True],
+        "build-crest": [False],
+    }
+    planned = {"deployments": {"id": {"any_": [deployments["rebuild"]["id"]]}}}
+    until(lambda: local.ask("flow_runs/filter", planned), local.output, SECONDS)
+
+    parameters = {
         "name": "own",
-        "corpus": {"paths": [str(write_texts(folder / "texts.jsonl", 60))]},
-        "tokenizer": str(small_tokenizer_folder(folder / "tokenizer")),
+        "corpus": {"paths": [str(write_texts(tmp_path / "texts.jsonl", 60))]},
+        "tokenizer": str(small_tokenizer_folder(tmp_path / "tokenizer")),
         "ngrams": 300,
     }
+    words = ["deployment", "run", "build-crest/default", "--watch", "--params", json.dumps(parameters)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "prefect", *words],
+        env=os.environ | prefect_environment(local.state, local.url),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr + local.output()
+    query = "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = 'own'"
+    ((path,),) = rows(query)
+    assert verify_files(Path(path), load_manifest(Path(path), "crest")) == []
+    assert any("finished" in line["message"] for line in local.ask("logs/filter", {"limit": 200}))
 
-
-def released(name: str) -> Path:
-    """Return the store that a release points at."""
-    query = "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = %s"
-    with connect() as connection:
-        ((path,),) = connection.execute(query, [name]).fetchall()
-    return Path(path)
-
-
-def require_closed(local: Local, deployment: str) -> None:
-    """Check that pages of other sites and users without the password have nothing run."""
-    secret = local.secret
+    # Only those with the password have flows run.
+    secret, deployment = local.secret, deployments["tokenize-corpus"]["id"]
     assert (local.state / AUTH_FILE).stat().st_mode & 0o777 == 0o600
-    for command in local.processes().values():
-        assert secret not in command
+    assert not any(secret in command for command in local.processes())
     start = f"deployments/{deployment}/create_flow_run"
-    evil = {"job_variables": {"command": "touch pwned"}}
-    assert local.refusal("deployments/filter", {}) == 401
-    assert local.refusal(start, evil, Origin="https://evil.example") == 401
-    assert local.refusal(start, evil, Authorization=basic("draftstore:wrong")) == 401
-
-    # What runs is the deployment's own, for those with the password too.
-    for variable in ({"command": "touch pwned"}, {"env": {"PYTHONPATH": "/tmp"}}, {"working_dir": "/"}):
-        assert local.refusal(start, {"job_variables": variable}, Authorization=basic(secret)) == 422
-    pool = local.ask("work_pools/filter")[0]
-    assert pool["name"] == "draftstore"
-    assert "{{" not in json.dumps(pool["base_job_template"])
-
-    for origin, allowed in (
-        ("https://evil.example", None),
-        (f"http://localhost:{local.port}", f"http://localhost:{local.port}"),
-    ):
+    assert local.refusal("deployments/filter") == 401
+    assert local.refusal(start, Origin="https://evil.example") == 401
+    assert local.refusal(start, Authorization=basic("draftstore:wrong")) == 401
+    own = f"http://localhost:{local.port}"
+    for origin, allowed in (("https://evil.example", None), (own, own)):
         with local.send("deployments/filter", {}, Origin=origin, Authorization=basic(secret)) as answer:
             assert answer.headers["Access-Control-Allow-Origin"] == allowed
     with urllib.request.urlopen(f"{local.url.removesuffix('/api')}/ui-settings", timeout=60) as answer:
         assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
 
-
-def require_scheduled(local: Local, deployments: set[str]) -> None:
-    """Wait until the server has planned runs of these deployments: Prefect 3.8 plans none beside SQLAlchemy 2.1."""
-    end = time.monotonic() + SECONDS
-    while {run["deployment_id"] for run in local.ask("flow_runs/filter", limit=200)} != deployments:
-        assert time.monotonic() < end, (local.state / "server.log").read_text(encoding="utf-8")
-        time.sleep(0.2)
-
-
-def kill(local: Local, program: str) -> None:
-    """Kill the server or the worker, and wait until another one runs."""
-    (killed,) = [pid for pid, command in local.processes().items() if f"prefect {program} start" in command]
-    os.kill(killed, signal.SIGKILL)
-    end = time.monotonic() + SECONDS
-    while not any(
-        f"{program} start" in command for pid, command in local.processes().items() if pid != killed
-    ):
-        assert local.process.poll() is None, local.output()
-        assert time.monotonic() < end, local.output()
-        time.sleep(0.2)
-    assert f"the {program} ended by itself with status -9: starting it again" in local.output()
-
-
-@pytest.mark.slow
-def test_deployments_build_publish_and_stop_without_a_trace(
-    local: Local, tmp_path: Path, model_folder: Path, channel: Channel
-) -> None:
-    deployments = local.ask("deployments/filter")
-    assert len(deployments) == 7
-    for deployment in deployments:
-        assert deployment["name"] == "default"
-        assert deployment["global_concurrency_limit"]["limit"] == 1
-        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-        assert deployment["description"]
-        assert "properties" in deployment["parameter_openapi_schema"]
-
-    require_closed(local, deployments[0]["id"])
-    active = {each["id"]: each for each in deployments if any(row["active"] for row in each["schedules"])}
-    assert [each["entrypoint"] for each in active.values()] == ["pipelines.renewal.rebuild"]
-    require_scheduled(local, set(active))
-
-    logged = (local.state / "server.log").read_text(encoding="utf-8")
-    kill(local, "server")
-    kill(local, "worker")
-    local.wait_until_healthy()
-    assert (local.state / "server.log").read_text(encoding="utf-8").startswith(logged)
-
-    wrong = json.dumps({"corpus": {"paths": [str(tmp_path)]}})
-    local.prefect("deployment", "run", "tokenize-corpus/default", "--params", wrong)
+    # Whatever else of a run the server was told, its flow runs. It is refused, and says why.
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
+    evil = {"script": f"touch {tmp_path / 'pwned'}"}
+    changes = {
+        "entrypoint": f"{tmp_path}/evil.py:tokenize_corpus",
+        "path": str(tmp_path),
+        "pull_steps": [{"prefect.deployments.steps.run_shell_script": evil}],
+    }
+    local.ask(f"deployments/{deployment}", changes, "PATCH")
+    variables = {"command": f"touch {tmp_path / 'pwned'}", "env": {"PYTHONPATH": str(tmp_path)}}
+    asked = {"parameters": {"corpus": {"paths": [str(tmp_path)]}}, "job_variables": variables}
+    run = local.ask(start, asked)["id"]
+    reason = "a store of your own texts needs a name: --param name=chat"
+    message = local.wait_for(run, "Failed")["message"]
+    assert reason in message.splitlines()[0]
+    assert reason in local.output()
     notice = channel.texts.get(timeout=SECONDS)
     assert "a run failed" in notice
     assert "tokenize-corpus" in notice
-    assert "needs a name: --param name=chat" in notice
+    assert reason in notice
+    assert not (tmp_path / "pwned").exists()
 
-    parameters = json.dumps(crest_parameters(tmp_path))
-    local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
-    path = released("own")
-    manifest = load_manifest(path, "crest")
-    assert verify_files(path, manifest) == []
-    store = CrestStore.open(path)
-    (context,) = load_tokenizer(tmp_path / "tokenizer").encode_documents(["for item in items:"])
-    assert len(store.drafter().session(context).propose(16)) > 0
-    store.close()
-    keys = {artifact["key"] for artifact in local.ask("artifacts/filter")}
-    assert "crest-own" in keys
-    logs = local.ask("logs/filter", limit=200)
-    assert any("finished" in line["message"] for line in logs)
-
-    # What has no schedule is run with what it needs: a model, and its own answers to build from.
-    needed: dict[str, Any] = {
-        "name": "own",
-        "model": str(model_folder),
-        "questions": {"prompts": [str(tmp_path / "texts.jsonl")], "limit": 8},
-    }
-    needed["questions"]["max_new_tokens"] = 12
-    local.prefect(
-        "deployment", "run", "generate-responses/default", "--params", json.dumps(needed), "--watch"
-    )
-    answers = {"paths": [str(tmp_path / "home" / "corpora" / "own" / "answers.jsonl.zst")]}
-    parameters = json.dumps({"model": str(model_folder), "name": "own", "corpus": answers, "dims": 8})
-    local.prefect("deployment", "run", "build-dresd/default", "--params", parameters, "--watch")
-    assert load_manifest(released("own-dresd"), "dresd").target_model == "small-model"
-
-    # A run at work when Ctrl-C comes: it ends too, and the catalogue knows.
-    slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
-    slow["tokenizer"] = str(tmp_path / "tokenizer")
-    local.prefect("deployment", "run", "build-rest/default", "--params", json.dumps(slow))
-    until(lambda: "stores/slow/rest" in local.output(), local.output, SECONDS)
     assert local.stop() == 0, local.output()
-    assert local.processes() == {}
+    until(lambda: local.processes() == [], local.processes)
     logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")
-    assert local.secret.partition(":")[2] not in logs
+    assert secret.partition(":")[2] not in logs
+
+
+@pytest.mark.slow
+def test_runs_that_are_cut_off_are_marked_and_resume(local: Local, tmp_path: Path, channel: Channel) -> None:
+    tokenizer = str(small_tokenizer_folder(tmp_path / "tokenizer"))
+    quick = {"name": "own", "corpus": {"paths": [str(write_texts(tmp_path / "texts.jsonl", 60))]}}
+    slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 60_000))]}}
+    quick["tokenizer"] = slow["tokenizer"] = tokenizer
+    deployment = local.deployments()["tokenize-corpus"]["id"]
+    scheduled = {
+        "deployments": {"id": {"any_": [deployment]}},
+        "flow_runs": {"tags": {"all_": ["auto-scheduled"]}},
+    }
+
+    def runs() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = local.ask("flow_runs/filter", scheduled)
+        return found
+
+    def begin() -> str:
+        run = local.run("build-rest", **slow)
+        until(lambda: "stores/slow" in local.output(), local.output, SECONDS)
+        return run
+
+    # A schedule due in the next seconds.
+    schedule = {"schedule": {"interval": 20}, "parameters": quick, "active": True}
+    local.ask(f"deployments/{deployment}/schedules", [schedule])
+    until(lambda: any(run["state_name"] == "Completed" for run in runs()), local.output, SECONDS)
+
+    run = begin()
+    assert local.stop(signal.SIGTERM) == 0, local.output()
+    until(lambda: local.processes() == [], local.processes)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", local.port)) != 0
-    with connect() as connection:
-        states = connection.execute(
-            "SELECT state FROM builds WHERE name = 'slow' AND kind = 'rest'"
-        ).fetchall()
-    assert states in ([("failed",)], [("finished",)])
+    assert {state for (state,) in rows("SELECT state FROM builds WHERE name = 'slow'")} == {"failed"}
+    now = datetime.now(UTC)
+    local.start()
+    assert local.state_of(run)["name"] == "Cancelled"
+    due = [run["expected_start_time"] for run in runs() if run["state_name"] in ("Scheduled", "Late")]
+    assert all(datetime.fromisoformat(begin) > now for begin in due)  # those that were missed are gone
+    until(lambda: sum(run["state_name"] == "Completed" for run in runs()) > 1, local.output, SECONDS)
+
+    run = begin()
+    local.stop(signal.SIGKILL)
+    until(lambda: local.processes() == [], local.processes)
+    local.start()
+    state = local.state_of(run)
+    assert (state["name"], state["message"].partition(":")[0]) == ("Crashed", "this run was cut off")
+    while "this run was cut off" not in channel.texts.get(timeout=SECONDS):
+        pass  # notices of runs that had just begun when it was stopped
+    local.wait_for(local.run("build-rest", **slow), "Completed")
+    states = rows("SELECT state FROM builds WHERE name = 'slow' ORDER BY id")
+    assert states[0] == ("failed",)
+    assert states[-1] == ("finished",)
+    assert ("running",) not in states
 
 
-def test_deployments_name_flows_and_parameters_that_exist() -> None:
-    from prefect.flows import load_flow_from_entrypoint
+def test_deployments_name_parameters_that_exist() -> None:
+    from pipelines.deployments import SETTINGS
+    from pipelines.flows import FLOWS
+    from pipelines.renewal import rebuild
 
-    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
-    flows = {}
-    for deployment in deployments:
-        flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
-        given = ON_DEMAND.get(flow.name, {})
-        flow.validate_parameters({**deployment.get("parameters", {}), **given})
-        flows[flow.name] = deployment
-    assert flows.keys() == {
-        "tokenize-corpus", "count-ngrams", "build-rest", "build-crest", "rebuild", *ON_DEMAND,
-    }  # fmt: skip
-    assert flows["build-crest"]["parameters"]["release"] == "{name}"
-    assert not flows["build-crest"]["schedules"][0]["active"]  # until a corpus is named
-    # One flow does all that is scheduled for a store, step after step; runs of one deployment wait for each other.
-    scheduled = [name for name, deployment in flows.items() if "schedules" in deployment]
-    assert scheduled == ["build-crest", "rebuild"]
-    for deployment in flows.values():
-        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+    for name, settings in SETTINGS.items():
+        flow = {"rebuild": rebuild, **FLOWS}[name]
+        required = {"model": "/models/chat"} if name == "build-dresd" else {}
+        flow.validate_parameters(required | settings["parameters"])
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
@@ -375,47 +340,15 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(main, ["up", "--port", str(port), "--state", str(tmp_path)])
+        result = CliRunner().invoke(main, ["--port", str(port), "--state", str(tmp_path)])
     assert result.exit_code == 1
     assert f"cannot listen on 127.0.0.1:{port}" in result.output
     assert "--port" in result.output
 
 
-class TestRestarts:
-    def test_take_longer_each_time_and_end(self) -> None:
-        restarts = Restarts(clock=lambda: 0.0)
-        assert [restarts.delay() for _ in range(5)] == [1, 2, 4, 8, None]
-
-    def test_go_on_where_a_program_ran_for_long(self) -> None:
-        times = itertools.count(step=301)
-        restarts = Restarts(clock=lambda: float(next(times)))
-        assert [restarts.delay() for _ in range(20)] == [1] + [2] * 19
-
-
-def test_processes_that_a_killed_make_prefect_left_are_ended(tmp_path: Path) -> None:
-    code = "import time; print(flush=True); time.sleep(600)"
-    left, other = (
-        subprocess.Popen(
-            [sys.executable, "-c", code, "-m", "prefect.engine"],
-            env={"PREFECT_HOME": str(home)},
-            stdout=subprocess.PIPE,
-        )
-        for home in (tmp_path, tmp_path / "other")
-    )
-    with left, other:
-        for process in (left, other):
-            assert process.stdout is not None
-            process.stdout.readline()
-        end_left_over(tmp_path)
-        alive = other.poll() is None
-        other.kill()
-        left.wait(SECONDS)
-    assert alive
-
-
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with locked_directory(tmp_path):
-        result = CliRunner().invoke(main, ["up", "--port", str(free_port()), "--state", str(tmp_path)])
+        result = CliRunner().invoke(main, ["--port", str(free_port()), "--state", str(tmp_path)])
     assert result.exit_code == 1
     assert "another `make prefect`" in result.output
 
@@ -443,16 +376,11 @@ class TestSecret:
         secret = auth_string(tmp_path)
         assert environment["PREFECT_API_AUTH_STRING"] == secret
         assert environment["PREFECT_SERVER_API_AUTH_STRING"] == secret
-        origins = environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
-        assert origins == "http://127.0.0.1:4300,http://localhost:4300"
 
 
-def test_programs_of_prefect_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
-    environment = prefect_environment(tmp_path, "http://127.0.0.1:1/api")
-    assert environment.items() >= QUIET.items()
+def test_prefect_is_silent() -> None:
     code = "import pipelines, prefect.settings as s; print(s.PREFECT_SERVER_ANALYTICS_ENABLED.value())"
-    bare = {key: value for key, value in os.environ.items() if key not in QUIET}
+    bare = {key: value for key, value in os.environ.items() if "TRACK" not in key and "ANALYTICS" not in key}
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=bare, capture_output=True, text=True, check=True
     )

@@ -20,42 +20,45 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-from draftstore.answers import responses
-from draftstore.answers.journal import Journal
+from draftstore.answers.journal import Journal, StoredAnswer
 from draftstore.cli import cli
 from draftstore.errors import (
     BuildError,
     BuildRunningError,
-    ClusterError,
-    ClusterGoneError,
     CorpusError,
     TokenizerError,
     TruncatedCorpusError,
 )
-from draftstore.quickstart import Source
+from draftstore.options import OptionsError
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
+from draftstore.stores.building import Workers
+from draftstore.stores.crest import build as crest_module
 from draftstore.stores.crest.build import build_crest
-from draftstore.stores.crest.counts import build_counts
+from draftstore.stores.dresd import build as dresd_module
 from draftstore.stores.dresd.build import build_dresd
 from draftstore.stores.registry import open_store
+from draftstore.stores.rest import build as rest_module
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
+from draftstore.text.python_source import Source
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
-from pipelines import steps, waiting
+from pipelines import ledger as ledgers
+from pipelines import progress, steps
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger
-from pipelines.parameters import Corpus, Dense, Distilling
+from pipelines.parameters import Corpus
 from pipelines.places import store_path
 from pipelines.progress import StepLog, StepLogs
+from pipelines.renewal import Dense, Distilling
 from pipelines.retries import is_transient
 from schema.catalogue import CatalogueError, RefusedError
-from schema.collecting import NewSource, add_sources
-from schema.database import URL_VARIABLE, connect, migrate
-from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
-from schema.home import HOME_VARIABLE
-from schema.recordings import Rule, add_recording
+from schema.catalogue.recordings import Rule, add_recording
+from schema.collections.collecting import NewSource, add_sources
+from schema.db.database import URL_VARIABLE, connect, migrate
+from schema.db.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
+from schema.db.home import HOME_VARIABLE
 from tests import ROOT
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder, write_texts
 from tests.fakes.servers import PostgresServer, postgres_server
@@ -116,8 +119,7 @@ def flows(orchestrator: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the flows, whose tasks wait but a moment between attempts."""
     from pipelines import flows, tasks
 
-    made = (tasks.make_tokens, tasks.make_rest, tasks.make_counts, tasks.make_crest, tasks.make_dresd)
-    for task in (*made, tasks.make_answers, tasks.publish):
+    for task in (tasks.make_tokens, tasks.make_counts, tasks.make_store, tasks.make_answers, tasks.publish):
         monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
     return flows
 
@@ -197,19 +199,16 @@ class TestBuildRest:
         with pytest.raises(RefusedError, match=r"does not go live as live: corpus: .*; tokens: "):
             flows.build_rest(**allowed, release="live")
         assert live() == Path(before["path"])
-        assert "| tokens |" in page("release-live")
         forced = flows.build_rest(**allowed, release="live", force=["corpus", "tokens", "bad-records"])
         assert live() == Path(forced["path"])
-        assert "- tokens overridden: " in page("rest-small")
 
     def test_what_replays_worse_does_not_go_live(self, flows: Any, site: Site) -> None:
         recorded = site.corpus.with_name("recorded.jsonl")
         texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()[:8]]
         recorded.write_text("".join(json.dumps({"prompt": "say", "output": text}) + "\n" for text in texts))
         with Ledger() as ledger, ledger.session() as session:
-            add_recording(session, Rule("said", recorded), ["live"])
+            add_recording(session, Rule(name="said", path=recorded), ["live"])
         before = flows.build_rest(**site.request, release="live")
-        assert "- said: accepted length " in page("rest-small")
         numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
         site.corpus.write_text("\n".join(numbers), encoding="utf-8")
         sized = ["corpus", "tokens"]
@@ -218,13 +217,9 @@ class TestBuildRest:
         ):
             flows.build_rest(**site.request, release="live", force=sized)
         assert live() == Path(before["path"])
-        shown = page("release-live")
-        assert "| replay | said has an accepted length" in shown
-        assert shown.count("- said: accepted length ") == 2
         assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
         flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
         assert live() != Path(before["path"])
-        assert "- replay overridden: said has" in page("rest-small")
 
     def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
         made = []
@@ -237,7 +232,6 @@ class TestBuildRest:
             True,
         ]  # one to roll back to, one live
         assert states() == [("rest", "finished"), ("tokens", "finished"), ("rest", "finished")]
-        assert "- Removed 2 old things" in page("rest-small")
 
     def test_bad_input_fails_at_once_and_says_why(
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +258,7 @@ class TestBuildRest:
                 raise OSError(errno.EIO, "Input/output error")
             return build_rest(*arguments, **options)
 
-        monkeypatch.setattr(steps, "build_rest", flaky)
+        monkeypatch.setattr(rest_module, "build_rest", flaky)
         flows.build_rest(**site.request)
         assert len(attempts) == 2
         assert states() == [("tokens", "finished"), ("rest", "finished")]
@@ -283,20 +277,6 @@ class TestCountNgrams:
     def test_builds_the_rest_store_of_a_corpus(self, flows: Any, site: Site) -> None:
         flows.count_ngrams(**site.request, max_n=2)
         assert states() == [("tokens", "finished"), ("rest", "finished"), ("ngrams", "finished")]
-
-
-@pytest.mark.slow
-class TestCluster:
-    def test_gives_the_bytes_of_one_machine(self, flows: Any, site: Site, tmp_path: Path) -> None:
-        pytest.importorskip("distributed", reason="the extra `dask` is not installed")
-        flows.count_ngrams(**site.request, max_n=2, cluster="local:2")
-        assert states() == [("tokens", "finished"), ("rest", "finished"), ("ngrams", "finished")]
-        rest, counts = (Path(path) for (path,) in rows("SELECT path FROM builds ORDER BY id")[1:])
-        options = RestOptions((site.corpus,), "small")
-        alone = build_rest(options, resolve_tokenizer(str(site.tokenizer), tmp_path), tmp_path / "rest").path
-        build_counts(alone, tmp_path / "counts", max_n=2)
-        for store, other in ((rest, alone), (counts, tmp_path / "counts")):
-            assert load_manifest(store).files == load_manifest(other).files
 
 
 class TestBuildCrest:
@@ -318,9 +298,9 @@ class TestBuildCrest:
         assert (second["build"], second["reused"], len(states())) == (first["build"], True, 4)
         assert rows("SELECT count(*) FROM release_moves") == [(1,)]
 
-    @pytest.mark.parametrize("backends", [["postgres"], ["lmdb", "postgres"]])
-    def test_other_backends(self, flows: Any, site: Site, backends: list[str]) -> None:
-        made = flows.build_crest(**site.crest, backends=backends)
+    @pytest.mark.parametrize("backend", ["postgres", "both"])
+    def test_other_backends(self, flows: Any, site: Site, backend: str) -> None:
+        made = flows.build_crest(**site.crest, backend=backend)
         require_whole(live())
         assert rows("SELECT count(*) FROM trees WHERE build_id = %s", made["build"]) == [(made["entries"],)]
 
@@ -330,13 +310,13 @@ class TestBuildCrest:
         assert [kind for kind, _ in states()] == ["rest", "ngrams", "crest"]
 
     def test_goes_on_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
-        made = flows.build_crest(**site.crest, backends=["postgres"])
+        made = flows.build_crest(**site.crest, backend="postgres")
         with connect() as connection:  # what a kill between the two leaves
             connection.execute("DELETE FROM release_moves")
             connection.execute("DELETE FROM releases")
             connection.execute(f"DROP TABLE trees_{made['build']:d}".encode())
             connection.execute("DELETE FROM builds WHERE kind = 'crest'")
-        again = flows.build_crest(**site.crest, backends=["postgres"])
+        again = flows.build_crest(**site.crest, backend="postgres")
         assert again["path"] == made["path"]
         require_whole(live())
 
@@ -374,26 +354,9 @@ class TestBuildCrest:
             flows.build_crest(**quick, release="chat-crest")
 
     def test_a_choice_that_cannot_be_built_is_refused_before_any_work(self, flows: Any, site: Site) -> None:
-        with pytest.raises(BuildError, match="choose one"):
+        with pytest.raises(OptionsError, match="choose one"):
             flows.build_crest(**site.crest, max_bytes=100_000)
         assert states() == []
-
-    def test_page_shows_the_figures(self, flows: Any, site: Site) -> None:
-        made = flows.build_crest(**{**site.crest, "name": "Chat_7B.v1"})
-        shown = page("crest-chat-7b-v1")
-        assert f"Build {made['build']}" in shown
-        assert "The release `live` points at it." in shown
-        stores = [line.split("|")[1].strip() for line in shown.splitlines() if line.count("|") == 6]
-        assert stores[2:] == ["tokens", "rest", "ngrams", "crest"]
-
-
-def page(key: str) -> str:
-    """Return the latest text that a run showed under this key."""
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        found = client.request("GET", "/artifacts/{key}/latest", path_params={"key": key}).json()
-    return str(found["data"])
 
 
 @pytest.fixture
@@ -413,7 +376,7 @@ class TestRebuild:
         for task in (tasks.survey, tasks.renew_rest, tasks.gather_tokens):
             monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
         with Ledger() as ledger, ledger.session() as session:
-            add_sources(session, "small", [NewSource(str(site.corpus))], str(site.tokenizer))
+            add_sources(session, "small", [NewSource(place=str(site.corpus))], str(site.tokenizer))
         return lambda **given: rebuild(
             **{"distilling": Distilling(ngrams=NGRAMS, max_n=2), "workers": 1, **given}
         )
@@ -445,7 +408,6 @@ class TestRebuild:
         ]  # fmt: skip
         assert verify_files(Path(made["path"]), load_manifest(Path(made["path"]), "dresd")) == []
         assert states() == [("rest", "finished"), ("tokens", "finished"), ("dresd", "finished")]
-        assert f"Build {made['build']}" in page("dresd-small-dense")
         with site.corpus.open("a") as file:
             file.write('{"text": "the house by the river"}\n')
         (grown,) = rebuild(distilling=None, dense=dense, keep=1)
@@ -455,7 +417,7 @@ class TestRebuild:
         site.corpus.write_text("".join(site.corpus.read_text().splitlines(keepends=True)[1:]))
         (less,) = rebuild(distilling=None, dense=dense)
         assert (less["removed"], less["dense"]["reused"]) == (1, False)
-        (other,) = rebuild(distilling=None, dense=dense.model_copy(update={"dtype": "int8"}))
+        (other,) = rebuild(distilling=None, dense=dense.changed(dtype="int8"))
         assert load_manifest(Path(other["dense"]["path"])).parameters["dtype"] == "int8"
         assert rows("SELECT build_id FROM releases WHERE name = 'small-dense'") == [
             (other["dense"]["build"],)
@@ -510,7 +472,7 @@ class TestRebuild:
         gone = site.corpus.with_name("gone.jsonl")
         gone.write_text('{"text": "the house by the river"}\n')
         with Ledger() as ledger, ledger.session() as session:
-            add_sources(session, "earlier", [NewSource(str(gone))], str(site.tokenizer))
+            add_sources(session, "earlier", [NewSource(place=str(gone))], str(site.tokenizer))
         gone.unlink()
         with pytest.raises(CorpusError, match=r"gone\.jsonl"):
             rebuild(distilling=None)
@@ -531,12 +493,14 @@ class TestGenerateResponses:
     def test_writes_a_corpus_that_other_flows_build_from(
         self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
     ) -> None:
-        made = flows.generate_responses(str(model_folder), questions, name="own")
-        (path,) = made["paths"]
+        made = flows.generate_responses(model=str(model_folder), questions=questions, name="own")
+        path = made["path"]
         assert path == str(site.home / "corpora" / "own" / "answers.jsonl.zst")
         assert (made["reused"], made["answers"] > 5) == (False, True)
-        assert flows.generate_responses(str(model_folder), questions, name="own") == {**made, "reused": True}
-        assert f"`{path}` was already finished." in page("answers-own")
+        assert flows.generate_responses(model=str(model_folder), questions=questions, name="own") == {
+            **made,
+            "reused": True,
+        }
         request = {"name": "own", "corpus": Corpus(paths=[Path(path)]), "tokenizer": str(site.tokenizer)}
         built = flows.build_rest(**request)
         assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
@@ -544,30 +508,12 @@ class TestGenerateResponses:
     def test_other_questions_replace_the_answers(
         self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
     ) -> None:
-        first = flows.generate_responses(str(model_folder), questions, "own")
-        second = flows.generate_responses(str(model_folder), {**questions, "limit": 4}, "own")
-        assert (second["paths"], second["reused"]) == (first["paths"], False)
+        first = flows.generate_responses(model=str(model_folder), questions=questions, name="own")
+        second = flows.generate_responses(
+            model=str(model_folder), questions={**questions, "limit": 4}, name="own"
+        )
+        assert (second["path"], second["reused"]) == (first["path"], False)
         assert second["answers"] <= 4
-
-    def test_a_log_that_grows_is_no_reason_to_decode_again(
-        self,
-        flows: Any,
-        site: Site,
-        model_folder: Path,
-        questions: dict[str, Any],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        log = site.corpus.with_name("log.jsonl")
-        line = json.dumps({"id": "x", "model": "chat", "text": "question and answer"}) + "\n"
-        log.write_text(line)
-        asked = {**questions, "logs": [log], "logged_as": "chat"}
-        first = flows.generate_responses(str(model_folder), asked, "own")
-        log.write_text(line * 3)
-        monkeypatch.setattr(responses, "load_model", None)
-        second = flows.generate_responses(str(model_folder), asked, "own")
-        assert second["answers"] == first["answers"] + 2
-        assert [Path(path).name for path in second["paths"]] == ["answers.jsonl.zst", "logged.jsonl.zst"]
-        assert "| logged | 3 |" in page("answers-own")
 
     def test_disk_errors_pass_and_it_goes_on(
         self,
@@ -577,23 +523,18 @@ class TestGenerateResponses:
         questions: dict[str, Any],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        kept: list[int] = []
+        calls: list[int] = []
         add = Journal.add
 
-        def flaky(journal: Journal, answers: Any) -> None:
-            if len(kept) == 2:
-                kept.append(0)
+        def flaky(journal: Journal, answer: StoredAnswer) -> None:
+            calls.append(answer.number)
+            if len(calls) == 3:
                 raise OSError(errno.EIO, "Input/output error")
-            kept.append(len(answers))
-            add(journal, answers)
+            add(journal, answer)
 
         monkeypatch.setattr(Journal, "add", flaky)
-        flows.generate_responses(str(model_folder), questions, "own", batch=2)
-        assert kept == [2, 2, 0, 2, 2, 2]
-
-    def test_nothing_to_answer(self, flows: Any, site: Site, model_folder: Path) -> None:
-        with pytest.raises(BuildError, match="no prompts and no response log"):
-            flows.generate_responses(str(model_folder), {}, "own")
+        made = flows.generate_responses(model=str(model_folder), questions=questions, name="own", batch=2)
+        assert (len(set(calls)), len(calls), made["reused"]) == (10, 11, False), "only the failed one twice"
 
 
 class TestBuildDresd:
@@ -612,10 +553,6 @@ class TestBuildDresd:
         ((timings, source),) = rows("SELECT timings, source_id FROM builds WHERE id = %s", made["build"])
         assert timings.keys() >= {"embedding", "grouping", "hashing"}
         assert rows("SELECT kind FROM builds WHERE id = %s", source) == [("tokens",)]
-        shown = page("dresd-small")
-        assert "| target model | `small-model` |" in shown
-        assert "| dims | 8 |" in shown
-        assert "| explained variance | 0." in shown
         again = flows.build_dresd(**request_, release="live")
         assert (again["build"], again["reused"]) == (made["build"], True)
 
@@ -645,7 +582,7 @@ class TestBuildDresd:
                 raise OSError(errno.EIO, "Input/output error")
             return build_dresd(*arguments, **options)
 
-        monkeypatch.setattr(steps, "build_dresd", flaky)
+        monkeypatch.setattr(dresd_module, "build_dresd", flaky)
         made = flows.build_dresd(**request_)
         assert attempts == [Path(made["path"])] * 2
         assert states() == [("tokens", "finished"), ("dresd", "finished")]
@@ -660,40 +597,6 @@ class TestBuildDresd:
         assert [state for _, state in states()] == ["finished", "failed"]
 
 
-class TestUpkeep:
-    def test_runs_that_were_cut_off_are_ended(self, flows: Any) -> None:
-        from prefect.client.orchestration import get_client
-        from prefect.states import Cancelling, Running, Scheduled
-
-        from pipelines.upkeep import end_cut_off
-
-        with get_client(sync_client=True) as client:
-            begins: list[Any] = [Running(), Cancelling(), Scheduled()]
-            runs = [client.create_flow_run(flows.build_rest, state=state) for state in begins]
-            assert {run.name for run in runs[:2]} <= set(end_cut_off())
-            ends = [client.read_flow_run(run.id).state for run in runs]
-        assert [state.name for state in ends if state] == ["Crashed", "Cancelled", "Scheduled"]
-
-    def test_notices_come_and_go_and_stay_switched_off(self, orchestrator: str) -> None:
-        from prefect.client.orchestration import get_client
-
-        from pipelines.upkeep import NOTICES, set_notices
-
-        with get_client(sync_client=True) as client:
-            set_notices("https://chat.example/secret-of-the-hook")
-            found = {name: client.read_automations_by_name(name) for name in NOTICES}
-            assert [len(automations) for automations in found.values()] == [1, 1, 1]
-            switched = next(iter(found.values()))[0]
-            client.pause_automation(switched.id)
-            set_notices("https://chat.example/secret-of-the-hook")
-            (same,) = client.read_automations_by_name(switched.name)
-            assert (same.id, same.enabled) == (switched.id, False)
-            blocks = client.request("POST", "/block_documents/filter", json={"include_secrets": False}).text
-            assert "secret-of-the-hook" not in blocks
-            set_notices("")
-            assert not any(client.read_automations_by_name(name) for name in NOTICES)
-
-
 def test_flows_are_imported_without_torch() -> None:
     code = "import sys, pipelines.flows; print(*({'torch', 'transformers'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -701,27 +604,9 @@ def test_flows_are_imported_without_torch() -> None:
 
 
 class TestParameters:
-    def test_page_shows_descriptions_bounds_and_examples(self, orchestrator: str) -> None:
-        from prefect.utilities.callables import parameter_schema
-
-        from pipelines import flows
-        from pipelines.renewal import rebuild
-
-        required = {"build-dresd": ["model"], "generate-responses": ["model", "questions", "name"]}
-        made = (flows.tokenize_corpus, flows.build_rest, flows.count_ngrams, flows.build_dresd)
-        for flow in (*made, rebuild, flows.generate_responses, flows.build_crest):
-            shown = parameter_schema(flow).model_dump()
-            assert shown["required"] == required.get(flow.name, [])
-            for name, field in shown["properties"].items():
-                assert field["description"], f"{flow.name} {name}"
-            for definition in shown["definitions"].values():
-                for field in definition["properties"].values():
-                    assert field["description"]
-        assert shown["properties"]["max_n"]["maximum"] == 8
-        assert shown["properties"]["selection"]["enum"] == ["gain", "global", "combined", "single"]
-
     @pytest.mark.parametrize(
-        "wrong", [{"max_n": 9}, {"name": "../x"}, {"name": ""}, {"backends": []}, {"corpus": {"path": "x"}}]
+        "wrong",
+        [{"max_n": 9}, {"name": "../x"}, {"name": ""}, {"backend": "stone"}, {"corpus": {"path": "x"}}],
     )
     def test_others_are_refused(self, orchestrator: str, wrong: dict[str, Any]) -> None:
         from prefect.exceptions import ParameterTypeError
@@ -729,7 +614,7 @@ class TestParameters:
         from pipelines import flows
 
         with pytest.raises(ParameterTypeError):
-            flows.build_crest.validate_parameters({**wrong})
+            flows.FLOWS["build-crest"].validate_parameters({**wrong})
 
     def test_a_misspelt_key_of_the_corpus_is_refused(self) -> None:
         with pytest.raises(ValidationError):
@@ -771,7 +656,6 @@ class TestRetries:
             ConnectionResetError(errno.ECONNRESET, "reset"),
             DatabaseAwayError("away"),
             DatabaseTimeoutError("slow"),
-            ClusterGoneError("the scheduler went away"),
             psycopg.OperationalError("connection to server failed"),
         ],
     )
@@ -789,7 +673,6 @@ class TestRetries:
             PermissionError(errno.EACCES, "Permission denied"),
             DatabaseAccessError("wrong password"),
             CorpusError("no text"),
-            ClusterError("a worker has another version"),
             ValueError("a bug"),
         ],
     )
@@ -819,11 +702,12 @@ class Recorder:
 
 
 class TestProgress:
-    def test_one_line_in_a_while_and_one_at_the_end(self) -> None:
+    def test_one_line_in_a_while_and_one_at_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         logger, now = Recorder(), 0.0
-        step = StepLog(logger, "sorting", "tokens", clock=lambda: now)  # type: ignore[arg-type]
+        monkeypatch.setattr(progress, "monotonic", lambda: now)
+        step = StepLog(logger, "sorting", "tokens")  # type: ignore[arg-type]
         for done in range(0, 101, 10):
-            step.amount(done, 100)
+            step(done, 100)
             now += 1.0
         assert logger.lines == [
             "sorting: 50 of 100 tokens (50%), 10 tokens/s",
@@ -833,12 +717,11 @@ class TestProgress:
     def test_steps_know_how_long_they_took(self) -> None:
         logs = StepLogs(Recorder())  # type: ignore[arg-type]
         with logs.working():
-            logs.rest().tokenized(0, 0, 0)
+            logs.step("tokenizing", "tokens")(0, None)
             time.sleep(0.05)
-            logs.rest().tokenized(1, 5, 20)
-        timings = logs.timings()
-        assert timings.keys() == {"tokenizing", "other"}
-        assert timings["tokenizing"] >= 0.05
+            logs.step("tokenizing", "tokens")(5, None)
+        assert logs.timings.keys() == {"tokenizing", "other"}
+        assert logs.timings["tokenizing"] >= 0.05
 
 
 class TestLedger:
@@ -853,7 +736,7 @@ class TestLedger:
 
     def test_two_runs_at_one_place_do_not_mix(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def second_run(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(steps, "build_rest", build_rest)
+            monkeypatch.setattr(rest_module, "build_rest", build_rest)
             result = build_rest(*arguments, **options)
             with Ledger() as other:
                 build(other)
@@ -861,9 +744,10 @@ class TestLedger:
 
         def build(ledger: Ledger) -> None:
             tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
-            steps.make_rest(ledger, tokens, 1 << 20, 1)
+            options = RestOptions(name="small", corpus=(), segment_tokens=1 << 20)
+            steps.make_store(ledger, "rest", options, Workers(workers=1), tokens)
 
-        monkeypatch.setattr(steps, "build_rest", second_run)
+        monkeypatch.setattr(rest_module, "build_rest", second_run)
         with Ledger() as ledger:
             build(ledger)
         ((failed, error), (finished, _)) = rows(
@@ -883,7 +767,7 @@ class TestLedger:
             return build_tokens(options, tokenizer, path, **more)
 
         monkeypatch.setattr(steps, "build_tokens", begin_second)
-        monkeypatch.setattr(waiting, "sleep", lambda _: other.close())
+        monkeypatch.setattr(ledgers, "sleep", lambda _: other.close())
         with Ledger(recorder) as ledger:  # type: ignore[arg-type]
             tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
         assert states() == [("tokens", "finished")]
@@ -901,7 +785,7 @@ class TestLedger:
             raise BuildRunningError("another build is running")
 
         monkeypatch.setattr(steps, "build_tokens", taken)
-        monkeypatch.setattr(waiting, "sleep", lambda _: made.append(make()))
+        monkeypatch.setattr(ledgers, "sleep", lambda _: made.append(make()))
         made: list[bool] = []
         assert make()
         assert made == [False]
@@ -960,7 +844,7 @@ class TestKill:
     def test_leaves_the_live_release_and_the_next_run_goes_on(
         self, flows: Any, site: Site, runs: Runs
     ) -> None:
-        request = {**site.crest, "corpus": {"paths": [str(site.corpus)]}, "backends": ["lmdb", "postgres"]}
+        request = {**site.crest, "corpus": {"paths": [str(site.corpus)]}, "backend": "both"}
         runs.start(request)
         begin = time.monotonic()
         assert runs.wait() == 0
@@ -979,7 +863,7 @@ class TestKill:
                 require_whole(live())
             require_whole(before)
             cut_off += rows("SELECT count(*) FROM builds WHERE state = 'running'")[0][0]
-            made = flows.build_crest(**site.crest, backends=["lmdb", "postgres"])
+            made = flows.build_crest(**site.crest, backend="both")
             assert live() == Path(made["path"])
             require_whole(live())
             assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]
@@ -1001,27 +885,27 @@ class TestDatabaseAway:
         """Have the server crash once, when the trees of the next CREST store are made."""
 
         def build(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(steps, "build_crest", build_crest)
+            monkeypatch.setattr(crest_module, "build_crest", build_crest)
             server.stop()
             then()
             return build_crest(*arguments, **options)
 
-        monkeypatch.setattr(steps, "build_crest", build)
+        monkeypatch.setattr(crest_module, "build_crest", build)
 
-    @pytest.mark.parametrize("backends", [["lmdb"], ["lmdb", "postgres"]])
+    @pytest.mark.parametrize("backend", ["lmdb", "both"])
     def test_for_a_while(
         self,
         flows: Any,
         site: Site,
         server: PostgresServer,
         monkeypatch: pytest.MonkeyPatch,
-        backends: list[str],
+        backend: str,
     ) -> None:
         from pipelines import tasks
 
-        for task in (tasks.make_crest, tasks.publish):  # a busy machine takes its time to recover a database
+        for task in (tasks.make_store, tasks.publish):  # a busy machine takes its time to recover a database
             monkeypatch.setattr(task, "retry_delay_seconds", [1.0, 3.0, 15.0, 45.0])
-        flows.build_crest(**site.crest, backends=backends)
+        flows.build_crest(**site.crest, backend=backend)
         before = live()
         site.write(seed=1)
         over = threading.Event()
@@ -1034,7 +918,7 @@ class TestDatabaseAway:
         thread = threading.Thread(target=restart)
         self.stop_during_the_build(server, monkeypatch, thread.start)
         try:
-            flows.build_crest(**site.crest, backends=backends)
+            flows.build_crest(**site.crest, backend=backend)
             assert live() != before
             require_whole(live())
             assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]

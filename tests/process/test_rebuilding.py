@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from sqlalchemy.orm import sessionmaker
 
 from draftstore.errors import CorpusError, TokenizerError
+from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
 from draftstore.stores.rest import updating
@@ -20,25 +21,25 @@ from draftstore.text import tokenizing
 from draftstore.text.digests import digest_keys, stack_digests, text_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
-from draftstore.text.scanning import documents_of
+from draftstore.text.scans import documents_of
 from pipelines import rebuilding, releasing, steps
-from pipelines.ledger import Ledger
+from pipelines.ledger import Built, Ledger
 from pipelines.rebuilding import Change, LaggingStore, gather_tokens, is_due, renew_rest, survey
-from pipelines.reports import Built
-from pipelines.steps import Target, dresd_parameters
-from schema.builds import list_builds
+from pipelines.steps import parameters_of
+from schema.catalogue.builds import list_builds
+from schema.catalogue.lineage import store_digests
+from schema.catalogue.publishing import Transaction
 from schema.cli.corpora import corpus
-from schema.collecting import NewSource, add_sources, get_collection
-from schema.database import make_engine
-from schema.home import HOME_VARIABLE
-from schema.lineage import store_digests
-from schema.publishing import Transaction
-from schema.removal_files import collection_folder
+from schema.collections.collecting import NewSource, add_sources, get_collection
+from schema.collections.removal_files import collection_folder
+from schema.db.database import make_engine
+from schema.db.home import HOME_VARIABLE
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.unit.hf.test_loading import model_folder
 
 __all__ = ["model_folder"]  # a fixture
 
+WORKERS = Workers(workers=1)
 WORDS = ["the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"]
 
 
@@ -57,7 +58,7 @@ class Site:
         self.write(1, range(40, 50))
         tokenizer = small_tokenizer_folder(folder / "tokenizer")
         with self.transaction() as session:
-            sources = [NewSource(str(file)) for file in self.files]
+            sources = [NewSource(place=str(file)) for file in self.files]
             add_sources(session, "small", sources, str(tokenizer))
 
     def write(self, file: int, numbers: Any) -> None:
@@ -70,17 +71,17 @@ class Site:
             return renew_rest(ledger, surveyed, 1)
 
     def due(self, options: CrestOptions, after: float) -> bool:
-        return self.lags(LaggingStore(options.name, "crest", steps.crest_parameters(options), after))
+        return self.lags(LaggingStore(options.name, "crest", parameters_of(options, WORKERS), after))
 
     def lags(self, store: LaggingStore) -> bool:
         with Ledger() as ledger:
             return is_due(ledger, survey(ledger, "small", 1 << 20), store)
 
-    def embed(self, options: DresdOptions, target: Target) -> Built:
+    def embed(self, options: DresdOptions, by: ModelSources) -> Built:
         """Make and publish the dense store."""
         with Ledger() as ledger:
-            tokens = gather_tokens(ledger, survey(ledger, "small", 1 << 20, target.source))
-            dense = steps.make_dresd(ledger, options, target, tokens, None)
+            tokens = gather_tokens(ledger, survey(ledger, "small", 1 << 20, by.model))
+            dense = steps.make_store(ledger, "dresd", options, by, tokens)
             releasing.publish(ledger, options.name, dense)
             return dense
 
@@ -221,15 +222,15 @@ def test_an_empty_collection_is_refused(site: Site) -> None:
 
 
 def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) -> None:
-    options = CrestOptions("small-crest", max_n=2, ngrams=50)
+    options = CrestOptions(name="small-crest", max_n=2, ngrams=50)
     assert site.due(options, 1.0)
     rest, _ = site.rebuild()
     with Ledger() as ledger:
-        crest = steps.make_crest(ledger, options, rest, 1)
+        crest = steps.make_store(ledger, "crest", options, WORKERS, rest)
         assert site.due(options, 0.0)  # killed, or refused, before it went live
         releasing.publish(ledger, "small-crest", crest)
     assert not site.due(options, 0.0)
-    assert site.due(CrestOptions("small-crest", max_n=3, ngrams=50), 1.0)
+    assert site.due(CrestOptions(name="small-crest", max_n=3, ngrams=50), 1.0)
     site.write(1, range(40, 54))
     site.rebuild()
     assert site.due(options, 0.05)
@@ -246,7 +247,8 @@ def test_what_is_taken_down_is_in_no_live_store(site: Site) -> None:
     def publish() -> None:
         rest, _ = site.rebuild()
         with Ledger() as ledger:
-            crest = steps.make_crest(ledger, CrestOptions("small-crest", max_n=5, ngrams=5_000), rest, 1)
+            options = CrestOptions(name="small-crest", max_n=5, ngrams=5_000)
+            crest = steps.make_store(ledger, "crest", options, WORKERS, rest)
             releasing.publish(ledger, "small", rest)
             releasing.publish(ledger, "small-crest", crest)
 
@@ -256,22 +258,25 @@ def test_what_is_taken_down_is_in_no_live_store(site: Site) -> None:
     )
     assert removed.exit_code == 0
     assert prove() == 5
-    assert site.due(CrestOptions("small-crest", max_n=5, ngrams=5_000), 1.0)
+    assert site.due(CrestOptions(name="small-crest", max_n=5, ngrams=5_000), 1.0)
     publish()
     assert prove() == 0
 
 
 def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site, model_folder: Path) -> None:
-    options, target = DresdOptions((), "small-dense", dims=8), Target(str(model_folder))
+    options, target = (
+        DresdOptions(corpus=(), name="small-dense", dims=8),
+        ModelSources(model=str(model_folder)),
+    )
 
-    def due(after: float, options: DresdOptions = options, target: Target = target) -> bool:
-        return site.lags(LaggingStore("small-dense", "dresd", dresd_parameters(options, target), after))
+    def due(after: float, options: DresdOptions = options, target: ModelSources = target) -> bool:
+        return site.lags(LaggingStore("small-dense", "dresd", parameters_of(options, target), after))
 
     assert due(1.0)
     first = site.embed(options, target)
     assert not due(0.0)
-    assert due(1.0, DresdOptions((), "small-dense", dims=4))
-    assert due(1.0, target=Target(str(model_folder), "float64"))
+    assert due(1.0, DresdOptions(corpus=(), name="small-dense", dims=4))
+    assert due(1.0, target=ModelSources(model=str(model_folder), model_dtype="float64"))
     site.write(1, range(40, 54))
     assert due(0.05)
     assert not due(0.1)
@@ -323,5 +328,5 @@ def test_a_model_with_another_tokenizer_is_refused_before_the_scan(
     with site.transaction() as session:
         add_sources(session, "small", [], str(wordy_tokenizer_folder(tmp_path / "wordy")))
     with pytest.raises(TokenizerError, match=r"not that of the model .*: `draftstore corpus add small"):
-        site.embed(DresdOptions((), "small-dense", dims=8), Target(str(model_folder)))
+        site.embed(DresdOptions(corpus=(), name="small-dense", dims=8), ModelSources(model=str(model_folder)))
     assert not (collection_folder("small") / "scan.parquet").exists()

@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 import pytest
 
-from pipelines import local
+from pipelines import serving
 from services.cli.serve import serve
 from services.cli.worker import worker
+from services.lookup.releases.warming import load_kernels
 from tests import ROOT
 from tests.fakes.served import short_folder
 from tests.fakes.servers import free_port
@@ -22,11 +23,11 @@ from tests.fakes.waiting import SECONDS, until
 
 UNITS = {path.stem: path for path in sorted((ROOT / "packaging" / "systemd").iterdir())}
 COMMANDS = {
-    "draftstore-lookup": serve,
+    "draftstore-lookup@": serve,
     "draftstore-worker": worker,
-    "draftstore-flows": local.main.commands["up"],
+    "draftstore-flows": serving.main,
 }
-PORTS = {"draftstore-lookup": "7780", "draftstore-worker": "8000"}
+PORTS = {"draftstore-lookup@": "%i", "draftstore-worker": "8000"}
 PROGRAMS = "/opt/draftstore/bin/"
 
 
@@ -44,7 +45,7 @@ def test_units_name_commands_and_options_that_exist(name: str) -> None:
     service, command = read(name), COMMANDS[name]
     words = shlex.split(service["ExecStart"])
     assert words[0].startswith(PROGRAMS)
-    begin = words.index(str(command.name)) + 1
+    begin = words.index("pipelines.serving" if command is serving.main else str(command.name)) + 1
     with suppress(click.exceptions.Exit):
         command.make_context(str(command.name), words[begin:])
     # What a unit may write is what it says that it keeps.
@@ -82,13 +83,14 @@ def is_healthy(url: str) -> bool:
 
 
 def test_the_services_start(data: Path, database: str) -> None:
+    load_kernels()  # on disk then: to compile them there may take longer than the test waits
     with short_folder() as folder:
         places = {
-            "/run/draftstore/lookup.sock": str(folder / "lookup.sock"),
+            "/run/draftstore/": f"{folder}/",
             "/srv/models/chat": str(data / "models" / "stories260K"),
             # Nothing is published, so the worker drafts from what it sees alone.
-            f"--lookup unix:{folder}/lookup.sock --release chat --wait": "",
+            f"--lookup unix:{folder}/lookup-*.sock --release chat --wait": "",
         }
-        lookup = started("draftstore-lookup", folder / "lookup.log", places)
+        lookup = started("draftstore-lookup@", folder / "lookup.log", places)
         with lookup, started("draftstore-worker", folder / "worker.log", places):
             pass

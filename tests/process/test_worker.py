@@ -62,9 +62,9 @@ def test_the_answer_in_hand_is_finished_before_the_worker_ends(tokenizer: Path, 
         assert service.process.wait(SECONDS) == 0
         told = events(service)
     assert [event["event"] for event in told] == [
-        "loading the model", "ready", "stopping", "request decoded", "stopped",
+        "loading the model", "ready", "stopping", "answer ended", "stopped",
     ]  # fmt: skip
-    assert (told[3]["completion_tokens"], told[3]["outcome"]) == (120, "length")
+    assert (told[3]["completion_tokens"], told[3]["reason"]) == (120, "length")
     assert "zero" not in service.log  # no text of requests is logged
 
 

@@ -1,6 +1,7 @@
 """From what a user names to one drafter: everything is opened, checked, mixed and closed."""
 
-import dataclasses
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from draftstore.assembly import Assembly, Sources, assemble
-from draftstore.drafting.drafter import projection_of
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.partitions import PartitionedDrafter
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
-from draftstore.storage.lease import exclusive
-from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.recycling.build import build_recycling
+from draftstore.recycling.drafter import RecyclingDrafter
+from draftstore.storage.locks import exclusive
+from draftstore.storage.manifest import TOKENIZER_FOLDER, TokenizerIdentity, load_manifest
 from draftstore.stores.dresd.store import DresdStore
-from draftstore.stores.recycling.build import save_recycling
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
@@ -49,7 +48,7 @@ def some_contexts(store: Path) -> list[list[int]]:
 
 
 def test_nothing_named_drafts_nothing(small_tokenizer: TextTokenizer) -> None:
-    with assembled(Sources(), small_tokenizer) as assembly:
+    with assembled(Sources(request=False), small_tokenizer) as assembly:
         assert assembly.parts == ()
         session = assembly.session([1, 2])
         assert len(session.propose(64)) == 0
@@ -64,7 +63,9 @@ def test_one_store_drafts_as_it_does_alone(
 ) -> None:
     for path in (small_store, small_crest):
         alone = open_store(path).drafter(strategy or "backoff")
-        with assembled(Sources(stores=(path,), strategy=strategy), small_tokenizer) as assembly:
+        with assembled(
+            Sources(stores=(path,), strategy=strategy, request=False), small_tokenizer
+        ) as assembly:
             assert [part.kind for part in assembly.parts] == [open_store(path).manifest.kind]
             for context in some_contexts(small_store):
                 assert draft(assembly, context) == alone.session(context).propose(32)
@@ -73,7 +74,7 @@ def test_one_store_drafts_as_it_does_alone(
 def test_its_stores_are_in_use_until_it_is_closed(small_store: Path, small_tokenizer: TextTokenizer) -> None:
     for in_use in (True, False):
         with (
-            assembled(Sources(stores=(small_store,) * in_use), small_tokenizer),
+            assembled(Sources(stores=(small_store,) * in_use, request=False), small_tokenizer),
             exclusive(small_store) as free,
         ):
             assert free is not in_use
@@ -100,12 +101,14 @@ def test_a_foreign_tokenizer_is_refused_with_both_names(
 ) -> None:
     for path in (small_store, small_crest):
         with pytest.raises(TokenizerError, match=r"'small-bpe'.*found 'other'"):
-            assemble(Sources(stores=(path,)), vocab_size=small_tokenizer.vocab_size, tokenizer=OTHER)
+            assemble(
+                Sources(stores=(path,), request=False), vocab_size=small_tokenizer.vocab_size, tokenizer=OTHER
+            )
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
     with pytest.raises(StoreError, match="not a store"):
-        assembled(Sources(stores=(tmp_path,)), small_tokenizer)
+        assembled(Sources(stores=(tmp_path,), request=False), small_tokenizer)
 
 
 def test_ids_that_the_model_does_not_know_are_cut_out(
@@ -114,7 +117,7 @@ def test_ids_that_the_model_does_not_know_are_cut_out(
     size = small_tokenizer.vocab_size - 60
     for path in (small_store, small_crest):
         alone, cut = open_store(path).drafter(), 0
-        with assembled(Sources(stores=(path,)), small_tokenizer, size) as assembly:
+        with assembled(Sources(stores=(path,), request=False), small_tokenizer, size) as assembly:
             for context in some_contexts(small_store):
                 if max(context) < size:
                     tree, whole = draft(assembly, context), alone.session(context).propose(32)
@@ -135,7 +138,7 @@ def test_a_model_with_padded_matrices_may_emit_the_padding(
     size = small_tokenizer.vocab_size
     for path in (small_store, small_crest):
         alone = open_store(path).drafter()
-        with assembled(Sources(stores=(path,)), small_tokenizer, size + 100_000) as assembly:
+        with assembled(Sources(stores=(path,), request=False), small_tokenizer, size + 100_000) as assembly:
             for context in some_contexts(small_store):
                 session = assembly.session(context)
                 assert session.propose(32) == alone.session(context).propose(32)
@@ -156,44 +159,34 @@ def small_dense(tmp_path: Path, small_store: Path, small_tokenizer: TextTokenize
     )
 
 
-def asked_of(store: DresdStore, token: int) -> NDArray[np.float32]:
-    """Return the query that the first entry behind a token is nearest to."""
-    first = int(store.index.groups[token])
-    query: NDArray[np.float32] = store.index.vectors[first].view(np.float16).astype(np.float32)
-    return query
-
-
-def some_queries(path: Path) -> list[tuple[int, NDArray[np.float32]]]:
-    """Return tokens that entries begin with, each with a projected state like that of one."""
-    store = DresdStore.open(path)
-    tokens = np.flatnonzero(np.diff(store.index.groups))[:20]
-    return [(token, asked_of(store, token)) for token in tokens.tolist()]
+def some_states(path: Path) -> list[tuple[int, NDArray[np.float16]]]:
+    """Return tokens that entries begin with, each with a state like that of one."""
+    contexts, states = DresdStore.open(path).samples(20)
+    assert states is not None
+    return list(zip(contexts[:, -1].tolist(), states, strict=True))
 
 
 def test_a_dense_store_drafts_as_it_does_alone(small_dense: Path, small_tokenizer: TextTokenizer) -> None:
     for strategy in (None, "deep"):
         store = DresdStore.open(small_dense)
         alone = store.drafter(strategy or store.default_strategy)
-        sources = Sources(stores=(small_dense,), strategy=strategy)
+        sources = Sources(stores=(small_dense,), strategy=strategy, request=False)
         with assembled(sources, small_tokenizer) as assembly:
             assert [(part.kind, part.name) for part in assembly.parts] == [("dresd", "dense")]
-            assert assembly.projection is not None
-            assert assembly.projection.digest == store.projection.digest
-            for token, query in some_queries(small_dense):
-                session = assembly.session([3, token], hidden=query)
+            for token, state in some_states(small_dense):
+                session = assembly.session([3, token], hidden=state)
                 assert session.needs_hidden
-                assert projection_of(session) is assembly.projection
                 tree = session.propose(32)
-                assert tree == alone.session([token], hidden=query).propose(32)
+                assert tree == alone.session([token], hidden=state).propose(32)
                 assert len(tree) > 0
-                session.observe([token], hidden=query)
+                session.observe([token], hidden=state)
                 assert session.propose(32) == tree
 
 
 def test_hidden_states_of_another_model_are_refused_with_both_names(
     small_dense: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    sources = Sources(stores=(small_dense,))
+    sources = Sources(stores=(small_dense,), request=False)
     known: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with pytest.raises(StoreError, match=f"'{MODEL}', found 'other/model'"):
         assemble(sources, model="other/model", **known)
@@ -202,7 +195,7 @@ def test_hidden_states_of_another_model_are_refused_with_both_names(
     with pytest.raises(TokenizerError, match=r"'small-bpe'.*found 'other'"):
         assemble(sources, model=MODEL, **(known | {"tokenizer": OTHER}))
     with assemble(sources, model=MODEL, hidden_size=16, **known) as assembly:
-        assert assembly.part("dresd") is not None
+        assert [part.kind for part in assembly.parts] == ["dresd"]
 
 
 @pytest.mark.parametrize(
@@ -222,8 +215,7 @@ def test_a_strategy_is_for_the_stores_that_know_it(
         assert [part.kind for part in assembly.parts if part.strategy] == follows
         assert {part.strategy for part in assembly.parts} <= {strategy, None}
         alone = open_store(small_store).drafter("longest" if strategy == "longest" else "backoff")
-        part = assembly.part("rest")
-        assert part is not None
+        part = next(part for part in assembly.parts if part.kind == "rest")
         for context in some_contexts(small_store):
             session = part.drafter.session(context)
             assert session.propose(32) == alone.session(context).propose(32)
@@ -233,7 +225,7 @@ def test_a_strategy_that_nothing_follows_is_refused(
     small_store: Path, small_dense: Path, small_tokenizer: TextTokenizer
 ) -> None:
     with pytest.raises(DraftstoreError, match=r"knows the strategy 'deep' \(small\): leave the strategy out"):
-        assembled(Sources(stores=(small_store,), strategy="deep"), small_tokenizer)
+        assembled(Sources(stores=(small_store,), strategy="deep", request=False), small_tokenizer)
     with pytest.raises(DraftstoreError, match=r"'longest' \(the request itself, dense\)"):
         assembled(Sources(stores=(small_dense,), strategy="longest", request=True), small_tokenizer)
 
@@ -244,33 +236,63 @@ def test_a_dense_store_and_a_model_of_other_ids(
 ) -> None:
     size = small_tokenizer.vocab_size + more
     alone, nodes = DresdStore.open(small_dense).drafter(), 0
-    with assembled(Sources(stores=(small_dense,)), small_tokenizer, size) as assembly:
-        for token, query in some_queries(small_dense):
+    with assembled(Sources(stores=(small_dense,), request=False), small_tokenizer, size) as assembly:
+        for token, state in some_states(small_dense):
             if token < size:
-                session = assembly.session([token], hidden=query)
-                tree, whole = session.propose(32), alone.session([token], hidden=query).propose(32)
+                session = assembly.session([token], hidden=state)
+                tree, whole = session.propose(32), alone.session([token], hidden=state).propose(32)
                 tree.validate()
                 assert texts(tree) == {text for text in texts(whole) if max(text) < size}
                 nodes += len(tree)
-                session.observe([size - 1], hidden=query)
+                session.observe([size - 1], hidden=state)
                 assert more < 0 or len(session.propose(32)) == 0
     assert nodes > 0
+
+
+@pytest.mark.parametrize("name", ["small_store", "small_crest"])
+def test_a_store_that_was_cut_is_left_out(
+    name: str,
+    tmp_path: Path,
+    small_tokenizer: TextTokenizer,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = request.getfixturevalue(name)
+    contexts = some_contexts(path)
+    copied = Path(shutil.copytree(path, tmp_path / "copied"))
+    with (
+        assembled(Sources(stores=(copied,), request=False), small_tokenizer) as alone,
+        assembled(Sources(stores=(copied,), request=True), small_tokenizer) as mixed,
+    ):
+        assert any(len(draft(alone, context)) for context in contexts)
+        mapped = (name for name in load_manifest(copied).files if not name.startswith(TOKENIZER_FOLDER))
+        largest = max(mapped, key=lambda name: (copied / name).stat().st_size)
+        os.truncate(copied / largest, 0)
+        for context in contexts:
+            assert len(draft(alone, context)) == 0
+        assert draft(mixed, [5, 6, 5]).tokens[0] == 6
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a source of drafts is left out from now on: {copied / largest} was cut: stores are replaced, never written "
+        "to; build it again"
+    ] * 2
 
 
 def test_recycled_candidates_are_a_start_for_their_own_model(
     tmp_path: Path, small_store: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    size = small_tokenizer.vocab_size
-    drafter = RecyclingDrafter(size, matrix=np.array([[1, 2], [3, -1]], np.int32))
-    stores = {name: tmp_path / name.replace("/", "-") for name in ("organisation/model", "other/model")}
-    for name, path in stores.items():
-        save_recycling(drafter, path, target_model=name, tokenizer=small_tokenizer.identity)
-    sources = Sources(stores=(stores["organisation/model"],), recycling=True)
+    own, other = (
+        build_recycling(small_store, tmp_path / name, target_model=f"{name}/model").path
+        for name in ("organisation", "other")
+    )
+    sources = Sources(stores=(own,), recycling=True, request=False)
     with assembled(sources, small_tokenizer) as assembly:
         assert [part.kind for part in assembly.parts] == ["recycling"], "and no second, cold one"
-        assert set(draft(assembly, [0]).tokens.tolist()) >= {1, 2, 3}
+        drafter = assembly.parts[0].drafter
+        assert isinstance(drafter, RecyclingDrafter)
+        token = int(np.argmax(np.count_nonzero(drafter.matrix >= 0, axis=1)))
+        assert set(drafter.matrix[token].tolist()) <= set(draft(assembly, [token]).tokens.tolist())
     with pytest.raises(StoreError, match="'other/model'"):
-        assembled(Sources(stores=(stores["other/model"],)), small_tokenizer)
+        assembled(Sources(stores=(other,), request=False), small_tokenizer)
 
 
 def test_a_release_of_the_lookup_service_drafts_as_the_store(
@@ -281,25 +303,20 @@ def test_a_release_of_the_lookup_service_drafts_as_the_store(
         caller.draft(
             "chat", contexts_of(small_store, 1)
         )  # kernels may have to be compiled, clients do not wait
-        sources = Sources(lookup=str(lookups.socket), release="chat", deadline=SECONDS)
+        sources = Sources(lookup=str(lookups.socket), release="chat", deadline=SECONDS, request=False)
         with assembled(sources, small_tokenizer) as assembly:
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
             for context in some_contexts(small_store):
                 assert draft(assembly, context) == alone.session(context).propose(32)
 
 
-def test_a_release_on_several_services_drafts_as_its_partitions(
+def test_a_lookup_without_a_release_says_what_is_served(
     small_store: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    alone = PartitionedDrafter([open_store(small_store).drafter()] * 2)
-    with serving({"chat": small_store}) as first, serving({"chat": small_store}) as second:
-        sources = Sources(lookup=f"{first.socket},{second.socket}", release="chat", deadline=SECONDS)
-        with assembled(sources, small_tokenizer) as assembly:
-            assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
-            for context in some_contexts(small_store):
-                assert draft(assembly, context) == alone.session(context).propose(32)
+    with serving({"chat": small_store}) as lookups:
+        sources = Sources(lookup=str(lookups.socket), deadline=SECONDS, request=False)
         with pytest.raises(DraftstoreError, match="name one; it serves chat"):
-            assembled(dataclasses.replace(sources, release=None), small_tokenizer)
+            assembled(sources, small_tokenizer)
 
 
 def test_a_dense_release_drafts_as_the_store_for_its_own_model(
@@ -308,17 +325,17 @@ def test_a_dense_release_drafts_as_the_store_for_its_own_model(
     alone = DresdStore.open(small_dense).drafter("deep")
     known: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with serving({"dense": small_dense}) as lookups:
-        there = Sources(lookup=str(lookups.socket), release="dense", strategy="deep", deadline=SECONDS)
+        there = Sources(
+            lookup=str(lookups.socket), release="dense", strategy="deep", deadline=SECONDS, request=False
+        )
         for stores in ((), (small_store,)):
-            sources = dataclasses.replace(there, stores=stores)
+            sources = there.changed(stores=stores)
             with assemble(sources, model=MODEL, hidden_size=16, **known) as assembly:
                 assert [part.kind for part in assembly.parts if part.strategy] == ["lookup"]
-                part = assembly.part("lookup")
-                assert part is not None
-                assert assembly.projection is projection_of(part.drafter) is not None
-                for token, query in some_queries(small_dense):
-                    tree = part.drafter.session([token], hidden=query).propose(32)
-                    assert tree == alone.session([token], hidden=query).propose(32)
+                part = assembly.parts[-1]
+                for token, state in some_states(small_dense):
+                    tree = part.drafter.session([token], hidden=state).propose(32)
+                    assert tree == alone.session([token], hidden=state).propose(32)
         with pytest.raises(LookupServiceError, match=f"'{MODEL}', expected 'other/model'"):
             assemble(there, model="other/model", **known)
         with pytest.raises(LookupServiceError, match="states of 16 numbers, this model's have 17"):
@@ -331,16 +348,16 @@ def test_the_lookup_service_is_checked_at_the_start(
     with serving({"chat": small_store}) as lookups:
         where = str(lookups.socket)
         with pytest.raises(LookupServiceError, match="code"):
-            assembled(Sources(lookup=where, release="code"), small_tokenizer)
+            assembled(Sources(lookup=where, release="code", request=False), small_tokenizer)
         size = small_tokenizer.vocab_size
         with pytest.raises(LookupServiceError, match="tokenizer"):
-            assemble(Sources(lookup=where, release="chat"), vocab_size=size, tokenizer=OTHER)
+            assemble(Sources(lookup=where, release="chat", request=False), vocab_size=size, tokenizer=OTHER)
         with pytest.raises(DraftstoreError, match="name one; it serves chat"):
-            assembled(Sources(lookup=where), small_tokenizer)
+            assembled(Sources(lookup=where, request=False), small_tokenizer)
     with pytest.raises(LookupServiceError, match="draftstore serve"):
-        assembled(Sources(lookup=str(tmp_path / "none.sock"), release="chat"), small_tokenizer)
+        assembled(Sources(lookup=str(tmp_path / "none.sock"), release="chat", request=False), small_tokenizer)
     with pytest.raises(DraftstoreError, match="is named: name one"):
-        assembled(Sources(lookup=str(tmp_path / "none.sock")), small_tokenizer)
+        assembled(Sources(lookup=str(tmp_path / "none.sock"), request=False), small_tokenizer)
 
 
 def test_what_was_opened_is_closed(
@@ -357,5 +374,5 @@ def test_what_was_opened_is_closed(
     assert closed == opened[::-1]
     closed.clear()
     with pytest.raises(StoreError, match="not a store"):  # what comes after it cannot be opened
-        assembled(Sources(stores=(small_store, small_store.parent)), small_tokenizer)
+        assembled(Sources(stores=(small_store, small_store.parent), request=False), small_tokenizer)
     assert closed == opened[:1]

@@ -3,48 +3,46 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.lookup.figures.counting import SharedCounters
-from services.lookup.figures.metrics import metrics_text
-from services.lookup.figures.totals import Labels
+from services.worker.engine import Facts
 from services.worker.figures import WorkerMetrics
-from services.worker.writing import Usage
 from tests import ROOT
+from tests.fakes.sites import running_site
 
 FOLDER = ROOT / "services" / "monitoring"
 ADDED = {"instance", "job"}
 """Labels that Prometheus adds."""
-FUNCTIONS = {"absent", "count", "histogram_quantile", "increase", "max", "rate", "sum", "vector"}
+PREFIXES = "draftstore_", "process_", "vllm:"
+JOINS = {"and", "by", "on", "or"}
+FUNCTIONS = {"absent", "changes", "count", "histogram_quantile", "increase", "max", "rate", "sum", "vector"}
 GRAMMAR = re.compile(
     r"""
     \s*(?: (?P<string> "[^"\\]*")
          | (?P<duration> \[(?: \d+[smhd] | \$__rate_interval )\](?: \s+offset\s+\d+[smhd])?)
          | (?P<number> \d+(?:\.\d+)?)
-         | (?P<name> [a-zA-Z_]\w*)
+         | (?P<name> [a-zA-Z_][\w:]*)
          | (?P<operator> [=!]~ | [<>=!]= | [-+*/<>=(){},]) )
     """,
     re.VERBOSE,
 )
 
 
-def emitted() -> dict[str, set[str]]:
+@pytest.fixture(scope="module")
+def emitted(small_store: Path) -> dict[str, set[str]]:
     """Return the labels of every sample of both services by its name."""
-    figures = SharedCounters(1)
-    slot = figures.slot(0)
-    slot.begin()
-    slot.announce([("chat", Labels("rest", "b", "t"))])
-    slot.follow(1.0, away=False)
-    found: dict[str, set[str]] = {}
     worker = WorkerMetrics()
-    worker.ended(
-        "completions", "stop", 0.0, 1.0, 0.5, Usage(prompt_tokens=1, passes=1)
-    )  # a histogram with labels begins with a value
-    for text in (metrics_text(figures), worker.text()):
+    worker.describe(Facts("m", 1, 1, frozenset()), lambda: 0, lambda: 0)
+    with running_site({"chat": small_store}) as running:
+        running.metrics.watch_catalogue(lambda: 1.0, lambda: 0.0)
+        texts = running.metrics.text(), worker.text()
+    found: dict[str, set[str]] = {}
+    for text in texts:
         for family in text_string_to_metric_families(text.decode()):
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels)
@@ -87,33 +85,32 @@ def check_brackets(words: list[tuple[str, str]]) -> None:
         elif kind == "operator" and word in ")}":
             assert opened.pop() + word in ("()", "{}")
         elif kind == "duration":
-            assert before == "}" or before.startswith("draftstore_")
+            assert before == "}" or before.startswith(PREFIXES)
         before = word
     assert opened == []
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_expressions_use_what_is_emitted(expression: str) -> None:
-    known = emitted()
+def test_expressions_use_what_is_emitted(emitted: dict[str, set[str]], expression: str) -> None:
     words = list(words_of(expression))
     check_brackets(words)
-    metrics = {word for kind, word in words if kind == "name" and word.startswith("draftstore_")}
+    metrics = {word for kind, word in words if kind == "name" and word.startswith(PREFIXES)}
     assert metrics
-    assert metrics - known.keys() == set()
-    labels = {label for metric in metrics for label in known[metric]} | ADDED
+    assert metrics - emitted.keys() == set()
+    labels = {label for metric in metrics for label in emitted[metric]} | ADDED
     for place, (kind, word) in enumerate(words):
         if kind != "name" or word in metrics:
             continue
         following = words[place + 1][1]
-        if following == "(" and words[place - 1][1] != "by":
-            assert word in FUNCTIONS | {"by"}
-        elif word not in ("by", "or", *FUNCTIONS):
-            assert word in labels
+        if following == "(" and words[place - 1][1] not in ("by", "on"):
+            assert word in FUNCTIONS | JOINS
         elif word in FUNCTIONS:
             assert following == "by"
+        elif word not in JOINS:
+            assert word in labels
 
 
-def test_alerts_say_how_bad_it_is_and_what_to_do() -> None:
+def test_alerts_say_how_bad_it_is_and_what_to_do(emitted: dict[str, set[str]]) -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names) > 10
     for rule in rules():
@@ -123,11 +120,11 @@ def test_alerts_say_how_bad_it_is_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"].keys() == {"summary", "description"}
         used = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
-        metrics = {word for kind, word in words_of(rule["expr"]) if word.startswith("draftstore_")}
-        assert used <= {label for metric in metrics for label in emitted()[metric]} | ADDED
+        metrics = {word for kind, word in words_of(rule["expr"]) if word.startswith(PREFIXES)}
+        assert used <= {label for metric in metrics for label in emitted[metric]} | ADDED
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_the_dashboard_is_whole(emitted: dict[str, set[str]]) -> None:
     document = json.loads((FOLDER / "dashboard.json").read_text())
     assert document["uid"] == "draftstore"
     assert len({panel["id"] for panel in panels()}) == len(panels())
@@ -149,4 +146,4 @@ def test_the_dashboard_is_whole() -> None:
     [source, instance] = document["templating"]["list"]
     assert (source["name"], instance["name"]) == ("datasource", "instance")
     named = re.findall(r"draftstore_\w+", instance["query"]["query"])
-    assert set(named) <= emitted().keys()
+    assert set(named) <= emitted.keys()

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.jit import kernel
+from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.search.expand import power_of
 from draftstore.stores.dresd.kernels.nearest import search
 from draftstore.stores.registry import open_store
@@ -80,9 +80,10 @@ def drawn(stores: Sequence[Path]) -> Iterator[tuple[str, DraftTree | NDArray[Any
             yield name, draft.tree
     contexts = rng.integers(0, 9, (100, 1), np.int32)
     queries = rng.standard_normal((100, 40)).astype(np.float32)
+    hidden = rng.standard_normal((100, 64)).astype(np.float16)
     yield "similarities", search(dense.index, queries, contexts[:, 0], 64).similarities
     for strategy in dense.strategies:
-        for draft in dense.drafter(strategy).draft(contexts, 64, queries=queries):
+        for draft in dense.drafter(strategy).draft(contexts, 64, hidden=hidden):
             yield strategy, draft.tree
     recycling, request = RecyclingDrafter(vocab_size), RequestDrafter(vocab_size)
     mixture = Mixture([static["sampled"], static["crest"], request, RecyclingDrafter(vocab_size)])

@@ -6,21 +6,23 @@ The working directory (draftstore.storage.staging) contains
     store/               the store; once it has a manifest, a resumed build only loads and publishes it
 """
 
-import dataclasses
 import os
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from draftstore.errors import BuildError, StoreError, needs_extra, require_limits
+from draftstore.errors import BuildError, StoreError, needs_extra
+from draftstore.options import Bytes, Options, Shown
 from draftstore.search.ngrams import MAX_N, running_total
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
+from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
+from draftstore.stores.building import Materials
 from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
 from draftstore.stores.crest.entries import (
     BACKENDS,
@@ -40,7 +42,7 @@ from draftstore.stores.crest.packing import (
     write_best,
     write_ngrams,
 )
-from draftstore.stores.crest.selection import GAIN, SELECTIONS, rank_ngrams
+from draftstore.stores.crest.selection import rank_ngrams
 from draftstore.stores.crest.store import (
     BACKOFF,
     BUDGET,
@@ -50,8 +52,11 @@ from draftstore.stores.crest.store import (
     LONGEST,
     STRATEGIES,
 )
+from draftstore.stores.kind import Builder
+from draftstore.stores.rest.build import RestSources
 from draftstore.stores.rest.store import CONTINUATION, RestStore
 from draftstore.stores.rest.store import STRATEGIES as REST_STRATEGIES
+from draftstore.text.tokenizing import Named
 from draftstore.trees.frontier import MAX_DEPTH
 
 DEFAULT_NGRAMS = 100_000
@@ -63,65 +68,65 @@ USUAL_ENTRY_BYTES = 100
 """Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
 
 
-@dataclasses.dataclass
-class CrestProgress:
-    """Progress callbacks of a build, each called repeatedly with the amount done and the total.
+class TreeOptions(Options):
+    """Which n-grams a CREST store holds, and how their trees are drawn."""
 
-    Packed are n-grams, or bytes if the limit is in bytes.
-    """
+    max_n: int = Field(
+        DEFAULT_MAX_N,
+        ge=1,
+        le=MAX_N,
+        description="Length of the longest n-grams, in tokens; where the selection is single, of all.",
+        examples=[5],
+    )
+    select: Literal["gain", "single", "combined", "global"] = Field(
+        "gain",
+        description="N-grams to keep: those that save the most passes over the corpus (gain), the most common of one "
+        "length (single), an equal number of the most common of each length (combined), the most common of all "
+        "(global).",
+    )
+    rule: Literal["backoff", "longest"] = Field(
+        "backoff",
+        description="How a tree is drawn: from all match lengths together, as the REST store drafts (backoff), or from "
+        "what followed its n-gram alone (longest, CREST as published).",
+    )
+    ngrams: Annotated[int | None, Shown(unset=f"{DEFAULT_NGRAMS:,}")] = Field(
+        None, ge=1, le=1 << 40, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
+    )
+    max_bytes: Bytes | None = Field(
+        None,
+        ge=4 * PAGE,
+        le=1 << 50,
+        description="Keep as many n-grams as fit in a file of this size, such as 100MB; instead of a number of them.",
+        examples=[100_000_000],
+    )
+    backend: Literal["lmdb", "postgres", "both"] = Field(
+        "lmdb",
+        description="Where to keep the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
+    )
+    nodes: int = Field(BUDGET, ge=1, le=MAX_NODES, description="Maximum number of nodes in a tree.")
+    depth: Annotated[int, Shown(hidden=True)] = Field(
+        CONTINUATION, ge=1, le=MAX_DEPTH, description="Maximum number of tokens in a path."
+    )
 
-    counted: Callable[[int, int], None] = lambda _rows, _all: None
-    packed: Callable[[int, int], None] = lambda _done, _all: None
-    loaded: Callable[[int, int], None] = lambda _entries, _all: None
+    @property
+    def backends(self) -> list[str]:
+        """Return the backends for the entries."""
+        return sorted(BACKENDS) if self.backend == "both" else [self.backend]
 
+    def plan(self, *without: str) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        fields = super().plan("select", "backend", *without)
+        return fields | {"selection": self.select, "backends": self.backends}
 
-@dataclasses.dataclass(frozen=True)
-class CrestOptions:
-    """Options of a CREST build.
-
-    Attributes:
-        name: display name of the store.
-        max_n: maximum tokens of an n-gram; the only length for the selection `single`.
-        selection: one of `draftstore.stores.crest.selection.SELECTIONS`.
-        ngrams: maximum number of n-grams; 100,000 if neither this nor `max_bytes` is given.
-        max_bytes: maximum size of trees.lmdb.
-        backends: backends for the entries.
-        nodes: maximum nodes of a tree.
-        depth: maximum tokens of a path.
-        rule: strategy of the REST store that draws the trees: `backoff`, all match lengths together, or `longest`, what
-            followed the n-gram alone, as CREST was published.
-    """
-
-    name: str
-    max_n: int = DEFAULT_MAX_N
-    selection: str = GAIN
-    ngrams: int | None = None
-    max_bytes: int | None = None
-    backends: tuple[str, ...] = (LMDB,)
-    nodes: int = BUDGET
-    depth: int = CONTINUATION
-    rule: str = BACKOFF
-
-    def check(self) -> None:
-        """Raise a BuildError if an option is invalid."""
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
         if self.ngrams is not None and self.max_bytes is not None:
-            raise BuildError("a number of n-grams and a number of bytes are both given: choose one")
-        limits: dict[str, tuple[float, float, float]] = {
-            "max_n": (self.max_n, 1, MAX_N),
-            "ngrams": (DEFAULT_NGRAMS if self.ngrams is None else self.ngrams, 1, 1 << 40),
-            "max_bytes": (4 * PAGE if self.max_bytes is None else self.max_bytes, 4 * PAGE, 1 << 50),
-            "nodes": (self.nodes, 1, MAX_NODES),
-            "depth": (self.depth, 1, MAX_DEPTH),
-        }
-        require_limits("a CREST store", limits, BuildError, digits=",")
-        if self.selection not in SELECTIONS:
-            raise BuildError(f"unknown selection {self.selection!r}: expected one of {', '.join(SELECTIONS)}")
-        if self.rule not in RULES:
-            raise BuildError(f"unknown rule {self.rule!r}: expected one of {', '.join(RULES)}")
-        if not self.backends or set(self.backends) - set(BACKENDS):
-            raise BuildError(
-                f"unknown backends {list(self.backends)}: expected some of {', '.join(BACKENDS)}"
-            )
+            raise ValueError("a number of n-grams and a number of bytes are both given: choose one")
+        return self
+
+
+class CrestOptions(TreeOptions, Named):
+    """Options of a CREST build."""
 
 
 def build_crest(
@@ -131,7 +136,7 @@ def build_crest(
     *,
     overwrite: bool = False,
     workers: int | None = None,
-    progress: CrestProgress | None = None,
+    progress: Progress = silent,
 ) -> BuildResult:
     """Build a CREST store, or resume an interrupted build of it.
 
@@ -141,28 +146,25 @@ def build_crest(
         out: directory of the store; its parent is created if missing.
         overwrite: whether to replace an existing store.
         workers: threads that cut trees; default: all cores.
-        progress: progress callbacks.
+        progress: gets the progress of each step.
 
     Raises:
-        BuildError: invalid options, or see `draftstore.storage.staging.build_store`.
+        BuildError: see `draftstore.storage.staging.build_store`.
         StoreError: the REST store cannot be opened.
     """
-    options.check()
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
     with needs_extra("pyarrow"):
         import pyarrow  # noqa: F401 (before any work)
     source = RestStore.open(rest)
     formed = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
-    plan = formed | dataclasses.asdict(options)
-    plan["backends"] = sorted(options.backends)
-    callbacks = progress or CrestProgress()
+    plan = formed | options.plan()
 
     def fill(partial: Path) -> ReadReport:
         if not (partial / STORE / MANIFEST_NAME).exists():
-            _make_store(partial, options, source, plan, workers, callbacks)
+            _make_store(partial, options, source, plan, workers, progress)
         manifest = load_manifest(partial / STORE, KIND)
         for backend in set(options.backends) - {LMDB}:
-            _load(backend, partial / STORE, out, partial / LMDB_FILE, callbacks)
+            _load(backend, partial / STORE, out, partial / LMDB_FILE, progress)
         return ReadReport(manifest.counts["documents"])
 
     result = build_store(out, plan, options.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
@@ -170,13 +172,15 @@ def build_crest(
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
             return build_store(out, plan, options.name, True, fill, sources=lambda: [rest / MANIFEST_NAME])
-        _load(backend, out, out, out / LMDB_FILE, callbacks)
+        _load(backend, out, out, out / LMDB_FILE, progress)
     return result
 
 
-def _load(backend: str, store: Path, published: Path, file: Path, progress: CrestProgress) -> None:
+def _load(backend: str, store: Path, published: Path, file: Path, progress: Progress) -> None:
     with closing(LmdbEntries(file)) as entries:
-        load_entries(backend, store, published, load_manifest(store, KIND), entries, progress.loaded)
+        load_entries(
+            backend, store, published, load_manifest(store, KIND), entries, progress("loading", "entries")
+        )
 
 
 def _not_loaded(result: BuildResult) -> list[str]:
@@ -196,7 +200,7 @@ def _make_store(
     source: RestStore,
     plan: dict[str, Any],
     workers: int | None,
-    progress: CrestProgress,
+    progress: Progress,
 ) -> None:
     """Complete `partial/store`, writing the manifest last."""
     dictionary, packed = _choose(options, source, workers, progress)
@@ -208,7 +212,7 @@ def _make_store(
     write_ngrams(store / KEPT_FILE, packed)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
-    built = {key: plan[key] for key in dataclasses.asdict(options) if key != "name"}
+    built = options.plan("name")
     parameters = built | {
         "entries_version": ENTRIES_VERSION,
         "source": str(source.path),
@@ -226,26 +230,42 @@ def _make_store(
 
 
 def _choose(
-    options: CrestOptions, source: RestStore, workers: int | None, progress: CrestProgress
+    options: CrestOptions, source: RestStore, workers: int | None, progress: Progress
 ) -> tuple[bytes, list[PackedNgram]]:
     """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
     most = options.ngrams or DEFAULT_NGRAMS
     if options.max_bytes is not None:
         most = options.max_bytes // USUAL_ENTRY_BYTES
     cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
+    packing = progress("packing", "n-grams" if options.max_bytes is None else "bytes")
     while True:
         ranking = rank_ngrams(
             source.index,
-            options.selection,
+            options.select,
             options.max_n,
             most,
             depth=options.depth,
             trust=STRATEGIES[BACKOFF],
-            on_rows=running_total(progress.counted, len(source.index.suffixes)),
+            on_rows=running_total(progress("ranking", "tokens"), len(source.index.suffixes)),
         )
         dictionary = train_on_ranking(cutter, ranking)
-        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
+        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, packing)
         size = sum(item.stored_bytes for item in packed)
         if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
             return dictionary, packed
         most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are small
+
+
+def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
+    """Build a CREST store: ready-made draft trees of the most useful n-grams, a hundredth of a REST store's size.
+
+    \b
+    Examples:
+      draftstore build crest --rest stores/chat --out stores/chat-crest --max-bytes 10MB
+      draftstore build crest --corpus chats.jsonl.zst --tokenizer ./llama2 --out stores/chat-crest
+    """
+    assert made.rest is not None
+    return build_crest(options, made.rest, out, workers=made.workers, **how)
+
+
+BUILDER = Builder(CrestOptions, RestSources, build, counted=True)

@@ -14,21 +14,29 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import lmdb
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from draftstore.errors import BuildError, StoreError
-from draftstore.plugins import load_plugin
+from draftstore.options import Shown
 from draftstore.storage.files import replacing
 from draftstore.storage.manifest import Manifest
+from draftstore.storage.plugins import load_plugin
 
 LMDB = "lmdb"
 LMDB_FILE = "trees.lmdb"
 POSTGRES = "postgres"
 BACKENDS = (LMDB, POSTGRES)
+Backend = Annotated[
+    str | None,
+    Shown(choices=BACKENDS, unset="the first that each was built for"),
+    Field(description="Backend that holds the entries of CREST stores.", examples=[POSTGRES]),
+]
+"""An option of commands that read CREST stores."""
 FIRST_MAP = 1 << 24
 """Bytes of the first map of a new LMDB file; it doubles when it is full."""
 

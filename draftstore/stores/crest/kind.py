@@ -16,6 +16,7 @@ class CrestKind(Kind):
 
     title = "CREST"
     strategies = tuple(STRATEGIES)
+    builder = "draftstore.stores.crest.build"
 
     def open(self, path: Path, backend: str | None = None) -> CrestStore:
         """Open a store."""

@@ -63,6 +63,8 @@ DEFAULT_STRATEGY = BACKOFF
 class CrestDrafter:
     """Drafts from the entries of one store; has no per-text state, so threads may share it."""
 
+    hidden_size = 0
+
     def __init__(
         self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
     ) -> None:
@@ -80,13 +82,17 @@ class CrestDrafter:
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,  # noqa: ARG002
+        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
         return self.draft_batch(contexts, budget, min_prob).drafts()
 
     def draft_batch(
-        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 

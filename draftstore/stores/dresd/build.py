@@ -6,20 +6,21 @@ store, except for rounding: the choice of entries, and of the blocks in which th
 alone (draftstore.stores.dresd.kernels.passages).
 """
 
-import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from draftstore.drafting.projection import Projection
-from draftstore.errors import BuildError, require_limits
+from draftstore.errors import BuildError
+from draftstore.options import Options
 from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
+from draftstore.storage.progress import Progress, silent, tokenizing
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
+from draftstore.stores.building import Materials, ModelSources
 from draftstore.stores.dresd.embedding import (
     HALF,
     VECTORS,
@@ -35,16 +36,13 @@ from draftstore.stores.dresd.files import LAYER, PROJECTION_FILE
 from draftstore.stores.dresd.grouping import group_entries
 from draftstore.stores.dresd.kernels.nearest import PROBING
 from draftstore.stores.dresd.kernels.passages import Passages, find_passages
-from draftstore.stores.dresd.kernels.quantised import DTYPES
+from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.dresd.quality import figures
 from draftstore.stores.dresd.store import KIND, DresdStore
+from draftstore.stores.kind import Builder
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CorpusOptions, corpus_plan, finish_store, tokenize_into
+from draftstore.text.tokenizing import CorpusOptions, TextBuild
 from draftstore.text.tokens import TokenShards, document_starts, write_closed
-
-DIMS = 64
-MAX_LENGTH = 1024
-SAMPLE = 1_000_000
 
 QUERIES = 512
 """Number of states that a finished store is queried with, to measure its retrieval quality."""
@@ -54,46 +52,35 @@ REVISION = 1
 """Revision of the rules for entries, windows, blocks and lists: other rules give another store."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DresdOptions(CorpusOptions):
-    """Options and corpus of a DReSD build.
+class VectorOptions(Options):
+    """Which hidden states a DReSD store holds, and as what."""
 
-    Attributes:
-        dims: dimensions of a vector.
-        dtype: type of the vectors, `float16` or `int8`.
-        max_length: maximum tokens that the model reads at once; longer documents are read in windows that overlap by a
-            quarter, while continuations may cross windows.
-        sample: maximum number of entries to fit the projection to, in whole blocks
-            (draftstore.stores.dresd.kernels.passages).
-    """
-
-    dims: int = DIMS
-    dtype: str = "float16"
-    max_length: int = MAX_LENGTH
-    sample: int = SAMPLE
-
-    def check(self) -> None:
-        """Raise a BuildError if an option is invalid."""
-        least = {
-            "dims": (self.dims, 1, None),
-            "max_length": (self.max_length, 2, None),
-            "sample": (self.sample, 2, None),
-        }
-        require_limits("a DReSD store", least, BuildError, digits=",")
-        if self.dtype not in DTYPES:
-            raise BuildError(f"vectors of type {self.dtype!r}: expected one of {', '.join(DTYPES)}")
+    dims: int = Field(
+        64,
+        ge=1,
+        le=65_536,
+        description="Dimensions of a stored vector, to which hidden states are projected.",
+        examples=[64],
+    )
+    dtype: Literal["float16", "int8"] = Field(
+        "float16", description="Data type of the stored vectors: int8 takes half the space."
+    )
+    max_length: int = Field(
+        1024,
+        ge=2,
+        description="Tokens in a window; longer documents are read in several windows, which overlap by a quarter.",
+        examples=[1024],
+    )
+    sample: int = Field(
+        1_000_000,
+        ge=2,
+        description="Number of hidden states that the projection is fitted to; they take disk space during the build.",
+        examples=[1_000_000],
+    )
 
 
-@dataclasses.dataclass
-class DresdProgress:
-    """Progress callbacks of a build, each called repeatedly with the totals so far that its default names."""
-
-    tokenized: Callable[[int, int, int], None] = lambda _documents, _tokens, _characters: None
-    sampled: Callable[[int, int], None] = lambda _tokens, _all: None
-    fitted: Callable[[int, int], None] = lambda _states, _all: None
-    embedded: Callable[[int, int], None] = lambda _tokens, _all: None
-    grouped: Callable[[int, int], None] = lambda _entries, _all: None
-    hashed: Callable[[int, int], None] = lambda _bytes, _all: None
+class DresdOptions(VectorOptions, CorpusOptions):
+    """Options and corpus of a DReSD build."""
 
 
 def build_dresd(
@@ -104,7 +91,7 @@ def build_dresd(
     *,
     tokens: Path | None = None,
     overwrite: bool = False,
-    progress: DresdProgress | None = None,
+    progress: Progress = silent,
 ) -> BuildResult:
     """Build a DReSD store, or resume an interrupted build of it.
 
@@ -115,40 +102,45 @@ def build_dresd(
         out: directory of the store; its parent is created if missing.
         tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
         overwrite: whether to replace an existing store, even one of the same build.
-        progress: progress callbacks.
+        progress: gets the progress of each step.
 
     Raises:
         BuildError: `out` is something else, another build is running there, no space, or nothing to build from.
         CorpusError: the corpus cannot be read or has no text.
     """
-    options.check()
     if options.dims > source.hidden_size:
         raise BuildError(
             f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: expected at most "
             "as many (--dims)"
         )
-    plan = _plan(options, tokenizer, source)
-    window = plan["max_length"] - len(tokenizer.bos_ids)
+    build = TextBuild(
+        options, tokenizer, _plan(options, tokenizer, source), taken=tokens, on_progress=tokenizing(progress)
+    )
+    window = build.plan["max_length"] - len(tokenizer.bos_ids)
     if window < 1:
-        raise BuildError(f"the model reads {plan['max_length']} tokens at once: expected more (--max-length)")
-    callbacks = progress or DresdProgress()
+        raise BuildError(
+            f"the model reads {build.plan['max_length']} tokens at once: expected more (--max-length)"
+        )
 
     def fill(partial: Path) -> ReadReport:
-        texts = tokenize_into(
-            partial, options, tokenizer, plan, taken=tokens, on_progress=callbacks.tokenized
-        )
-        shards, size, dims = texts.shards, source.hidden_size, options.dims
+        shards, size, dims = build.fill(partial), source.hidden_size, options.dims
         _require_ids(shards, source)
         closed, passages = _find_passages(partial, shards, dims, window)
         reader = Reader(source, passages, closed, tokenizer.bos_ids)
         sampled = sampled_blocks(passages, options.sample)
-        sample_states(partial, reader, sampled, dims, callbacks.sampled)
-        projection, explained = fit_projection(partial, size, dims, callbacks.fitted)
-        embed(partial, reader, sampled, projection, callbacks.embedded)
+        sample_states(partial, reader, sampled, dims, progress("sampling", "tokens"))
+        projection, explained = fit_projection(partial, size, dims, progress("fitting", "states"))
+        embed(partial, reader, sampled, projection, progress("embedding", "tokens"))
         vectors = map_file(partial / VECTORS, HALF).reshape(-1, dims)
         store = _new_store(partial, projection)
         entries, lists = group_entries(
-            store, closed, passages, vectors, shards.vocab_size, options.dtype, callbacks.grouped
+            store,
+            closed,
+            passages,
+            vectors,
+            shards.vocab_size,
+            options.dtype,
+            progress("grouping", "entries"),
         )
         parameters = {
             "dims": dims,
@@ -165,15 +157,15 @@ def build_dresd(
             "skipped": passages.total - entries,
             "repeated": passages.repeated,
         }
-        manifest = finish_store(
-            store, texts, plan, parameters, counts, target_model=source.name, on_bytes=callbacks.hashed
+        manifest = build.seal(
+            store, parameters, counts, target_model=source.name, on_bytes=progress("hashing", "bytes")
         )
         places = np.concatenate([passages.places(block) for block in sampled])
         manifest.parameters["quality"] = _measure(partial, places, projection)
         save_manifest(store, manifest)
-        return texts.report
+        return build.report
 
-    return build_store(out, plan, options.name, overwrite, fill, sources=options.files)
+    return build_store(out, build.plan, options.name, overwrite, fill, sources=options.files)
 
 
 def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
@@ -181,7 +173,6 @@ def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) 
     return {
         "kind": KIND,
         "revision": REVISION,
-        **corpus_plan(options, tokenizer),
         "bos": list(tokenizer.bos_ids),
         "model": {"name": source.name, **source.identity()},
         "dims": options.dims,
@@ -237,3 +228,21 @@ def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -
     with np.errstate(invalid="ignore"):  # states that are not finite are not entries, and skipped
         queries = projection.apply(map_states(partial, projection.hidden_size)[rows])
     return figures(store.index, store.tokens, places[rows], queries)
+
+
+def build(options: DresdOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
+    """Build a DReSD store: the hidden states that one model has over a corpus, and what came next.
+
+    The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once: on a CPU
+    that takes long for more than a few million tokens. A killed build goes on where it stopped when the same command
+    runs again.
+
+    \b
+    Example:
+      draftstore build dresd --model ./model --corpus answers.jsonl --out stores/chat-dresd
+    """
+    assert made.tokenizer is not None
+    return build_dresd(options, made.tokenizer, made.states, out, tokens=made.tokens, **how)
+
+
+BUILDER = Builder(DresdOptions, ModelSources, build)

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import Moments, Projection, fit, unit
 from draftstore.storage.files import fsync_path, map_file, remove, write_atomic
 from draftstore.storage.staging import once, require_space
 from draftstore.stores.dresd.kernels.passages import Passages
+from draftstore.stores.dresd.projection import Moments, Projection, fit, unit
 
 STATES = "states.bin"
 PROJECTION = "projection.bin"

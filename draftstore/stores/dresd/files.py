@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, StoreError, type_name
 from draftstore.storage.files import map_or_empty
 from draftstore.storage.manifest import Manifest
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
 from draftstore.stores.dresd.kernels.quantised import DTYPES, vector_dtype
+from draftstore.stores.dresd.projection import Projection
 
 LAYER = "last"
 """The layer of the states: the last one, after the final norm."""

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import Projection
 from draftstore.jit import read_only
 from draftstore.storage.manifest import Manifest
 from draftstore.stores.dresd.kernels.nearest import DenseIndex
+from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.dresd.store import KIND, STRATEGIES, DresdDrafter, DresdStore
 from draftstore.stores.kind import CONTEXT_TOKENS, Kind
 from draftstore.text.tokens import sentinel, token_dtype
@@ -21,6 +21,7 @@ class DresdKind(Kind):
 
     title = "DReSD"
     strategies = tuple(STRATEGIES)
+    builder = "draftstore.stores.dresd.build"
     needs_states = True
 
     def open_files(self, path: Path) -> DresdStore:
@@ -58,8 +59,8 @@ class DresdKind(Kind):
                 drafter = DresdDrafter(*_smallest(vocab_size, dtype), next(iter(STRATEGIES.values())))
                 drafter.warm_up()
                 for count in (1, 2):
-                    queries = read_only(np.full((count, 1), np.nan, np.float32))
-                    drafter.draft_batch(contexts[:count], queries=queries).encode_trees()
+                    hidden = np.full((count, 1), np.nan, np.float16)
+                    drafter.draft_batch(contexts[:count], hidden=hidden).encode_trees()
 
 
 def _smallest(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:

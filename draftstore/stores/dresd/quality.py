@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import unit
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, search
 from draftstore.stores.dresd.kernels.quantised import restore
+from draftstore.stores.dresd.projection import unit
 
 NEIGHBOURS = 10
 TIE = 1e-6

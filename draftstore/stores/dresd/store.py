@@ -25,15 +25,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import ContextSession, check_queries, check_request
-from draftstore.drafting.projection import Projection
+from draftstore.drafting.drafter import ContextSession, check_request, check_states
 from draftstore.errors import DraftstoreError, StoreError, require_limits
-from draftstore.jit import read_only
+from draftstore.jit import as_input, read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, draft_trees
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
+from draftstore.stores.dresd.kernels.projecting import project
 from draftstore.stores.dresd.kernels.quantised import restore
+from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import MAX_DEPTH
@@ -85,8 +86,9 @@ class DresdDrafter:
         shape.check()
         self.index = index
         self.tokens = tokens
-        self.projection = projection
         self.shape = shape
+        self.hidden_size = projection.hidden_size
+        self._weights, self._bias = read_only(projection.weights), read_only(projection.bias)
         self.vocab_size = len(index.groups) - 1
         self._probing = PROBING if shape.probing is None else float(shape.probing)
 
@@ -95,28 +97,28 @@ class DresdDrafter:
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
-        return self.draft_batch(contexts, budget, min_prob, queries).drafts()
+        return self.draft_batch(contexts, budget, min_prob, hidden).drafts()
 
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float16] | None = None,
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        A last token outside the vocabulary, a zero query and one with NaN give an empty tree. The match length is one,
-        the token just sampled; its occurrences are the entries in the searched group.
+        A last token outside the vocabulary gives an empty tree, too. The match length is one, the token just sampled;
+        its occurrences are the entries in the searched group.
         """
         contexts, level = check_request(contexts, budget, min_prob)
-        if queries is None or budget == 0 or level < 0 or contexts.size == 0:
+        if hidden is None or budget == 0 or level < 0 or contexts.size == 0:
             return DraftBatch.empty(len(contexts))
-        queries = read_only(np.ascontiguousarray(queries, np.float32))
-        check_queries(queries, len(contexts), self.projection.dims)
+        states = as_input(check_states(hidden, len(contexts), self.hidden_size), np.float32)
+        queries = read_only(project(self._weights, self._bias, states))
         tokens, parents, levels, sizes, counts = draft_trees(
             self.index, self.tokens, CALIBRATION, contexts, queries, self.shape.drafts, self.shape.length,
             self._probing, budget, level,
@@ -124,16 +126,14 @@ class DresdDrafter:
         return DraftBatch(tokens, parents, levels, sizes, (counts > 0).astype(np.int32), counts)
 
     def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
     ) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids, hidden)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""
-        self.draft(
-            np.full((1, 1), -1, np.int32), queries=np.full((1, self.projection.dims), np.nan, np.float32)
-        )
+        self.draft(np.full((1, 1), -1, np.int32), hidden=np.full((1, self.hidden_size), np.nan, np.float16))
 
 
 @dataclasses.dataclass(eq=False)
@@ -203,14 +203,14 @@ class DresdStore:
         return DresdDrafter(self.index, self.tokens, self.projection, shape)
 
     def samples(self, number: int) -> Samples:
-        """Return first tokens of entries with the entries' own vectors as queries; see `Store.samples`."""
+        """Return first tokens of entries with states that become their vectors; see `Store.samples`."""
         total = len(self.index.vectors)
         entries = np.linspace(0, max(total - 1, 0), min(number, total), dtype=np.int64)
         firsts = np.searchsorted(self.index.groups, entries, side="right") - 1
-        return Samples(
-            sample_contexts(list(firsts[:, None]), self.manifest.vocab_size),
-            restore(self.index.vectors[entries]),
-        )
+        weights, bias = self.projection.weights, self.projection.bias
+        states = (restore(self.index.vectors[entries]) - bias) @ np.linalg.pinv(weights).T
+        contexts = sample_contexts(list(firsts[:, None]), self.manifest.vocab_size)
+        return Samples(contexts, states.astype(np.float16))
 
     def close(self) -> None:
         """Close the store; its files are unmapped with the last array that refers to them."""

@@ -4,43 +4,57 @@ A killed build resumes after its last token shard (draftstore.text.tokenizing). 
 same input, whatever the number of processes and interruptions.
 """
 
-import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
-from draftstore.errors import BuildError
-from draftstore.mapping import Pool
+from pydantic import Field
+
+from draftstore.options import Options, Shown
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
+from draftstore.storage.progress import Progress, silent, tokenizing
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
+from draftstore.stores.building import TOKENIZER, TOKENIZERS, Materials, TextSources, Workers
+from draftstore.stores.kind import Builder
 from draftstore.stores.rest.segments import cut_segments, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CorpusOptions, corpus_plan, finish_store, tokenize_into
+from draftstore.text.tokenizing import CORPUS, CorpusOptions, TextBuild
 
 SEGMENT_TOKENS = 1 << 28
 """Default tokens of a segment: sorting takes nine bytes of memory per token, 2.4 GB."""
 
 
-@dataclasses.dataclass
-class Progress:
-    """Progress callbacks of a build, each called repeatedly with the totals so far that its default names."""
+class Segments(Options):
+    """How tokens are cut into suffix arrays."""
 
-    tokenized: Callable[[int, int, int], None] = lambda _documents, _tokens, _characters: None
-    sorted: Callable[[int, int], None] = lambda _tokens, _all: None
-    hashed: Callable[[int, int], None] = lambda _bytes, _all: None
+    segment_tokens: int = Field(
+        SEGMENT_TOKENS,
+        ge=2,
+        le=MAX_SEGMENT_TOKENS,
+        description="Maximum number of tokens in a suffix array; sorting takes nine bytes of memory for each.",
+        examples=[SEGMENT_TOKENS],
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class RestOptions(CorpusOptions):
-    """Options and corpus of a REST build.
+class RestOptions(CorpusOptions, Segments):
+    """Options and corpus of a REST build."""
 
-    Attributes:
-        segment_tokens: maximum tokens of a segment.
-    """
 
-    segment_tokens: int = SEGMENT_TOKENS
+class RestSources(RestOptions, Workers):
+    """Made from a REST store, or from texts, of which one is built first."""
+
+    rest: Annotated[Path | None, Shown(metavar="STORE")] = Field(
+        None, description="REST store that the new store is made from.", examples=["/data/stores/chat"]
+    )
+    corpus: Annotated[tuple[Path, ...], Shown(metavar="PATH...")] = Field(
+        (), description=f"Build the REST store from these texts first; instead of a REST store. {CORPUS}"
+    )
+    tokenizer: Annotated[str | None, Shown(metavar="T")] = Field(
+        None, min_length=1, description=f"Needed with a corpus. {TOKENIZER}", examples=TOKENIZERS
+    )
+    name: Annotated[str, Shown(hidden=True)] = ""
 
 
 def build_rest(
@@ -51,8 +65,7 @@ def build_rest(
     tokens: Path | None = None,
     overwrite: bool = False,
     workers: int | None = None,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> BuildResult:
     """Build a REST store, or resume an interrupted build of it.
 
@@ -63,34 +76,46 @@ def build_rest(
         tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
         overwrite: whether to replace an existing store, even one of the same build.
         workers: processes that sort segments; default: all cores.
-        pool: processes that tokenize and sort instead, such as those of `draftstore.cluster`.
-        progress: progress callbacks.
+        progress: gets the progress of each step.
 
     Raises:
         BuildError: `out` is something else, another build is running there, no space, or a worker died.
         CorpusError: the corpus cannot be read or has no text.
     """
-    if not 2 <= options.segment_tokens <= MAX_SEGMENT_TOKENS:
-        raise BuildError(
-            f"segments of {options.segment_tokens:,} tokens: expected 2 to {MAX_SEGMENT_TOKENS:,}"
-        )
-    plan = {"kind": KIND, **corpus_plan(options, tokenizer), "segment_tokens": options.segment_tokens}
-    callbacks = progress or Progress()
+    parameters = {"segment_tokens": options.segment_tokens}
+    build = TextBuild(
+        options,
+        tokenizer,
+        {"kind": KIND, **parameters},
+        taken=tokens,
+        on_progress=tokenizing(progress),
+    )
 
     def fill(partial: Path) -> ReadReport:
-        texts = tokenize_into(
-            partial, options, tokenizer, plan, taken=tokens, pool=pool, on_progress=callbacks.tokenized
-        )
-        store, vocab_size = partial / STORE, texts.shards.vocab_size
-        size = texts.shards.token_count + texts.shards.document_count
-        lay_out(store, cut_segments(texts.shards, options.segment_tokens), vocab_size, size)
+        shards, store = build.fill(partial), partial / STORE
+        size, vocab_size = shards.token_count + shards.document_count, shards.vocab_size
+        lay_out(store, cut_segments(shards, options.segment_tokens), vocab_size, size)
         segments = read_segments(store)
         threads = workers or os.cpu_count() or 1
-        sort_segments(store, range(len(segments)), vocab_size, threads, callbacks.sorted, pool)
+        sort_segments(store, range(len(segments)), vocab_size, threads, progress("sorting", "tokens"))
         counts = {"entries": int(segments[:, 1].sum()), "segments": len(segments)}
-        finish_store(
-            store, texts, plan, {"segment_tokens": options.segment_tokens}, counts, on_bytes=callbacks.hashed
-        )
-        return texts.report
+        build.seal(store, parameters, counts, on_bytes=progress("hashing", "bytes"))
+        return build.report
 
-    return build_store(out, plan, options.name, overwrite, fill, sources=options.files)
+    return build_store(out, build.plan, options.name, overwrite, fill, sources=options.files)
+
+
+def build(options: RestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
+    """Build a REST store: the corpus as token ids with suffix arrays.
+
+    A killed build goes on where it stopped when the same command runs again.
+
+    \b
+    Examples:
+      draftstore build rest --corpus chats.jsonl.zst src/ --tokenizer ./llama2 --out stores/chat
+    """
+    assert made.tokenizer is not None
+    return build_rest(options, made.tokenizer, out, tokens=made.tokens, workers=made.workers, **how)
+
+
+BUILDER = Builder(RestOptions, TextSources, build)

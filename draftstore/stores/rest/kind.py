@@ -6,8 +6,7 @@ import numpy as np
 
 from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.stores.kind import CONTEXT_TOKENS, Kind, Store
-from draftstore.stores.partition import Extents, Partition
+from draftstore.stores.kind import CONTEXT_TOKENS, Kind
 from draftstore.stores.rest.store import KIND, STRATEGIES, RestDrafter, RestStore
 from draftstore.text.tokens import sentinel, token_dtype
 
@@ -17,15 +16,11 @@ class RestKind(Kind):
 
     title = "REST"
     strategies = tuple(STRATEGIES)
+    builder = "draftstore.stores.rest.build"
 
     def open_files(self, path: Path) -> RestStore:
         """Open a store."""
         return RestStore.open(path)
-
-    def take(self, store: Store, partition: Partition) -> tuple[Store, Extents]:
-        """Return some of a store's segments, and what they read of the files."""
-        assert isinstance(store, RestStore)
-        return store.take(partition)
 
     def load_kernels(self) -> None:
         """Compile the kernels for both widths of ids, for single contexts and batches."""

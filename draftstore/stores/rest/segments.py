@@ -1,18 +1,21 @@
 """The arrays of a REST store: token shards laid out in segments, each sorted separately."""
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.mapping import LocalPool, Pool, out_of_memory
+from draftstore.errors import BuildError
+from draftstore.processes import end_with_parent
 from draftstore.search.suffix import index_segment, segment_table
-from draftstore.storage.files import remove
+from draftstore.storage.files import remove, write_at
 from draftstore.storage.staging import require_space
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
@@ -123,53 +126,66 @@ def sort_segments(
     vocab_size: int,
     workers: int,
     on_sorted: Callable[[int, int], None],
-    pool: Pool | None = None,
 ) -> None:
-    """Sort the pending segments: here if that is little work, else in processes of their own or of a pool."""
+    """Sort the pending segments: here if that is little work, else in processes of their own."""
     lengths = read_segments(store)[:, 1]
     total = int(lengths.sum())
     done = total - int(lengths[pending].sum())
     on_sorted(done, total)
-    jobs = {segment: (store, segment, vocab_size) for segment in pending}
     workers = min(workers, len(pending))
-    with ExitStack() as stack:
-        if pool is None and workers <= 1 and total - done <= SMALL_TOKENS:
-            results = _sort_here(jobs)
-        else:
-            results = (pool or stack.enter_context(LocalPool(workers))).results(sort_segment, jobs)
+    here = workers <= 1 and total - done <= SMALL_TOKENS
+    try:
+        work = store, pending, vocab_size
+        for segment in _sort_here(*work) if here else _sort_apart(*work, workers):
+            done += int(lengths[segment])
+            on_sorted(done, total)
+    except (BrokenProcessPool, MemoryError):
+        raise BuildError(
+            "a sorting process was killed, perhaps because memory ran out: run the command again with fewer "
+            "--workers or smaller --segment-tokens; it resumes where it stopped"
+        ) from None
+
+
+def _sort_here(store: Path, pending: Sequence[int], vocab_size: int) -> Iterator[int]:
+    """Sort segments in this process; yield each when it is done."""
+    for segment in pending:
+        sort_segment(store, segment, vocab_size)
+        yield segment
+
+
+def _sort_apart(store: Path, pending: Sequence[int], vocab_size: int, workers: int) -> Iterator[int]:
+    """Sort segments in processes; yield each when it is done."""
+    with sorting_processes(workers) as processes:
+        futures = {processes.submit(sort_segment, store, each, vocab_size): each for each in pending}
         try:
-            for segment, _ in results:
-                done += int(lengths[segment])
-                on_sorted(done, total)
-        except (BrokenProcessPool, MemoryError):
-            raise out_of_memory() from None
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        except BaseException:  # else they complete their segments, minutes after Ctrl-C
+            for process in list((processes._processes or {}).values()):
+                process.kill()
+            raise
 
 
-def _sort_here(jobs: dict[int, tuple[Path, int, int]]) -> Iterator[tuple[int, None]]:
-    for segment, arguments in jobs.items():
-        sort_segment(*arguments)
-        yield segment, None
+def sorting_processes(workers: int) -> ProcessPoolExecutor:
+    """Return processes that end with this one. They are spawned: forking beside threads (tokenizers) may deadlock."""
+    return ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
+
+
+def _end_with_parent(parent: int) -> None:
+    """Let this process be killed with the build, and end without a traceback on Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent()
+    if os.getppid() != parent:  # the parent died before the call above
+        os._exit(1)
 
 
 def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
-    """Sort one segment of tokens.bin and write its part of the other arrays.
-
-    The arrays are opened first: what still sorts for an abandoned build has that build's files, which are removed, and
-    cannot write into those of the next one. They are opened for writing alone: a client of NFS that may also read
-    writes whole pages, and with them old bytes of the neighbouring segment, which another machine may sort.
-    """
+    """Sort one segment of tokens.bin and write its part of the other arrays."""
     start, length, first_key = read_segments(store)[segment].tolist()
     dtype = token_dtype(vocab_size)
-    places = {"suffixes.bin": start, "keys.bin": first_key, "first_rows.bin": segment * (vocab_size + 1)}
-    with ExitStack() as stack:
-        files = [
-            stack.enter_context(open(os.open(store / name, os.O_WRONLY), "wb"))  # noqa: PTH123
-            for name in places
-        ]
-        tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
-        arrays: tuple[NDArray[Any], ...] = index_segment(tokens, vocab_size)
-        for file, array, item in zip(files, arrays, places.values(), strict=True):
-            file.seek(item * array.itemsize)
-            file.write(array.data)
-            file.flush()
-            os.fsync(file.fileno())
+    tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
+    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
+    write_at(store / "suffixes.bin", suffixes, start)
+    write_at(store / "keys.bin", keys, first_key)
+    write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))

@@ -25,13 +25,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, check_request
 from draftstore.errors import StoreError, require_limits
-from draftstore.jit import read_only
 from draftstore.search.expand import Rule, draft_batch, draft_one
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.kind import CONTEXT_TOKENS, Samples, sample_contexts, strategy_named
-from draftstore.stores.partition import Extents, Partition
 from draftstore.text.digests import DIGEST_BYTES
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.tree import DraftTree
@@ -78,6 +76,8 @@ def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
 class RestDrafter:
     """Drafts from one store by one rule, a batch in some threads; has no per-text state, so threads may share it."""
 
+    hidden_size = 0
+
     def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:
         require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})
         self.index = index
@@ -95,7 +95,7 @@ class RestDrafter:
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,  # noqa: ARG002
+        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
         checked, level = check_request(contexts, budget, min_prob)
@@ -105,7 +105,11 @@ class RestDrafter:
         return self.draft_batch(contexts, budget, min_prob).drafts()
 
     def draft_batch(
-        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
@@ -203,20 +207,6 @@ class RestStore:
         """
         return RestDrafter(self.index, strategy_named(strategy, STRATEGIES)._replace(**changes), threads)
 
-    def take(self, partition: Partition) -> tuple["RestStore", Extents]:
-        """Return the store of some neighbouring segments, and what it reads of the files; nothing is copied.
-
-        Raises:
-            StoreError: there are fewer segments than partitions.
-        """
-        try:
-            index, extents = _take_segments(self.index, partition.of(self.index.segments[:, 1]))
-        except StoreError as error:
-            raise StoreError(
-                f"{self.path} has {error}: build it with a smaller --segment-tokens, or serve fewer partitions"
-            ) from None
-        return RestStore(self.path, self.manifest, index), extents
-
     def samples(self, number: int) -> Samples:
         """Return contexts that occur in the corpus; see `Store.samples`."""
         tokens = self.index.tokens
@@ -245,26 +235,6 @@ def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
     )  # fmt: skip
     _check_index(index, path)
     return index
-
-
-def _take_segments(index: SuffixIndex, taken: slice) -> tuple[SuffixIndex, Extents]:
-    """Return the index of neighbouring segments, and what it reads of the files."""
-    lengths = index.segments[:, 1]
-    (first, _, first_key), (last, _, last_key) = segment_table(lengths)[[taken.start, taken.stop]].tolist()
-    spans: dict[str, tuple[NDArray[Any], int, int]] = {
-        "tokens.bin": (index.tokens, first, last),
-        "suffixes.bin": (index.suffixes, first, last),
-        "keys.bin": (index.keys, first_key, last_key),
-        "first_rows.bin": (index.first_rows, taken.start, taken.stop),
-    }
-    extents = {
-        name: (begin * array[:1].nbytes, end * array[:1].nbytes)
-        for name, (array, begin, end) in spans.items()
-    }
-    tokens, suffixes, keys, first_rows = (array[begin:end] for array, begin, end in spans.values())
-    table = read_only(segment_table(lengths[taken])[:-1])
-    cut = index._replace(tokens=tokens, suffixes=suffixes, keys=keys, first_rows=first_rows, segments=table)
-    return cut, extents
 
 
 def _check_index(index: SuffixIndex, path: Path) -> None:

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.merging import Rows, merge_segment
 from draftstore.storage.files import write_at
+from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.rest.build import SEGMENT_TOKENS, Progress
+from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.segments import (
     Piece,
     cut_segments,
@@ -34,8 +35,8 @@ from draftstore.stores.rest.segments import (
 )
 from draftstore.stores.rest.store import DOCUMENTS_FILE, KIND, RestStore, read_digests
 from draftstore.text.digests import digest_keys
-from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import seal_store
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
 MERGED_SHARE = 0.25
@@ -83,7 +84,7 @@ def update_rest(
     base: Path | None = None,
     added: TokenShards | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> BuildResult:
     """Make a REST store from documents of an older one and new ones, or resume an interrupted call.
 
@@ -94,14 +95,14 @@ def update_rest(
         base: store that holds the older documents, of which those that are not wanted are left out.
         added: the other documents, each once.
         workers: threads that merge and processes that sort; default: all cores.
-        progress: progress callbacks.
+        progress: gets the progress of each step.
 
     Raises:
         BuildError: a document is neither in `base` nor in `added`, or see `build_store`.
         StoreError: the base cannot be opened, or does not name its documents.
         TokenizerError: the base was built with another tokenizer.
     """
-    callbacks, threads = progress or Progress(), workers or os.cpu_count() or 1
+    threads = workers or os.cpu_count() or 1
     segments = (
         [] if base is None else _segments_of(RestStore.open(base, tokenizer.identity), contents.digests)
     )
@@ -117,12 +118,12 @@ def update_rest(
         size += added.token_count + added.document_count if added else 0
         lay_out(store, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
         pending = _merge_segments(groups, store, vocab_size, threads)
-        sort_segments(store, pending, vocab_size, threads, callbacks.sorted)
+        sort_segments(store, pending, vocab_size, threads, progress("sorting", "tokens"))
         counts = _counts_of(store)
         seal_store(
             store, contents.name, tokenizer,
             {"plan": plan, "segment_tokens": contents.segment_tokens},
-            contents.corpus | {"fingerprint": plan["documents"]}, counts, on_bytes=callbacks.hashed,
+            contents.corpus | {"fingerprint": plan["documents"]}, counts, on_bytes=progress("hashing", "bytes"),
         )  # fmt: skip
         return ReadReport(counts["documents"])
 

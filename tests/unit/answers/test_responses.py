@@ -1,11 +1,11 @@
 """A model's own answers: those of plain decoding one by one, whatever the batch and wherever a run was cut off."""
 
-import gzip
 import json
 import os
 import random
-import stat
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from draftstore.answers import batches, responses
-from draftstore.answers.batches import Choice, Row, decode_rows, draw
+from draftstore.answers import decoding, responses
 from draftstore.answers.journal import Journal, StoredAnswer
-from draftstore.answers.prompts import Asking, read_prompts
-from draftstore.answers.responses import ResponseOptions, Responses, make_responses, origin_path
+from draftstore.answers.responses import ResponseOptions, Responses, make_responses
+from draftstore.decoding.loop import Step
 from draftstore.decoding.replay import read_recordings
-from draftstore.errors import BuildError, CorpusError, ModelError, NoTextError, TokenizerError
+from draftstore.errors import BuildError, CorpusError, DraftstoreError, ModelError, NoTextError
 from draftstore.hf import load_model
+from draftstore.hf.batches import Batch, tokens_for
 from draftstore.hf.loading import LoadedModel
 from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import read_lines
 from draftstore.text.chat import plain_chat
-from draftstore.text.conversation import encode_conversation
 from draftstore.text.corpus import read_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from tests.fakes import killed
+from draftstore.trees.tree import DraftTree
 from tests.fakes.hf_models import STORIES
 from tests.unit.hf.test_loading import model_folder
 
@@ -94,47 +93,39 @@ def whole(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
-# --- what is answered ---
-
-
 @pytest.mark.data
-@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("batch", [1, 7])
 def test_greedy_answers_are_those_of_plain_decoding(
     data: Path, tmp_path: Path, prompts: Path, batch: int
 ) -> None:
     folder = data / "models" / "stories260K"
     loaded = load_model(folder, dtype="float64", device="cpu")
-    options = ResponseOptions((prompts,), max_new_tokens=NEW)
+    options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW)
     made = make(options, folder, tmp_path / "out.jsonl", batch=batch)
     records = read_records(made.path)
-    assert [record["prompt"] for record in records] == [record["prompt"] for record in read_records(prompts)]
-    assert [record["output"] for record in records] == [
-        answer_alone(loaded, record["prompt"]) for record in records
-    ]
-    assert made.counts["answers"] == made.counts["decoded"] == 20
-    assert made.counts["tokens"] == 20 * NEW
-    assert made.counts["cut"] == 20
+    asked = [record["prompt"] for record in read_records(prompts)]
+    assert [record["prompt"] for record in records] == asked
+    assert [record["output"] for record in records] == [answer_alone(loaded, prompt) for prompt in asked]
+    assert [made.counts[name] for name in ("answers", "tokens", "cut")] == [20, 20 * NEW, 20]
     assert records[3]["id"] == "prompts.jsonl#4"
     assert records[3]["model"] == "stories260K"
-    assert records[3]["decoding"] == {"temperature": 0.0, "max_new_tokens": NEW}
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.8])
-def test_answers_end_where_the_model_ends_them(model_folder: Path, prompts: Path, penalty: float) -> None:
+def test_answers_end_where_the_model_ends_them(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
     loaded = load_model(model_folder, dtype="float64", device="cpu")
-    config: Any = loaded.model.generation_config
-    config.repetition_penalty = penalty
-    ids = [encode_conversation(loaded.text, record["prompt"]) for record in read_records(prompts)]
-    answers = decode_rows(loaded, [Row(prompt) for prompt in ids], Choice(60))
-    model: Any = loaded.model
-    for prompt, answer in zip(ids, answers, strict=True):
-        row = torch.from_numpy(prompt.astype(np.int64))[None]
-        told = model.generate(
-            row, attention_mask=torch.ones_like(row), max_new_tokens=60, do_sample=False, pad_token_id=1
-        )
-        expected = told[0, len(prompt) :].tolist()
-        assert answer == (expected[:-1] if expected[-1] == 1 else expected)
-    assert len({len(answer) for answer in answers}) > 1
+    made = make(ResponseOptions(prompts=(prompts,), max_new_tokens=60), model_folder, tmp_path / "out.jsonl")
+    outputs = [(record["prompt"], whole(record["output"])) for record in read_records(made.path)]
+    assert outputs == [(prompt, answer_alone(loaded, prompt, 60)) for prompt, _ in outputs]
+    assert 0 < made.counts["cut"] < 20
+
+
+def test_models_without_drafts_answer_alike(
+    model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW, temperature=0.8)
+    together = make(options, model_folder, tmp_path / "a.jsonl")
+    monkeypatch.setattr(decoding, "why_plain", lambda model: "is decoded plainly")
+    assert make(options, model_folder, tmp_path / "b.jsonl").path.read_bytes() == together.path.read_bytes()
 
 
 def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: Path) -> None:
@@ -147,14 +138,13 @@ def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: P
         {"id": 7, "text": "The lazy"},
     )
     loaded = load_model(chat_folder, dtype="float64", device="cpu")
-    options = ResponseOptions((questions,), max_new_tokens=NEW, system="be brief")
+    options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW)
     records = read_records(make(options, chat_folder, tmp_path / "out.jsonl").path)
-    system = {"role": "system", "content": "be brief"}
-    expected: dict[str, list[dict[str, str]]] = {
-        "a": [system, {"role": "user", "content": "The quick"}],
-        "b": [system, *turns],
-        "c": [system, turns[0]],
-        "7": [system, {"role": "user", "content": "The lazy"}],
+    expected = {
+        "a": [{"role": "user", "content": "The quick"}],
+        "b": turns,
+        "c": turns[:1],
+        "7": [{"role": "user", "content": "The lazy"}],
     }
     assert {record["id"]: record["prompt"] for record in records} == expected
     for record in records:
@@ -162,7 +152,6 @@ def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: P
         assert whole(record["output"]) == answer_alone(loaded, asked)
         answer = {"role": "assistant", "content": record["output"]}
         assert record["messages"] == [*record["prompt"], answer]
-        assert "text" not in record
 
 
 def test_without_a_template_texts_go_on_and_conversations_are_plain(
@@ -171,9 +160,8 @@ def test_without_a_template_texts_go_on_and_conversations_are_plain(
     hi = [{"role": "user", "content": "hi"}]
     questions = write_records(tmp_path / "q.jsonl", {"prompt": "The quick"}, {"prompt": hi})
     loaded = load_model(model_folder, dtype="float64", device="cpu")
-    text, chat = read_records(
-        make(ResponseOptions((questions,), max_new_tokens=NEW), model_folder, tmp_path / "out.jsonl").path
-    )
+    options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW)
+    text, chat = read_records(make(options, model_folder, tmp_path / "out.jsonl").path)
     assert whole(text["output"]) == answer_alone(loaded, "The quick")
     assert text["text"] == "The quick" + text["output"]
     assert whole(chat["output"]) == answer_alone(loaded, plain_chat(hi, True)).removeprefix(" ")
@@ -184,7 +172,9 @@ def test_builds_and_replays_read_the_answers(chat_folder: Path, model_folder: Pa
     for folder in (chat_folder, model_folder):
         tokenizer = load_tokenizer(folder)
         out = tmp_path / f"{folder.name}.jsonl.zst"
-        records = read_records(make(ResponseOptions((questions,), max_new_tokens=NEW), folder, out).path)
+        records = read_records(
+            make(ResponseOptions(prompts=(questions,), max_new_tokens=NEW), folder, out).path
+        )
 
         def render(messages: Sequence[Any], tokenizer: TextTokenizer = tokenizer) -> str:
             return tokenizer.render_chat(messages, add_generation_prompt=False)
@@ -199,13 +189,10 @@ def test_builds_and_replays_read_the_answers(chat_folder: Path, model_folder: Pa
             assert ids == tokenizer.encode(seen + record["output"], bos=True).tolist()
 
 
-# --- drawing ---
-
-
 def test_draws_depend_on_the_seed_alone(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
     def drawn(name: str, batch: int, **changes: Any) -> list[str]:
         asked = {"temperature": 0.9, "top_p": 0.9, "samples": 2, "seed": 3, **changes}
-        options = ResponseOptions((prompts,), max_new_tokens=NEW, **asked)
+        options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW, **asked)
         made = make(options, model_folder, tmp_path / name, batch=batch)
         return [record["output"] for record in read_records(made.path)]
 
@@ -213,36 +200,8 @@ def test_draws_depend_on_the_seed_alone(model_folder: Path, prompts: Path, tmp_p
     assert first == drawn("b.jsonl", 3)
     assert first != drawn("c.jsonl", 64, seed=4)
     assert first[::2] != first[1::2]
-    records = read_records(tmp_path / "a.jsonl")
-    assert [record["id"] for record in records[:3]] == [f"prompts.jsonl#{n}" for n in ("1#0", "1#1", "2#0")]
-    assert records[0]["decoding"] == {"temperature": 0.9, "max_new_tokens": NEW, "top_p": 0.9, "seed": 3}
-
-
-@pytest.mark.parametrize("top_p", [0.3, 0.8, 0.97, 1.0])
-@pytest.mark.parametrize("heads", [(4, 9), (1024,)])
-def test_tokens_are_drawn_as_often_as_they_are_likely(
-    top_p: float, heads: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers.generation.logits_process import TopPLogitsWarper
-
-    monkeypatch.setattr(batches, "HEADS", heads)
-    torch.manual_seed(1)
-    scores = torch.randn(5, 40, dtype=torch.float64) * 2
-    count = 20_000
-    numbers = (
-        (torch.arange(count) + 0.5) / count
-    ).double()  # evenly: frequencies are exact but for one in 20,000
-    warper: Any = TopPLogitsWarper(top_p)
-    expected = torch.softmax(warper(None, scores / 0.7) if top_p < 1 else scores / 0.7, -1)
-    for row, likely in zip(scores, expected, strict=True):
-        tokens = draw(row.expand(count, -1), numbers, 0.7, top_p)
-        found = torch.bincount(tokens, minlength=40) / count
-        assert float((found - likely).abs().max()) <= 1.5 / count
-    ends = draw(scores, torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0]), 0.7, top_p)  # 1 can come of rounding
-    assert all(likely[token] > 0 for token, likely in zip(ends, expected, strict=True))
-
-
-# --- what is left out ---
+    ids = [record["id"] for record in read_records(tmp_path / "a.jsonl")]
+    assert ids[:3] == ["prompts.jsonl#1#0", "prompts.jsonl#1#1", "prompts.jsonl#2#0"]
 
 
 def test_what_cannot_be_answered_is_counted(model_folder: Path, tmp_path: Path) -> None:
@@ -261,27 +220,34 @@ def test_what_cannot_be_answered_is_counted(model_folder: Path, tmp_path: Path) 
         {"prompt": "The lazy"},
         {"prompt": "The dog"},
     )
-    options = ResponseOptions((questions,), max_new_tokens=NEW, limit=2)
+    options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW, limit=2)
     made = make(options, model_folder, tmp_path / "out.jsonl")
     counts = made.counts
     assert [record["prompt"] for record in read_records(made.path)] == ["The quick", "The lazy"]
     assert (counts["bad_records"], counts["repeated"], counts["too_long"]) == (7, 1, 1)
-    reasons = [problem.reason for problem in made.problems]
-    assert "not JSON" in reasons[0]
-    assert reasons[1:5] == [
+    assert [problem.reason for problem in made.problems][1:5] == [
         "has none of 'prompt', 'messages', 'text'",
         "'prompt' is an int, expected text or a list of messages",
         "'prompt' holds no question",
         "'messages' holds no question",
     ]
     assert made.problems[0].place == f"{questions}:line 2"
-    strict = ResponseOptions((questions,), max_new_tokens=NEW, strict=True)
     with pytest.raises(CorpusError, match="line 2: not JSON"):
-        make(strict, model_folder, tmp_path / "strict.jsonl")
-    short = ResponseOptions((questions,), max_new_tokens=NEW, max_prompt_tokens=1)
-    with pytest.raises(NoTextError, match=r"no prompt in .*5 prompts too long; 7 bad records"):
-        make(short, model_folder, tmp_path / "short.jsonl")
+        make(options.changed(strict=True), model_folder, tmp_path / "strict.jsonl")
+    with pytest.raises(NoTextError, match=r"no answer for .*: too long 5, bad records 7"):
+        make(options.changed(limit=None, max_prompt_tokens=1), model_folder, tmp_path / "short.jsonl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.origin", "q.jsonl"]
+
+
+def say(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Sequence[int]]) -> None:
+    """Have the model give these answers, and end each."""
+    left = iter(answers)
+
+    def decode(loaded: LoadedModel, request: Any, on_step: Any) -> None:
+        on_step(Step(DraftTree.empty(), [], np.array([*next(left), loaded.ends[0]], np.int32), 0, 0, 0))
+
+    monkeypatch.setattr(decoding, "why_plain", lambda model: "is decoded plainly")
+    monkeypatch.setattr(decoding, "decode_plainly", decode)
 
 
 def test_empty_answers_and_special_tokens_are_left_out(
@@ -289,68 +255,22 @@ def test_empty_answers_and_special_tokens_are_left_out(
 ) -> None:
     tokenizer = load_tokenizer(model_folder)
     said = ["fine", "", " \n", "a <s> b", "and </s>", "<", "fine too"]
-    spelled = [[*tokenizer.encode(text, bos=False).tolist()] for text in said[:5]]
     apart = tokenizer.encode("<", bos=False).tolist() + tokenizer.encode("s> x", bos=False).tolist()
-
-    def say(_loaded: Any, rows: Sequence[Row], *_more: Any) -> list[list[int]]:
-        return [
-            [*spelled, apart, [0, *tokenizer.encode("fine too", bos=False).tolist()]][row.seed[1]]
-            for row in rows
-        ]
-
-    monkeypatch.setattr(batches, "decode_rows", say)
+    ids = [*(tokenizer.encode(text, bos=False).tolist() for text in said[:5]), apart]
+    ids.append([0, *tokenizer.encode("fine too", bos=False).tolist()])
+    say(monkeypatch, ids)
     questions = write_records(tmp_path / "q.jsonl", *({"prompt": f"question {i}"} for i in range(7)))
-    made = make(ResponseOptions((questions,), max_new_tokens=NEW), model_folder, tmp_path / "out.jsonl")
+    made = make(
+        ResponseOptions(prompts=(questions,), max_new_tokens=NEW), model_folder, tmp_path / "out.jsonl"
+    )
     outputs = {record["id"].rpartition("#")[2]: record["output"] for record in read_records(made.path)}
     # Special tokens vanish; text that would be taken for one makes an answer useless.
     assert outputs == {"1": "fine", "4": "a  b", "5": "and ", "7": "fine too"}
     assert (made.counts["empty"], made.counts["special"], made.counts["answers"]) == (2, 1, 4)
-
-
-def test_nothing_but_empty_answers_is_an_error(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batches, "decode_rows", lambda _, rows, *__: [[] for _ in rows])
-    questions = write_records(tmp_path / "q.jsonl", {"prompt": "hi"})
-    with pytest.raises(NoTextError, match=r"no answer for .*empty 1"):
-        make(ResponseOptions((questions,)), model_folder, tmp_path / "out.jsonl")
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-# --- the worker's log ---
-
-
-def test_answers_of_a_log_are_taken_over_without_a_model(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(responses, "load_model", None)
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    head = {"created": "2026-01-01T12:00:00Z", "model": "small-model"}
-    log = write_records(
-        tmp_path / "log.jsonl",
-        {"id": "1", **head, "messages": turns},
-        {"id": "2", **head, "text": "prompt and answer"},
-        {"id": "3", **head, "model": "another", "messages": turns},
-        {"id": "4", **head, "messages": [turns[0], {"role": "assistant", "content": ""}]},
-        {"id": "5", **head, "messages": turns[:1]},
-        {"id": "6", **head},
-        '{"id": "7", "mod',
-    )
-    made = make(ResponseOptions(logs=(log,)), model_folder, tmp_path / "out.jsonl.gz")
-    first, second = read_records(made.path)
-    assert first == {"id": "1", **head, "messages": turns, "prompt": turns[:1], "output": "ho"}
-    assert second == {"id": "2", **head, "text": "prompt and answer"}
-    found = {key: number for key, number in made.counts.items() if number}
-    assert found == {"answers": 2, "logged": 2, "other_models": 1, "empty": 1, "bad_records": 3}
-    assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
-    with pytest.raises(CorpusError, match="line 5: 'messages' does not end with an answer"):
-        make(ResponseOptions(logs=(log,), strict=True), model_folder, tmp_path / "strict.jsonl")
-    other = write_records(tmp_path / "other.jsonl", *[{"model": "x", "text": "y"}] * 7)
-    with pytest.raises(NoTextError, match=r"no answer for .*other models 7"):
-        make(ResponseOptions(logs=(other,)), model_folder, tmp_path / "none.jsonl")
-
-
-# --- interruptions ---
+    say(monkeypatch, [[]] * 7)
+    with pytest.raises(NoTextError, match=r"no answer for .*empty 7"):
+        make(ResponseOptions(prompts=(questions,)), model_folder, tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 class Killed(BaseException):
@@ -358,43 +278,35 @@ class Killed(BaseException):
 
 
 def test_a_run_that_was_cut_off_goes_on_and_writes_the_same_bytes(
-    model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    options = ResponseOptions((prompts,), max_new_tokens=NEW, temperature=0.8, top_p=0.9)
-    expected = make(options, model_folder, tmp_path / "a.jsonl", batch=3, dtype="float32").path.read_bytes()
-    decoded: list[int] = []
-
-    def counting(loaded: Any, rows: Sequence[Row], *more: Any) -> Any:
-        if len(decoded) % 3 == 2:
-            decoded.append(0)
-            raise Killed
-        decoded.append(len(rows))
-        return decode_rows(loaded, rows, *more)
-
-    monkeypatch.setattr(batches, "decode_rows", counting)
+    options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW, temperature=0.8, top_p=0.9)
+    expected = make(options, model_folder, tmp_path / "a.jsonl")
     out = tmp_path / "out.jsonl"
-    for round_ in range(3):
-        with pytest.raises(Killed):
-            make(options, model_folder, out, batch=3, dtype="float32")
-        assert not out.exists()
-        journal = tmp_path / ".out.jsonl.partial" / "answers.jsonl"
-        with journal.open("ab") as file:
-            file.write([b"[[19, 0, ", b"\xff\x00\n", b'[[1, 0, "', b""][round_])
-    with pytest.raises(BuildError, match=r"holds unfinished answers that differ in decoding: repeat"):
-        make(ResponseOptions((prompts,), max_new_tokens=NEW), model_folder, out, dtype="float32")
-    made = make(options, model_folder, out, batch=3, dtype="float32")
-    assert out.read_bytes() == expected
-    assert sum(decoded) == 20  # no batch twice
-    assert not made.reused
-    assert made.counts["answers"] == 20
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+    def kill(done: int, total: int, tokens: int) -> None:
+        if done == 7:
+            with pytest.raises(BuildError, match="another build is running"):
+                make(options, model_folder, out)
+            raise Killed
+
+    with pytest.raises(Killed):
+        make(options, model_folder, out, batch=3, on_progress=kill)
+    assert not out.exists()
+    seen: list[tuple[int, int, int]] = []
+    made = make(options, model_folder, out, batch=3, on_progress=lambda *counts: seen.append(counts))
+    assert [done for done, _, _ in seen] == list(range(7, 21)), "what was finished is not decoded again"
+    assert 0 < seen[-1][2] < expected.counts["tokens"]
+    assert out.read_bytes() == expected.path.read_bytes()
+    assert (made.reused, made.counts) == (False, expected.counts)
+    assert not (tmp_path / ".out.jsonl.partial").exists()
 
 
 def test_other_settings_start_anew_if_asked_to(
     model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.jsonl"
-    options, other = (ResponseOptions((prompts,), max_new_tokens=new) for new in (NEW, 5))
+    options, other = (ResponseOptions(prompts=(prompts,), max_new_tokens=new) for new in (NEW, 5))
     first = make(options, model_folder, out)
     again = make(options, model_folder, out)
     assert (again.reused, again.counts) == (True, first.counts)
@@ -406,139 +318,45 @@ def test_other_settings_start_anew_if_asked_to(
     out.write_bytes(out.read_bytes()[:-5])
     with pytest.raises(BuildError, match="holds other answers"):
         make(other, model_folder, out)
-    origin_path(out).unlink()
-    with pytest.raises(BuildError, match="exists and was not written by `draftstore responses`"):
+    (tmp_path / "out.jsonl.origin").unlink()
+    with pytest.raises(BuildError, match="was not written by `draftstore responses`"):
         make(other, model_folder, out, overwrite=True)
 
 
-def test_a_run_that_was_killed_between_publishing_and_cleaning(
+def test_answers_that_do_not_fit_into_memory_are_refused(
     model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out.jsonl"
-    options = ResponseOptions((prompts,), max_new_tokens=NEW)
-    with monkeypatch.context() as patch:
-        patch.setattr(responses, "remove", lambda path: None)
-        make(options, model_folder, out)
-    assert (tmp_path / ".out.jsonl.partial").exists()
-    assert make(options, model_folder, out).reused
-    assert not (tmp_path / ".out.jsonl.partial").exists()
-
-
-def test_another_run_at_the_same_place_is_refused(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    refused: list[str] = []
-    options = ResponseOptions((prompts,), max_new_tokens=NEW)
-
-    def meanwhile(done: int, total: int, tokens: int) -> None:
-        if not refused:
-            with pytest.raises(BuildError) as caught:
-                make(options, model_folder, tmp_path / "out.jsonl")
-            refused.append(str(caught.value))
-
-    make(options, model_folder, tmp_path / "out.jsonl", on_progress=meanwhile)
-    assert "another build is running" in refused[0]
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    options = ResponseOptions((prompts,), max_new_tokens=40)
-    expected = make(options, model_folder, tmp_path / "a.jsonl", batch=2, dtype=None).path.read_bytes()
-    out, moments = tmp_path / "out.jsonl", random.Random(2)
-    for _ in range(8):
-        moment = killed.after(moments.uniform(0, 0.1))
-        if not killed.kill_when(killed.answers, (prompts, model_folder, out), moment) or out.exists():
-            break
-    make(options, model_folder, out, batch=2, dtype=None)
-    assert out.read_bytes() == expected
-
-
-# --- parts ---
-
-
-def test_memory_that_does_not_suffice_halves_the_batch(
-    model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ResponseOptions((prompts,), max_new_tokens=NEW)
-    expected = make(options, model_folder, tmp_path / "a.jsonl", batch=16).path.read_bytes()
-    sizes: list[int] = []
-    fits = 4
-
-    def small(loaded: Any, rows: Sequence[Row], *more: Any) -> Any:
-        sizes.append(len(rows))
-        if len(rows) > fits:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return decode_rows(loaded, rows, *more)
-
-    monkeypatch.setattr(batches, "decode_rows", small)
-    assert make(options, model_folder, tmp_path / "b.jsonl", batch=16).path.read_bytes() == expected
-    assert sizes == [16, 8, 4, 4, 4, 4, 4]
-    fits = 0
-    with pytest.raises(ModelError, match="do not fit into the memory of cpu: use a smaller --dtype"):
-        make(options, model_folder, tmp_path / "c.jsonl", batch=16)
-
-
-def test_progress_counts_up(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int, int]] = []
-    options = ResponseOptions((prompts,), max_new_tokens=NEW)
-    make(options, model_folder, tmp_path / "a.jsonl", batch=8, on_progress=lambda *seen: told.append(seen))
-    assert told[0] == (0, 20, 0)
-    assert told == sorted(told)
-    assert told[-1][:2] == (20, 20)
+    few = partial(Batch, tokens=tokens_for(64, 20))
+    monkeypatch.setattr(decoding, "Batch", few)
+    with pytest.raises(ModelError, match=r"no memory for 64 answers of up to .* decode fewer at once"):
+        make(ResponseOptions(prompts=(prompts,), max_new_tokens=NEW), model_folder, tmp_path / "c.jsonl")
 
 
 def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    first, second = (StoredAnswer(number, 0, "text é\n", 3, True) for number in range(2))
-    with Journal(path) as journal:
-        journal.add([first])
-        journal.add([second])
+    first, second = (StoredAnswer(number, "text é\n", 3, True) for number in range(2))
+    with closing(Journal(path)) as journal:
+        journal.add(first)
+        journal.add(second)
     data = path.read_bytes()
     for cut in range(len(data) + 1):
-        path.write_bytes(data[:cut])
-        with Journal(path) as journal:
-            kept = list(journal.answers.values())
-            assert kept == [first, second][: data[:cut].count(b"\n")]
-            journal.add([second])
-        with Journal(path) as journal:
-            assert journal.answers[1, 0] == second
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.zst"])
-def test_packed_as_the_name_says(model_folder: Path, prompts: Path, tmp_path: Path, name: str) -> None:
-    options = ResponseOptions((prompts,), max_new_tokens=3)
-    made = make(options, model_folder, tmp_path / name)
-    data = made.path.read_bytes()
-    assert len(read_records(made.path)) == made.counts["answers"] > 10
-    (tmp_path / "more").mkdir()
-    assert make(options, model_folder, tmp_path / "more" / name).path.read_bytes() == data
-    if name.endswith("gz"):
-        assert gzip.decompress(data).count(b"\n") == made.counts["answers"]
+        whole = data[:cut].count(b"\n")
+        path.write_bytes(data[:cut] if whole < 2 else data + b"\xff\x00\n")
+        with closing(Journal(path)) as journal:
+            assert list(journal.answers.values()) == [first, second][:whole]
+            journal.add(second)
+        with closing(Journal(path)) as journal:
+            assert journal.answers[1] == second
 
 
 def test_requests_that_make_no_sense_are_refused(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
+    asked = ResponseOptions(prompts=(prompts,))
     for options, place, said in (
-        (ResponseOptions(), out, "no prompts and no response log"),
-        (ResponseOptions((prompts,), samples=2), out, "2 samples at temperature 0 are all the same"),
-        (ResponseOptions((prompts,)), tmp_path / "out.csv", "choose one that ends in .jsonl"),
-        (ResponseOptions((prompts,), max_new_tokens=512), out, "512 new tokens leave no room for a prompt"),
+        (asked, tmp_path / "out.csv", "choose one in .jsonl"),
+        (asked.changed(max_new_tokens=512), out, "no answer for .*: too long 20"),
+        (asked.changed(prompts=(write_records(tmp_path / "a.txt"),)), out, "is not JSON Lines"),
     ):
-        with pytest.raises(BuildError, match=said):
+        with pytest.raises(DraftstoreError, match=said):
             make(options, model_folder, place)
-    with pytest.raises(CorpusError, match="no such file"):
-        make(ResponseOptions((tmp_path / "none.jsonl",)), model_folder, out)
-    with pytest.raises(CorpusError, match="is not JSON Lines"):
-        make(ResponseOptions((write_records(tmp_path / "a.txt"),)), model_folder, out)
-    with pytest.raises(TokenizerError, match="a system message needs a chat"):
-        make(ResponseOptions((prompts,), system="x"), model_folder, out)
     assert not os.path.lexists(tmp_path / ".out.jsonl.partial")
-
-
-def test_prompts_stop_at_the_limit(model_folder: Path, prompts: Path) -> None:
-    tokenizer = load_tokenizer(model_folder)
-    found, report = read_prompts([prompts, prompts], tokenizer, Asking())
-    assert (len(found), report.documents, report.repeated) == (20, 20, 20)
-    assert [prompt.id for prompt in found[:2]] == ["prompts.jsonl#1", "prompts.jsonl#2"]
-    assert [prompt.tokens for prompt in found] == [
-        len(encode_conversation(tokenizer, p.content)) for p in found
-    ]
-    assert len(read_prompts([prompts], tokenizer, Asking(limit=3))[0]) == 3

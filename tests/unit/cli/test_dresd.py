@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from draftstore.cli.build import _per_second
-from draftstore.cli.dresd import dresd
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.dresd.store import DresdStore
 from tests.unit.cli.test_commands import Ran, Runner, run
@@ -40,21 +39,6 @@ def test_build_says_what_it_made(run: Runner, model_folder: Path, small_corpus: 
     assert DresdStore.open(out, target_model="small-model").projection.dims == 8
     assert run("verify", out).status == 0
     assert "dresd" in run("info", out).out
-
-
-def test_the_options_arrive(run: Runner, model_folder: Path, small_corpus: Path, out: Path) -> None:
-    arguments = [
-        "--dtype", "int8", "--model-dtype", "float64", "--device", "cpu", "--batch-tokens", 100, "--max-length", 32,
-        "--sample", 500, "--name", "n",
-    ]  # fmt: skip
-    assert build(run, model_folder, small_corpus, out, *arguments, "--json").json()["name"] == "n"
-    parameters = load_manifest(out).parameters
-    wanted = {"dims": 8, "dtype": "int8", "max_length": 32, "sample": 500}
-    assert {key: parameters["plan"][key] for key in wanted} == wanted
-    assert parameters["plan"]["model"]["dtype"] == "float64"
-    error = build(run, model_folder, small_corpus, out).error()
-    assert "exists and is another build: choose another --out, or pass --overwrite" in error
-    assert build(run, model_folder, small_corpus, out, "--overwrite", "--json").json()["reused"] is False
 
 
 def test_batches_may_differ_when_a_build_goes_on(
@@ -95,28 +79,6 @@ def test_what_cannot_be_built(
 ) -> None:
     assert re.search(reason, build(run, model_folder, small_corpus, out, *arguments).error())
     assert names(out.parent) == []
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--dims", 0], ["--dtype", "float8"], ["--sample", 1], ["--max-length", 1]]
-)
-def test_values_that_are_none(
-    run: Runner, model_folder: Path, small_corpus: Path, out: Path, arguments: list[object]
-) -> None:
-    ran = build(run, model_folder, small_corpus, out, *arguments)
-    assert ran.status == 2
-    assert f"Invalid value for '{arguments[0]}'" in ran.err
-
-
-def test_the_example_of_the_help(
-    run: Runner, model_folder: Path, small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [example] = re.findall(r"draftstore (build dresd .*)", dresd.help or "")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").symlink_to(model_folder)
-    (tmp_path / "answers.jsonl").write_bytes(small_corpus.read_bytes())
-    ran = run(*example.split(), "--dims", 16, "--json")
-    assert ran.json()["path"] == str(tmp_path / "stores" / "chat-dresd")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftstore.hf import load_model
-from draftstore.hf.states import last_states
+from draftstore.hf.states import StateReader
 from draftstore.stores.dresd.store import DEFAULT_STRATEGY, STRATEGIES
 from draftstore.text.tokenizer import TextTokenizer
 from tests.fakes.dense_stores import make_dense_store, make_projection
@@ -27,7 +27,7 @@ def dense(
 ) -> Path:
     """Return a store of one text, with the states of the small model."""
     ids = small_tokenizer.encode(PROMPT + OUTPUT, bos=True)
-    ((_, states),) = last_states(load_model(model_folder).model, [ids])
+    ((_, states),) = StateReader(load_model(model_folder).model).read([ids])
     return make_dense_store(
         tmp_path_factory.mktemp("stores") / "own",
         [ids.tolist()],
@@ -58,7 +58,7 @@ def test_replay_asks_with_the_states_of_the_model(
         assert found["passes"] == -(-found["tokens"] // (length + 1))
         assert found["acceptance_rate"] > 0.5
     ran = run(*arguments)
-    assert re.search(rf"own +│ {DEFAULT_STRATEGY} +│ 64 ", ran.out)
+    assert re.search(rf"own +│ {DEFAULT_STRATEGY} +│ +64 ", ran.out)
     assert ran.err == ""
 
 

@@ -61,33 +61,16 @@ def test_prompts_of_several_files_and_draws(
     made = run("responses", "--model", model_folder, *asked, *drawn, "--out", out, "--json").json()
     assert made["counts"]["answers"] + made["counts"]["empty"] == 8
     assert made["problems"][0]["place"] == f"{questions}:line 5"
-    records = read_records(out)
-    assert {record["id"] for record in records} >= {"more#0", "questions.jsonl#1#1"}
-    decoding = {"temperature": 0.7, "max_new_tokens": 5, "top_p": 0.95, "seed": 9}
-    assert all(record["decoding"] == decoding for record in records)
-
-
-def test_answers_of_a_worker(run: Runner, model_folder: Path, tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    log = write_records(tmp_path / "log.jsonl", {"id": "1", "model": "chat", "messages": turns})
-    out = tmp_path / "own.jsonl"
-    arguments = ["responses", "--model", model_folder, "--log", log, "--out", out]
-    assert "other models 1" in run(*arguments).error()
-    assert run(*arguments, "--logged-as", "chat").status == 0
-    assert [record["output"] for record in read_records(out)] == ["ho"]
+    assert {record["id"] for record in read_records(out)} >= {"more#0", "questions.jsonl#1#1"}
 
 
 def test_errors_are_sentences(run: Runner, model_folder: Path, questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     asks = ["responses", "--model", model_folder, "--out", out]
-    assert "no prompts and no response log" in run(*asks).error()
-    assert "no such file" in run(*asks, "--prompts", tmp_path / "none.jsonl").error()
     assert "line 5: not JSON" in run(*asks, "--prompts", questions, "--strict").error()
-    assert "needs a chat" in run(*asks, "--prompts", questions, "--system", "x").error()
-    assert "give a temperature" in run(*asks, "--prompts", questions, "--samples", 2).error()
     out.write_text(json.dumps({"text": "mine"}) + "\n")
     assert (
-        "exists and was not written by `draftstore responses`"
+        "was not written by `draftstore responses`"
         in run(*asks, "--prompts", questions, "--overwrite").error()
     )
     assert (

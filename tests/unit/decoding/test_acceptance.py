@@ -119,6 +119,9 @@ def test_an_end_is_the_bonus_though_a_node_carries_it() -> None:
         (tree_from([4, 5], [1, -1], [0, 0]), "node 0 has parent 1, expected -1 or an earlier node"),
         (tree_from([4, 5], [-1, 1], [0, 0]), "node 1 has parent 1, expected"),
         (tree_from([4, 5], [-1, -2], [0, 0]), "node 1 has parent -2, expected"),
+        (tree_from([4], [-1, 0], [0]), "unequal lengths"),
+        (tree_from([4, 5], [-1], [0, 0]), "unequal lengths"),
+        (tree_from([4, 5], [-1, 0], [0]), "unequal lengths"),
     ],
 )
 def test_broken_trees_are_refused(tree: DraftTree, message: str) -> None:

@@ -1,7 +1,7 @@
-"""The decode loop, with a target that is a table: what it emits, in which order it asks, and what it tells."""
+"""The decode loop, with a model that is a table: what it emits, in which order it calls, and what drafters get."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.loop import Fixed, Tally, decode
+from draftstore.decoding.loop import Step, Tally, Text, decode, step
+from draftstore.decoding.planners import Fixed, Planner
+from draftstore.drafting.drafter import Session
 from draftstore.errors import DraftTreeError
 from draftstore.trees.tree import DraftTree
 from tests.examples import examples
@@ -49,7 +51,7 @@ def say_greedy(scores: NDArray[np.float64]) -> int:
 
 
 class TableTarget:
-    """A target whose text and cache are lists, and which checks what it is given.
+    """A text of a model whose text and cache are lists, and which checks what it is given.
 
     Attributes:
         text: the prompt and all that was kept.
@@ -78,9 +80,12 @@ class TableTarget:
         self.cache = [*self.text, *tree.tokens.tolist()]
         return TableVerdict(self, tree)
 
-    def keep(self, accepted: Acceptance) -> None:
+    def keep(self, accepted: Acceptance | None) -> None:
         self.log.append("keep")
         tree, size = self.trees[-1], len(self.text)
+        if accepted is None:
+            self.cache = self.text[:-1]
+            return
         assert len(accepted.path) == len(accepted.tokens) - 1
         assert tree.tokens[accepted.path].tolist() == accepted.tokens[:-1].tolist()
         self.cache = self.cache[:size] + [self.cache[size + node] for node in accepted.path]
@@ -111,6 +116,31 @@ class TableVerdict:
     def hidden(self, row: int) -> NDArray[np.float32]:
         self.target.log.append("hidden")
         return np.full(3, row, np.float32)
+
+
+class Together:
+    """A `Model` over some texts."""
+
+    def __init__(self, targets: Sequence[TableTarget]) -> None:
+        self.targets = targets
+
+    def verify(self, trees: Sequence[DraftTree]) -> list[TableVerdict]:
+        return [target.verify(tree) for target, tree in zip(self.targets, trees, strict=True)]
+
+    def keep(self, accepted: Sequence[Acceptance | None]) -> None:
+        for target, each in zip(self.targets, accepted, strict=True):
+            target.keep(each)
+
+
+def decoded(
+    target: TableTarget,
+    session: Session,
+    ends: Callable[[Sequence[int]], bool] = lambda _: False,
+    planner: Planner | None = None,
+    min_prob: float = 0.0,
+) -> Iterator[Step]:
+    """Decode a text alone."""
+    return decode(Together([target]), Text(session, planner or Fixed(), ends, min_prob))
 
 
 def plain(text: Sequence[int], count: int, eos: int | None = None) -> list[int]:
@@ -191,7 +221,7 @@ def test_the_text_is_that_of_plain_decoding(
     target = TableTarget(prompt)
     drafter = DRAFTERS[name](plain(prompt, count + 9))
     session = drafter.session(prompt)
-    steps = list(decode(target, session, planner=Fixed(budget), ends=target.ends_after(count, eos)))
+    steps = list(decoded(target, session, target.ends_after(count, eos), Fixed(budget)))
     assert target.text == session.text == truth
     assert [token for step in steps for token in step.tokens.tolist()] == truth[len(prompt) :]
     assert target.cache == target.text[:-1]
@@ -206,8 +236,8 @@ def test_a_prophet_is_believed_off_the_first_branch_and_a_liar_never() -> None:
         target = TableTarget([1, 2])
         drafter = make(truth)
         tally = Tally()
-        for step in decode(target, drafter.session([1, 2]), planner=Fixed(), ends=target.ends_after(60)):
-            tally.add(step)
+        for done in decoded(target, drafter.session([1, 2]), target.ends_after(60)):
+            tally.add(done)
         assert target.text == truth[:-1]
         passes[name] = tally.passes
         if name == "prophet":
@@ -235,7 +265,7 @@ def test_the_joint_of_three_sampled_tokens_is_exact() -> None:
 
     for _ in range(20_000):
         target = TableTarget(prompt, model, lambda weights: draw_token(weights, draw))
-        for _ in decode(target, Drawn([]), planner=Fixed(), ends=target.ends_after(3)):
+        for _ in decoded(target, Drawn([]), target.ends_after(3)):
             pass
         counts[tuple(target.text[2:])] += 1
     assert chi_square_p(counts, joint_of_three(model, prompt)) > 1e-4
@@ -249,9 +279,7 @@ def test_the_end_may_lie_anywhere_in_a_draft(last: int) -> None:
     """A draft of 4 right tokens: what ends the text is the bonus, and nothing behind it is looked at."""
     truth = plain([1], 5)[1:]
     target = TableTarget([1])
-    steps = list(
-        decode(target, Script([tree_of([tuple(truth[:4])])]), planner=Fixed(), ends=target.ends_after(last))
-    )
+    steps = list(decoded(target, Script([tree_of([tuple(truth[:4])])]), target.ends_after(last)))
     assert len(steps) == 1
     assert steps[0].tokens.tolist() == truth[:last]
     assert steps[0].path == list(range(last - 1))
@@ -268,7 +296,7 @@ def test_each_token_is_asked_about_once_and_in_order() -> None:
         return sum(len(text) == 1 for text in asked) == 3
 
     session = Prophet(VOCAB, [plain([1], 30)], depth=2).session([1])
-    steps = list(decode(target, session, planner=Fixed(), ends=ends))
+    steps = list(decoded(target, session, ends))
     whole = [step.tokens.tolist() for step in steps]
     assert [len(tokens) for tokens in whole] == [3, 3, 1]
     assert asked == [tokens[:size] for tokens in whole for size in range(1, len(tokens) + 1)]
@@ -277,7 +305,7 @@ def test_each_token_is_asked_about_once_and_in_order() -> None:
 def test_passes_run_on_demand() -> None:
     """A pass is made when its step is asked for, so what is not read costs nothing."""
     target = TableTarget([1])
-    steps = decode(target, Silent(VOCAB).session([1]), planner=Fixed(), ends=lambda _: False)
+    steps = decoded(target, Silent(VOCAB).session([1]))
     assert target.log == []
     next(steps)
     assert target.log == ["verify", "choose", "keep"]
@@ -288,7 +316,7 @@ def test_passes_run_on_demand() -> None:
 def test_a_broken_tree_stops_decoding() -> None:
     broken = tree_from([4, 4], [-1, -1], [0, 0])
     with pytest.raises(DraftTreeError, match="two children"):
-        next(decode(TableTarget([1]), Script([broken]), planner=Fixed(), ends=lambda _: False))
+        next(decoded(TableTarget([1]), Script([broken])))
 
 
 # --- the planner ---
@@ -300,7 +328,7 @@ def test_the_planner_trims_what_was_proposed_and_learns_how_it_fared() -> None:
     session = Script([first, DraftTree.empty()])
     planner = Halving([6, 2])
     target = TableTarget([1])
-    steps = list(decode(target, session, planner=planner, ends=target.ends_after(5), min_prob=0.25))
+    steps = list(decoded(target, session, target.ends_after(5), planner, min_prob=0.25))
     assert session.asked == [(6, 0.25), (2, 0.25)]
     assert [len(tree) for tree in target.trees] == [3, 0]
     assert [entry[0] for entry in planner.log] == ["begin", *["budget", "trim", "learn"] * 2]
@@ -316,7 +344,7 @@ def test_budget_of_zero_skips_drafting_but_not_feedback() -> None:
     session = Script([])
     planner = Halving([0, 0, -1])
     target = TableTarget([1])
-    list(decode(target, session, planner=planner, ends=target.ends_after(3)))
+    list(decoded(target, session, target.ends_after(3), planner))
     assert session.asked == []
     assert [heard["ids"] for heard in session.heard] == [[token] for token in plain([1], 3)[1:]]
     assert [len(entry[1]) for entry in planner.log if entry[0] == "learn"] == [0, 0, 0]
@@ -346,9 +374,9 @@ def test_drafter_gets_the_feedback_it_needs(wants: tuple[bool, bool], right: int
     tree = tree_of({((truth[0] + 1) % VOCAB, 0): 0.9, (*truth[:right], wrong, 2): 0.5})
     session = Script([tree], *wants)
     target = TableTarget([1])
-    step = next(decode(target, session, planner=Fixed(), ends=lambda _: False))
+    done = next(decoded(target, session))
     [heard] = session.heard
-    assert step.tokens.tolist() == heard["ids"] == truth[: right + 1]
+    assert done.tokens.tolist() == heard["ids"] == truth[: right + 1]
     assert heard["tree"] is tree
     assert set(heard) == {"ids", "tree", "candidates", "hidden"}
     if wants[0]:
@@ -370,11 +398,11 @@ def test_steps_add_up() -> None:
     truth = plain([1], 8)[1:]
     session = Script([tree_of([tuple(truth[:2])]), DraftTree.empty(), tree_of([(truth[4], truth[5] ^ 1)])])
     target = TableTarget([1])
-    steps = list(decode(target, session, planner=Fixed(), ends=target.ends_after(6)))
+    steps = list(decoded(target, session, target.ends_after(6)))
     tally = Tally()
     assert tally.accepted_length == 0.0
-    for step in steps:
-        tally.add(step)
+    for done in steps:
+        tally.add(done)
     assert (tally.passes, tally.tokens, tally.drafted, tally.accepted) == (3, 6, 4, 3)
     assert tally.accepted_length == 2.0
     for name in ("draft_ns", "forward_ns", "accept_ns"):
@@ -394,10 +422,82 @@ def test_times_are_of_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             pause(2)
             return super().verify(tree)
 
-        def keep(self, accepted: Acceptance) -> None:
+        def keep(self, accepted: Acceptance | None) -> None:
             pause(3)
             super().keep(accepted)
 
     monkeypatch.setattr("draftstore.decoding.loop.perf_counter_ns", lambda: next(clock))
-    step = next(decode(Slow([1]), session, planner=Fixed(), ends=lambda _: True))
-    assert (step.draft_ns, step.forward_ns, step.accept_ns) == (7, 3 * 7, 4 * 7)
+    done = next(decoded(Slow([1]), session))
+    assert (done.draft_ns, done.forward_ns, done.accept_ns) == (7, 3 * 7, 4 * 7)
+
+
+# --- several texts ---
+
+
+class Failing(Prophet):
+    """A prophet that fails in its second pass, in one of its methods."""
+
+    def __init__(self, text: Sequence[int], where: str) -> None:
+        super().__init__(VOCAB, [text], depth=2)
+        self.where = where
+
+    def fail(self, where: str) -> None:
+        if self.where == where and len(self.text) > 4:
+            raise ZeroDivisionError(where)
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        self.fail("propose")
+        return super().propose(budget, min_prob)
+
+    def observe(self, accepted_ids: ArrayLike, **feedback: Any) -> None:
+        self.fail("observe")
+        super().observe(accepted_ids, **feedback)
+
+
+@pytest.mark.parametrize("where", ["propose", "observe", "choose", "ends"])
+def test_texts_share_passes_and_fail_alone(where: str) -> None:
+    """The second of three fails in its second pass; the others are as alone."""
+    prompts = [[1], [2, 3], [6]]
+    whole = [plain(prompt, 19) for prompt in prompts]
+    targets = [TableTarget(prompt) for prompt in prompts]
+
+    def failing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fail(*given: Any) -> Any:
+            if len(targets[1].text) > 4:
+                raise ZeroDivisionError(where)
+            return original(*given)
+
+        return fail
+
+    ends = [target.ends_after(9) for target in targets]
+    if where == "ends":
+        ends[1] = failing(ends[1])
+    if where == "choose":
+        targets[1].say = failing(say_greedy)
+    drafters = [Failing(text, where if place == 1 else "") for place, text in enumerate(whole)]
+    texts = [
+        Text(drafter.session(prompt), Fixed(), end)
+        for drafter, prompt, end in zip(drafters, prompts, ends, strict=True)
+    ]
+    first = step(texts, Together(targets))
+    assert [len(done.tokens) for done in first if isinstance(done, Step)] == [3, 3, 3]
+    error = step(texts, Together(targets))[1]
+    assert isinstance(error, ZeroDivisionError)
+    if where != "observe":  # by then the tokens are accepted
+        assert targets[1].text == whole[1][:5]
+    left = Together([targets[0], targets[2]])
+    for done in step([texts[0], texts[2]], left):
+        assert isinstance(done, Step)
+    assert [text.over for text in texts] == [True, False, True]
+    assert [targets[place].text for place in (0, 2)] == [whole[place][:10] for place in (0, 2)]
+
+
+def test_texts_without_drafts_share_a_pass_with_others() -> None:
+    targets = [TableTarget([1]), TableTarget([2])]
+    texts = [
+        Text(Prophet(VOCAB, [plain([1], 9)], depth=2).session([1]), Fixed(), lambda _: False),
+        Text(Silent(VOCAB).session([2]), Fixed(0), lambda _: False),
+    ]
+    found = step(texts, Together(targets))
+    assert [len(done.tokens) for done in found if isinstance(done, Step)] == [3, 1]
+    assert [target.text for target in targets] == [plain([1], 3), plain([2], 1)]

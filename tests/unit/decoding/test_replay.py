@@ -19,7 +19,6 @@ from draftstore.decoding.replay import (
 )
 from draftstore.drafting.drafter import Session
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.projection import Projection
 from draftstore.errors import ReplayError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
@@ -179,9 +178,8 @@ class Listening(Fake):
 
     needs_hidden = True
 
-    def __init__(self, *chains: Sequence[int], projection: Projection | None = None) -> None:
+    def __init__(self, *chains: Sequence[int]) -> None:
         super().__init__(*chains)
-        self.projection = projection
         self.heard: list[tuple[int, Any]] = []
 
     def session(
@@ -203,33 +201,24 @@ class Listening(Fake):
         self.heard.append((self.text[-1], hidden))
 
 
-PROJECTION = Projection(np.array([[1, 0, 0], [0, 2, 0]], np.float32), np.array([0, 100], np.float32))
-
-
-@given(
-    output=OUTPUTS,
-    chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3),
-    projected=st.booleans(),
-)
+@given(output=OUTPUTS, chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3))
 def test_the_state_is_the_one_that_predicted_the_last_token(
-    output: list[int], chains: list[list[int]], projected: bool
+    output: list[int], chains: list[list[int]]
 ) -> None:
     """State j holds j and output[j]."""
     hidden = np.array([[place, token, 9] for place, token in enumerate(output)], np.float32)
-    projection = PROJECTION if projected else None
-    drafter = Listening(*{chain[0]: chain for chain in chains}.values(), projection=projection)
+    drafter = Listening(*{chain[0]: chain for chain in chains}.values())
     replay(drafter, [Recording("a", ids(3), ids(*output), hidden)])
     place = 0
     for observed, (token, state) in zip([[output[0]], *drafter.observed], drafter.heard, strict=True):
         place += len(observed)
         assert token == observed[-1] == output[place - 1]
-        expected = [place - 1, 2 * token + 100] if projected else [place - 1, token, 9]
-        assert state.tolist() == expected
+        assert state.tolist() == [place - 1, token, 9]
     assert place == len(output)
 
 
 def test_missing_states_are_an_error() -> None:
-    for drafter in (Listening([1]), Mixture([Fake([1]), Listening([1], projection=PROJECTION)])):
+    for drafter in (Listening([1]), Mixture([Fake([1]), Listening([1])])):
         with pytest.raises(ReplayError, match=r"recording a has no hidden states.* the model that made it"):
             replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))])
 

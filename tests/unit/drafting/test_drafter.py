@@ -24,15 +24,21 @@ ids = st.lists(st.integers(0, VOCAB - 1), max_size=40)
 class Recorder:
     """A drafter that notes what it is asked and proposes the last token again."""
 
-    def __init__(self, context_size: int = 4, vocab_size: int = VOCAB) -> None:
+    def __init__(self, context_size: int = 4, vocab_size: int = VOCAB, hidden_size: int = 0) -> None:
         self.context_size = context_size
         self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.hidden: NDArray[np.float16] | None = None
         self.calls: list[tuple[list[list[int]], int, float]] = []
 
     def draft(
-        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, queries: object = None
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
-        assert queries is None
+        self.hidden = None if hidden is None else hidden.copy()
         assert contexts.dtype == np.int32
         assert contexts.shape[1] == self.context_size
         self.calls.append((contexts.tolist(), budget, min_prob))
@@ -133,11 +139,11 @@ def test_static_store_ignores_other_feedback() -> None:
     drafter = store()
     plain = drafter.session([1, 2, 3])
     hidden, candidates = np.zeros(4, np.float32), np.zeros((1, 8), np.int32)
-    told = drafter.session([1, 2, 3], hidden=hidden, candidates=candidates)
-    tree = told.propose()
+    informed = drafter.session([1, 2, 3], hidden=hidden, candidates=candidates)
+    tree = informed.propose()
     plain.observe([4, 0])
-    told.observe([4, 0], tree=tree, hidden=hidden, candidates=np.zeros((len(tree) + 1, 8), np.int32))
-    assert told.propose() == plain.propose()
+    informed.observe([4, 0], tree=tree, hidden=hidden, candidates=np.zeros((len(tree) + 1, 8), np.int32))
+    assert informed.propose() == plain.propose()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -180,6 +186,20 @@ def test_a_batch_asks_its_drafter_once_and_an_empty_one_never() -> None:
     assert [tree.tokens.tolist() for tree in trees] == [[1], [3]]
     assert propose_batch(recorder, []) == []
     assert len(recorder.calls) == 1
+
+
+def test_a_dense_drafter_gets_the_last_states_as_float16() -> None:
+    recorder = Recorder(hidden_size=3)
+    first = ContextSession(recorder, [1], np.array([1 + 2**-12, 7e4, -1e300]))
+    first.propose()
+    np.testing.assert_array_equal(recorder.hidden, np.array([[1, np.inf, -np.inf]], np.float16), strict=True)
+    second = ContextSession(recorder, [2])
+    second.observe([3], hidden=np.array([1, 2, 3], np.float32))
+    first.observe([4])
+    propose_batch(recorder, [first, second])
+    np.testing.assert_array_equal(
+        recorder.hidden, np.array([[np.nan] * 3, [1, 2, 3]], np.float16), strict=True
+    )
 
 
 def test_sessions_of_one_drafter_do_not_disturb_each_other() -> None:

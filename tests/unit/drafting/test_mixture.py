@@ -9,16 +9,16 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.decoding.loop import Fixed, decode
-from draftstore.decoding.replay import RecordedTarget
-from draftstore.drafting.drafter import Drafter, Session, projection_of
+from draftstore.decoding.loop import Text, decode
+from draftstore.decoding.planners import Fixed
+from draftstore.decoding.replay import RecordedModel
+from draftstore.drafting.drafter import Drafter, Session
 from draftstore.drafting.faults import DisabledSession
 from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
-from draftstore.drafting.projection import Projection
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.together import propose_many
 from draftstore.errors import DraftstoreError, TokenRangeError
+from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, level_of
 from tests import reference
@@ -283,103 +283,6 @@ def test_everything_is_passed_on_as_it_came() -> None:
     assert not mixed([[]], [[]]).needs_hidden
 
 
-class Dense(Scripted):
-    """Wants projected states; records those it got, the prefill's first."""
-
-    def __init__(self, projection: Projection | None, hidden: bool = True) -> None:
-        super().__init__([(1, -1, 5)], hidden=hidden)
-        self.projection = projection
-
-    @property
-    def states(self) -> list[Any]:
-        return [self.prefill[1], *(each.hidden for each in self.feedback)]
-
-
-SPACES = [
-    Projection(np.full((2, 3), 1 + seed, np.float32), np.array([0, seed], np.float32)) for seed in range(2)
-]
-TWIN = Projection(SPACES[0].weights.copy(), SPACES[0].bias.copy())
-STATE: NDArray[np.float32] = np.array([1, 2, 4], np.float32)
-
-
-def fed_by_a_target(*drafters: Drafter) -> MixtureSession:
-    """Start and go on as a target does: with states as they are, or projected where the asker has a projection."""
-
-    def state_for(asker: object) -> NDArray[np.float32]:
-        projection = projection_of(asker)
-        return STATE if projection is None else projection.apply(STATE)
-
-    mixture = Mixture(drafters)
-    session = mixture.session([0], hidden=state_for(mixture))
-    assert isinstance(session, MixtureSession)
-    session.observe([1], hidden=state_for(session))
-    return session
-
-
-def is_state(found: Any, projection: Projection | None) -> bool:
-    return bool(np.array_equal(found, STATE if projection is None else projection.apply(STATE)))
-
-
-def test_states_of_one_space_arrive_projected() -> None:
-    parts = Dense(SPACES[0]), Scripted([(2, -1, 5)]), Dense(TWIN)
-    session = fed_by_a_target(*parts)
-    shared = Mixture(parts).projection
-    assert shared is not None
-    assert session.projection is not None
-    assert shared.digest == session.projection.digest == SPACES[0].digest
-    assert session.needs_hidden
-    for part in (parts[0], parts[2]):
-        assert isinstance(part, Dense)
-        assert all(is_state(state, SPACES[0]) for state in part.states)
-    assert parts[1].prefill[1] is parts[1].feedback[0].hidden is None, (
-        "a projected state says nothing to others"
-    )
-
-
-@pytest.mark.parametrize("raw", [False, True])
-def test_several_spaces_are_projected_to_on_the_host(raw: bool) -> None:
-    """One that wants states as they are has the same effect."""
-    parts = [Dense(SPACES[0]), Dense(TWIN), Dense(None) if raw else Dense(SPACES[1])]
-    session = fed_by_a_target(*parts)
-    assert Mixture(parts).projection is session.projection is None
-    assert Mixture(parts).needs_hidden
-    assert session.needs_hidden
-    for part in parts:
-        assert all(is_state(state, part.projection) for state in part.states)
-
-
-def test_mixtures_of_spaces_inside_mixtures() -> None:
-    parts = [Dense(SPACES[0]), Dense(SPACES[1]), Dense(SPACES[1])]
-    session = fed_by_a_target(Mixture(parts[:2]), parts[2])
-    assert session.projection is None
-    for part in parts:
-        assert all(is_state(state, part.projection) for state in part.states)
-    session = fed_by_a_target(Mixture([parts[1], parts[2]]), parts[1])
-    assert session.projection is not None
-
-
-def test_missing_state_reaches_no_part() -> None:
-    parts = [Dense(SPACES[0]), Dense(SPACES[1])]
-    Mixture(parts).session([0]).observe([1])
-    assert [part.states for part in parts] == [[None, None]] * 2
-    assert Mixture([Scripted([])]).projection is None
-    assert not Mixture([Scripted([])]).needs_hidden
-
-
-def test_a_space_that_moves_between_texts() -> None:
-    """A release of the lookup service may move to another build while a prompt is being read."""
-    parts = [Dense(SPACES[0]), Dense(TWIN)]
-    mixture = Mixture(parts)
-    asked = projection_of(mixture)
-    assert asked is not None
-    parts[1].projection = SPACES[1]
-    assert mixture.projection is None
-    session = mixture.session([0], hidden=asked.apply(STATE))
-    assert [part.states for part in parts] == [[None], [None]], "the state lies in neither space for sure"
-    session.observe([1], hidden=STATE)
-    assert all(is_state(part.states[1], part.projection) for part in parts)
-
-
 def test_a_mixture_of_one_is_that_one() -> None:
     drafter = Scripted([(1, -1, 5)])
     assert Mixture([drafter]).session([0]) is drafter
@@ -433,9 +336,9 @@ def everything() -> list[Drafter]:
 
 def decoded(output: list[int], drafters: Sequence[Drafter], budget: int = 12) -> list[DraftTree]:
     """Decode a given output; return the trees that were verified."""
-    target = RecordedTarget(np.array(output, np.int32))
+    model = RecordedModel(np.array(output, np.int32))
     session = Mixture(drafters).session([1, 2, output[0]])
-    steps = list(decode(target, session, planner=Fixed(budget), ends=target.ends))
+    steps = list(decode(model, Text(session, Fixed(budget), model.ends)))
     assert [token for step in steps for token in step.tokens] == output[1:]
     return [step.tree for step in steps]
 

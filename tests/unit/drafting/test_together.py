@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from draftstore.drafting.drafter import ContextSession, Session
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.together import propose_many
+from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import RandomTrees
-from tests.unit.drafting.test_drafter import ids, store
+from tests.unit.drafting.test_drafter import Recorder, ids, store
 
 VOCAB = store("longest").vocab_size
 
@@ -26,16 +26,17 @@ class Counting:
     def __init__(self, strategy: str) -> None:
         self._drafter = store(strategy)
         self.context_size, self.vocab_size = self._drafter.context_size, self._drafter.vocab_size
+        self.hidden_size = 0
         self.batches: list[int] = []
 
     def session(self, prompt_ids: Any, **_prefill: Any) -> ContextSession:
         return ContextSession(self, prompt_ids)
 
     def draft(
-        self, contexts: Any, budget: int = 64, min_prob: float = 0.0, queries: Any = None
+        self, contexts: Any, budget: int = 64, min_prob: float = 0.0, hidden: Any = None
     ) -> list[Draft]:
         self.batches.append(len(contexts))
-        return self._drafter.draft(contexts, budget, min_prob, queries)
+        return self._drafter.draft(contexts, budget, min_prob, hidden)
 
 
 @given(
@@ -77,6 +78,17 @@ def test_a_store_is_asked_once(mixed: bool) -> None:
     assert counting.batches == [5]
     propose_many(sessions, [16, 0, 16, 8, 16], [0.0] * 5)
     assert counting.batches == [5, 3, 1]
+
+
+def test_texts_with_and_without_states_are_asked_about_apart() -> None:
+    """A release of the lookup service may become known between two texts."""
+    recorder = Recorder()
+    early = ContextSession(recorder, [1])
+    recorder.hidden_size = 2
+    late = ContextSession(recorder, [2], np.ones(2, np.float32))
+    propose_many([early, late], [8, 8], [0.0, 0.0])
+    assert [contexts[0][-1] for contexts, _, _ in recorder.calls] == [1, 2]
+    assert recorder.hidden is not None
 
 
 def test_mixture_learns_the_same_in_a_batch() -> None:

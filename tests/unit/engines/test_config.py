@@ -10,7 +10,7 @@ from draftstore.errors import EngineError
 
 
 def test_without_anything_the_request_drafts() -> None:
-    assert EngineConfig.read({}) == EngineConfig(sources=Sources(request=True))
+    assert EngineConfig.read({}) == EngineConfig(sources=Sources())
     assert EngineConfig.read({"DRAFTSTORE_REQUEST": "", "DRAFTSTORE_RELEASE": ""}) == EngineConfig()
 
 
@@ -22,7 +22,7 @@ def test_a_file_names_stores_beside_it_and_corpora(tmp_path: Path) -> None:
     )
     found = EngineConfig.read({CONFIG_VARIABLE: str(path), "DRAFTSTORE_TOKEN": "s", "DRAFTSTORE_BUDGET": "8"})
     assert found.sources == Sources(stores=(tmp_path / "chat", Path("/far/code")), token="s", request=True)
-    assert found.corpora == {"acme": Sources(release="acme", lookup="host:7781")}
+    assert found.corpora == {"acme": Sources(release="acme", lookup="host:7781", request=False)}
     assert (found.budget, found.min_prob, found.metrics) == (8, 1, 9400)
 
 
@@ -34,7 +34,7 @@ def test_variables_alone() -> None:
         }
     )  # fmt: skip
     stores = (Path.cwd() / "a", Path.cwd() / "b")
-    assert found.sources == Sources(stores=stores, strategy="longest", deadline=0.01)
+    assert found.sources == Sources(stores=stores, strategy="longest", deadline=0.01, request=False)
     assert (found.min_prob, found.metrics) == (0.25, "127.0.0.1:0")
     assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
 
@@ -57,6 +57,7 @@ def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
         ("release = 3", "release is 3, expected text"),
         ("budget = 0", "a budget of 0 nodes: expected 1 to 4,096"),
         ("min_prob = 2", "a minimum probability of 2: expected 0 to 1"),
+        ("deadline = 61", "deadline: .*less than or equal to 60"),
         ("stores = [3]", "stores holds 3, expected folders as text"),
         ("corpora = 3", r"expected corpora as tables \[corpora.NAME\], found an int"),
         ("corpora.a = 3", r"\[corpora.a\]: expected a table"),

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.engines import llama_cpp
-from draftstore.engines.llama_cpp import Followers, export_cache
+from draftstore.engines.llama_cpp import ExportOptions, Followers, export_cache
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.ngrams import NgramTable
-from draftstore.stores.crest.counts import build_counts
+from draftstore.stores.crest.counts import CountOptions, build_counts
 from tests import reference
 from tests.fakes.llama_cpp import LookupDrafter, from_static, read_cache
+from tests.fakes.progress import calling
 from tests.reference import Documents
 from tests.unit.stores.crest.test_counts import documents_of
 from tests.unit.stores.rest.test_build import names
@@ -57,7 +58,7 @@ def store(request: pytest.FixtureRequest) -> Path:
 
 
 def test_the_whole_table_is_a_plain_count(store: Path, out: Path) -> None:
-    made = export_cache(store, out, whole=True)
+    made = export_cache(store, out, ExportOptions(whole=True))
     table = followers_of(documents_of(store))
     assert read_cache(out) == table
     assert (made.path, made.ngrams, made.left_out) == (out, len(table), 0)
@@ -100,7 +101,7 @@ def test_the_bytes(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(llama_cpp, "_tables", lambda *_: iter([table]))
     export_cache(small_store, out)
     assert out.read_bytes() == struct.pack("<14i", 1, 2, -1, -1, 1, 70_000, 3, 4, 2, -1, -1, 1, 9, 10_000)
-    export_cache(small_store, out, whole=True, overwrite=True)
+    export_cache(small_store, out, ExportOptions(whole=True), overwrite=True)
     first = struct.pack("<9i", 1, 2, -1, -1, 2, 3, 1, 70_000, 3)
     assert out.read_bytes() == first + struct.pack("<14i", 1, 5, -1, -1, 1, 6, 1, 4, 2, -1, -1, 1, 9, 12_345)
 
@@ -111,7 +112,7 @@ def test_counts_that_llama_cpp_could_not_multiply(
     tokens = np.array([[1, 2, 3], [1, 2, 4], [1, 2, 5], [7, 8, 9]], np.uint16)
     table = NgramTable(tokens, np.array([3 * 10**9, 10**9, 1, 10**12]))
     monkeypatch.setattr(llama_cpp, "_tables", lambda *_: iter([table]))
-    export_cache(small_store, out, whole=True)
+    export_cache(small_store, out, ExportOptions(whole=True))
     found = read_cache(out)
     assert found[1, 2, -1, -1] == {3: 14_999_999, 4: 4_999_999, 5: 1}
     assert from_static(found, (1, 2)) == 3
@@ -121,17 +122,15 @@ def test_counts_that_llama_cpp_could_not_multiply(
 def test_counts_give_the_same_file(
     store: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_counts(store, tmp_path / "counts", max_n=3)
+    build_counts(store, tmp_path / "counts", CountOptions(max_n=3))
     done: list[tuple[int, int]] = []
     for whole in (False, True):
-        export_cache(store, out, whole=whole, overwrite=True)
+        export_cache(store, out, ExportOptions(whole=whole), overwrite=True)
         for rows in (7, 1 << 20):
             monkeypatch.setattr(llama_cpp, "PART_ROWS", rows)
             again = out.with_name("again.bin")
-            export_cache(
-                tmp_path / "counts", again, whole=whole, overwrite=True,
-                progress=lambda *step: done.append(step),
-            )  # fmt: skip
+            options, progress = ExportOptions(whole=whole), calling(counting=lambda *step: done.append(step))
+            export_cache(tmp_path / "counts", again, options, overwrite=True, progress=progress)
             assert again.read_bytes() == out.read_bytes()
     assert done[-1][0] == done[-1][1] > 0
 
@@ -141,7 +140,7 @@ def test_the_best_come_first(small_store: Path, out: Path, monkeypatch: pytest.M
     table = drafting(followers_of(documents_of(small_store)))
     ranked = sorted(table, key=lambda ngram: (-max(table[ngram].values()), ngram))
     for size in (28, 28 * 10 + 27, 28 * len(table) - 1, 28 * len(table)):
-        made = export_cache(small_store, out, max_bytes=size, overwrite=True)
+        made = export_cache(small_store, out, ExportOptions(max_bytes=size), overwrite=True)
         assert read_cache(out) == {ngram: table[ngram] for ngram in ranked[: size // 28]}
         assert list(read_cache(out)) == sorted(ranked[: size // 28])
         assert (made.ngrams, made.left_out) == (size // 28, len(table) - size // 28)
@@ -151,18 +150,20 @@ def test_the_best_come_first(small_store: Path, out: Path, monkeypatch: pytest.M
 def test_pairs_that_draft_stay_longest(store: Path, out: Path) -> None:
     table = followers_of(documents_of(store))
     drafts = {ngram for ngram in table if from_static(table, ngram[:2]) is not None}
-    made = export_cache(store, out, whole=True, max_bytes=sum(20 + 8 * len(table[each]) for each in drafts))
+    made = export_cache(
+        store, out, ExportOptions(whole=True, max_bytes=sum(20 + 8 * len(table[each]) for each in drafts))
+    )
     assert read_cache(out).keys() == drafts
     assert made.left_out == len(table) - len(drafts)
 
 
 def test_rare_pairs_are_left_out(store: Path, out: Path) -> None:
     table = followers_of(documents_of(store))
-    export_cache(store, out, min_count=4)
+    export_cache(store, out, ExportOptions(min_count=4))
     assert read_cache(out) == {k: part for k, part in drafting(table).items() if max(part.values()) >= 4}
-    export_cache(store, out, min_count=4, whole=True, overwrite=True)
+    export_cache(store, out, ExportOptions(min_count=4, whole=True), overwrite=True)
     assert read_cache(out) == {k: part for k, part in table.items() if max(part.values()) >= 4}
-    export_cache(store, out, min_count=1, overwrite=True)
+    export_cache(store, out, ExportOptions(min_count=1), overwrite=True)
     assert read_cache(out) == drafting(table), "llama.cpp takes nothing that occurs once"
 
 
@@ -172,17 +173,17 @@ def test_what_is_refused(
     for other in (small_crest, small_dense):
         with pytest.raises(StoreError, match="keeps drafts and no counts: export the REST store"):
             export_cache(other, out)
-    build_counts(small_store, tmp_path / "pairs", max_n=2)
+    build_counts(small_store, tmp_path / "pairs", CountOptions(max_n=2))
     with pytest.raises(StoreError, match="count again with --max-n 3"):
         export_cache(tmp_path / "pairs", out)
     with pytest.raises(StoreError, match="nothing"):
         export_cache(tmp_path / "nothing", out)
     with pytest.raises(BuildError, match="fits into 27 bytes: raise --max-bytes"):
-        export_cache(small_store, out, max_bytes=27)
+        export_cache(small_store, out, ExportOptions(max_bytes=27))
     with pytest.raises(BuildError, match="occurs 1,000,000 times and is half of all: lower --min-count"):
-        export_cache(small_store, out, min_count=10**6)
+        export_cache(small_store, out, ExportOptions(min_count=10**6))
     with pytest.raises(BuildError, match="occurs 1,000,000 times: lower --min-count"):
-        export_cache(small_store, out, min_count=10**6, whole=True)
+        export_cache(small_store, out, ExportOptions(min_count=10**6, whole=True))
     with pytest.raises(BuildError, match="is a directory"):
         export_cache(small_store, tmp_path)
     assert names(out.parent) == []
@@ -194,14 +195,14 @@ def test_a_file_is_whole_or_the_one_before(
     export_cache(small_store, out)
     before = out.read_bytes()
     with pytest.raises(BuildError, match="exists: choose another --out, or pass --overwrite"):
-        export_cache(small_store, out, whole=True)
+        export_cache(small_store, out, ExportOptions(whole=True))
 
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(llama_cpp, "_cut", full)
     with pytest.raises(OSError, match="No space"):
-        export_cache(small_store, out, max_bytes=10**6, overwrite=True)
+        export_cache(small_store, out, ExportOptions(max_bytes=10**6), overwrite=True)
     assert out.read_bytes() == before
     assert names(out.parent) == ["cache.bin"]
 

@@ -113,7 +113,7 @@ def test_no_failure_leaves_it(caplog: pytest.LogCaptureFixture) -> None:
     def breaks(*_: object) -> DraftTree:
         raise MemoryError
 
-    text: Any = drafts._texts[1]
+    text: Any = drafts.texts[1]
     text.session.propose = breaks
     trees = drafts.propose([asked(1, [1, 2, 1, 2, 2, 2, 2]), asked(2, [1, 2, 1])])
     assert [len(tree) > 0 for tree in trees] == [False, True]
@@ -155,7 +155,9 @@ def test_a_name_of_a_corpus_writes_no_lines_of_a_log(caplog: pytest.LogCaptureFi
 
 
 def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenizer) -> None:
-    config = EngineConfig(sources=Sources(), corpora={"acme": Sources(stores=(small_store,))})
+    config = EngineConfig(
+        sources=Sources(request=False), corpora={"acme": Sources(stores=(small_store,), request=False)}
+    )
     drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 20)]
     for corpus, drafted in (("acme", True), ("", False), ("another", False), ("acme", True)):
@@ -176,7 +178,7 @@ def test_requests_with_budgets_of_their_own_are_asked_for_together(
         return propose_batch(drafter, sessions, *about)
 
     monkeypatch.setattr("draftstore.drafting.together.propose_batch", counting)
-    config = EngineConfig(sources=Sources(stores=(small_store,)))
+    config = EngineConfig(sources=Sources(stores=(small_store,), request=False))
     drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 9)]
     trees = drafts.propose([DraftRequest(key, text, budget=key) for key, text in enumerate(texts)])
@@ -188,7 +190,7 @@ def test_requests_with_budgets_of_their_own_are_asked_for_together(
 
 def test_a_store_of_another_tokenizer_is_refused_at_the_start(small_store: Path) -> None:
     with pytest.raises(TokenizerError, match="was built with tokenizer"):
-        proposer(EngineConfig(sources=Sources(stores=(small_store,))))
+        proposer(EngineConfig(sources=Sources(stores=(small_store,), request=False)))
 
 
 def test_what_needs_the_models_states_is_refused_at_the_start(
@@ -196,9 +198,9 @@ def test_what_needs_the_models_states_is_refused_at_the_start(
 ) -> None:
     about = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with pytest.raises(EngineError, match="drafts from hidden states, which engines do not hand out"):
-        proposer(EngineConfig(sources=Sources(stores=(small_dense,))), **about)
+        proposer(EngineConfig(sources=Sources(stores=(small_dense,), request=False)), **about)
     with pytest.raises(EngineError, match="drafts from candidates of the model"):
-        proposer(EngineConfig(sources=Sources(recycling=True)))
+        proposer(EngineConfig(sources=Sources(recycling=True, request=False)))
 
 
 @pytest.fixture(autouse=True)

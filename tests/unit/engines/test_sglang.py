@@ -190,11 +190,11 @@ def tenants(
     for name, text in (("digits", "12312412351246" * 3), ("letters", "ABCABDABCEABDF" * 3)):
         corpus = folder / f"{name}.jsonl"
         corpus.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
-        build_rest(RestOptions((corpus,), name), small_tokenizer, folder / name, workers=1)
+        build_rest(RestOptions(corpus=(corpus,), name=name), small_tokenizer, folder / name, workers=1)
         corpora[name] = Sources(stores=(folder / name,), request=True)
         texts[name] = small_tokenizer.encode(text, bos=False).tolist()
     about: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
-    found = drafts(EngineConfig(Sources(), corpora, ROWS - 1), **about)
+    found = drafts(EngineConfig(Sources(request=False), corpora, ROWS - 1), **about)
     yield found, texts
     found.proposer.close()
 

@@ -14,34 +14,12 @@ from draftstore.hf.penalties import Penalties
 from draftstore.hf.requests import GenerationRequest, Sampling
 
 
-def arguments(
-    *, device: str = "cpu", compiles: bool = True, own: dict[str, Any] | None = None, **sampling: Any
-) -> dict[str, Any]:
-    """Return the arguments for a model that is nothing but its device and its settings."""
+def arguments(*, own: dict[str, Any] | None = None, **sampling: Any) -> dict[str, Any]:
+    """Return the arguments for a model that is nothing but its settings."""
     settings: Any = transformers.GenerationConfig(eos_token_id=[7, 9], **(own or {}))  # type: ignore[no-untyped-call]
-    model: Any = SimpleNamespace(
-        device=torch.device(device), _can_compile_fullgraph=compiles, generation_config=settings
-    )
+    model: Any = SimpleNamespace(generation_config=settings)
     loaded = LoadedModel(model, tokenizer=SimpleNamespace(), text=SimpleNamespace())  # type: ignore[arg-type]
     return generation_arguments(loaded, GenerationRequest(np.zeros(3, np.int32), 20, Sampling(**sampling)))
-
-
-@pytest.mark.parametrize(
-    ("device", "compiles", "static"),
-    [("cuda", True, True), ("cuda:1", True, True), ("cuda", False, False), ("cpu", True, False)],
-)
-def test_a_static_cache_where_cuda_graphs_can_use_it(device: str, compiles: bool, static: bool) -> None:
-    found = arguments(device=device, compiles=compiles)
-    assert found.get("cache_implementation") == ("static" if static else None)
-
-
-def test_a_model_that_says_nothing_of_graphs_gets_no_static_cache() -> None:
-    settings: Any = transformers.GenerationConfig(eos_token_id=1)  # type: ignore[no-untyped-call]
-    model: Any = SimpleNamespace(device=torch.device("cuda"), generation_config=settings)
-    loaded = LoadedModel(model, tokenizer=SimpleNamespace(), text=SimpleNamespace())  # type: ignore[arg-type]
-    found = generation_arguments(loaded, GenerationRequest(np.zeros(1, np.int32), 4))
-    assert "cache_implementation" not in found
-    assert (found["max_new_tokens"], found["eos_token_id"], found["pad_token_id"]) == (4, [1], 1)
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1e-6}, {"top_p": 0.0}])

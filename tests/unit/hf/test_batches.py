@@ -11,22 +11,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from draftstore.decoding.budget import CostPlanner
-from draftstore.decoding.loop import Fixed, Planner, Step
+from draftstore.decoding.loop import Step
+from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
-from draftstore.hf import batches, generate, pools
-from draftstore.hf.batches import Batch, why_alone
-from draftstore.hf.graph_runner import GraphRunner
+from draftstore.hf import generate, pools
+from draftstore.hf.batches import Batch
+from draftstore.hf.generation import prepare_text
 from draftstore.hf.members import Member, Outcome
-from draftstore.hf.pass_shapes import MAX_ROWS, most_rows
 from draftstore.hf.planning import TYPICAL
-from draftstore.hf.texts import prepare_text
+from draftstore.hf.runner import MAX_ROWS, Runner
+from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import (
     Adversary,
@@ -34,10 +34,11 @@ from tests.fakes.adversaries import (
     EosInside,
     OverBudget,
     Prophet,
+    Prophets,
     RandomTrees,
     Silent,
 )
-from tests.fakes.hf_models import build, tiny
+from tests.fakes.hf_models import tiny
 from tests.reference import Warp, chi_square_p, joint_of_three, warped
 from tests.unit.hf.test_sampling import CHECKED, Shaped, exact_scores, options_of, small_model
 from tests.unit.hf.test_sampling import VOCAB as FEW
@@ -45,7 +46,12 @@ from tests.unit.hf.test_sampling import VOCAB as FEW
 VOCAB, NEW, EOS = 48, 14, 7
 SAMPLED = {"do_sample": True, "temperature": 1.3, "top_k": 30, "repetition_penalty": 1.1}
 GREEDY = {"do_sample": False}
-MODELS = [("llama", "sdpa"), ("qwen3", "sdpa"), ("llama", "eager"), ("qwen2", "eager")]
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("qwen3", {}),
+    ("qwen2", {"attention": "eager"}),
+    ("mistral", {"sliding_window": 9}),
+]
 
 
 class Alone(NamedTuple):
@@ -71,8 +77,8 @@ class Alone(NamedTuple):
 
 
 def model_of(number: int) -> Any:
-    architecture, attention = MODELS[number]
-    return tiny(architecture, vocab_size=VOCAB, attention=attention)
+    architecture, changes = MODELS[number]
+    return tiny(architecture, vocab_size=VOCAB, **changes)
 
 
 @functools.cache
@@ -121,8 +127,8 @@ def member_of(
     """Return a text for a batch."""
     random = None if alone.seed is None else torch.Generator().manual_seed(alone.seed)
     prompt = torch.tensor([alone.prompt])
-    text = prepare_text(model_of(alone.model), prompt, random=random, **alone.options | options)
-    return Member(text, drafter, planner or Fixed(12))
+    member = prepare_text(model_of(alone.model), prompt, random=random, **alone.options | options)
+    return member.draft(drafter, planner or Fixed(12))
 
 
 def run(batch: Batch, most: int = 500) -> list[Outcome]:
@@ -136,7 +142,7 @@ def run(batch: Batch, most: int = 500) -> list[Outcome]:
 
 
 def text_of(member: Member) -> tuple[int, ...]:
-    return tuple(member.generated.text.ids)
+    return tuple(member.text.ids.tolist())
 
 
 # --- every text is that of its prompt alone ---
@@ -342,14 +348,14 @@ def test_what_fails_fails_alone(where: str) -> None:
 def test_a_prompt_that_cannot_be_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = known()[0][:3]
     batch, members = Batch(model_of(0)), [member_of(each, None) for each in texts]
-    read = GraphRunner.read
+    read = Runner.read
 
-    def scarce(runner: GraphRunner, slot: int, tokens: Any, *rest: Any) -> Any:
+    def scarce(runner: Runner, slot: int, tokens: Any, *rest: Any) -> Any:
         if tokens.tolist() == list(texts[1].prompt):
             raise MemoryError
         return read(runner, slot, tokens, *rest)
 
-    monkeypatch.setattr(GraphRunner, "read", scarce)
+    monkeypatch.setattr(Runner, "read", scarce)
     for member in members:
         batch.join(member)
     failed = [outcome.member for outcome in run(batch) if outcome.error is not None]
@@ -364,20 +370,22 @@ def test_a_text_that_was_never_here_may_leave() -> None:
     assert batch.step() == []
 
 
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(DecodingError, match="the prompt is empty"):
-        Batch(model_of(0)).join(Member(prepare_text(model_of(0), torch.empty((1, 0), dtype=torch.int64),
-                                                    inputs_embeds=torch.zeros((1, 2, 32), dtype=torch.float64),
-                                                    max_new_tokens=2), None, Fixed()))  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ((), "the prompt is empty"),
+        ((9, VOCAB), "outside the model's vocabulary of 48"),
+        ((9, -1), "outside the model's vocabulary of 48"),
+    ],
+)
+def test_prompts_that_are_refused(prompt: tuple[int, ...], words: str) -> None:
+    member = member_of(known()[0][0], None)
+    member.prompt = np.array(prompt, np.int64)
+    with pytest.raises(DecodingError, match=words):
+        Batch(model_of(0)).join(member)
 
 
 # --- steps, prompts, memory ---
-
-
-@pytest.mark.parametrize("token", [VOCAB, -1])
-def test_ids_that_the_model_lacks_are_refused(token: int) -> None:
-    with pytest.raises(DecodingError, match="outside the model's vocabulary of 48"):
-        Batch(model_of(0)).join(member_of(Alone(0, (9, token), None, ()), None))
 
 
 def test_long_prompts_are_read_while_others_go_on() -> None:
@@ -426,7 +434,7 @@ def test_the_pool_grows_with_the_texts_and_keeps_them() -> None:
     expected = model.generate(prompt, **options)[0].tolist()  # type: ignore[operator]
     batch, sizes = Batch(model), set()
     members = [
-        Member(prepare_text(model, prompt, **options), Prophet(VOCAB, [expected]), Fixed(9)) for _ in range(2)
+        prepare_text(model, prompt, **options).draft(Prophet(VOCAB, [expected]), Fixed(9)) for _ in range(2)
     ]
     for member in members:
         batch.join(member)
@@ -454,13 +462,12 @@ def test_no_more_tokens_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rows_of_a_pass_are_shared_by_its_texts() -> None:
-    assert [most_rows(texts) for texts in (1, 4, 5, 8, 16, 32, 64)] == [128, 128, 96, 64, 32, 16, 8]
-    texts = known()[0]
     batch = Batch(model_of(0))
-    for each in itertools.islice(itertools.cycle(texts), 40):
-        batch.join(member_of(each, RandomTrees(VOCAB), Fixed(64)))
-    trees = [len(outcome.step.tree) for outcome in run(batch) if outcome.step is not None]
-    assert max(trees) <= most_rows(5)
+    for each in itertools.islice(itertools.cycle(known()[0]), 40):
+        batch.join(member_of(each, RandomTrees(VOCAB), Fixed(127)))
+    while len(batch):
+        steps = [outcome.step for outcome in batch.step() if outcome.step is not None]
+        assert sum(len(step.tree) + 1 for step in steps if len(step.tree)) <= 512
 
 
 # --- in one call ---
@@ -486,12 +493,9 @@ def test_greedy_batches_are_their_rows_alone(number: int) -> None:
     expected = torch.cat([inputs["input_ids"], torch.tensor(filled)], dim=1)
     steps: list[Step] = []
 
-    class Drafters:
-        def session(self, prompt_ids: Any, **prefill: Any) -> Any:
-            return Prophet(VOCAB, [each.text + GO_ON for each in texts], 0.2).session(prompt_ids)
-
+    drafter = Prophets(VOCAB, [each.text for each in texts], 0.2)
     output: Any = generate(
-        model_of(number), **inputs, drafter=Drafters(), on_step=steps.append, **texts[0].options
+        model_of(number), **inputs, drafter=drafter, on_step=steps.append, **texts[0].options
     )
     assert torch.equal(output, expected)
     passes = [sum(step.text == row for step in steps) for row in range(len(texts))]
@@ -500,7 +504,7 @@ def test_greedy_batches_are_their_rows_alone(number: int) -> None:
     assert sum(passes) < 0.7 * sum(came)
     assert output.shape[1] == start + longest
     wrapped: Any = generate(
-        model_of(number), **inputs, drafter=Drafters(), return_dict_in_generate=True, **texts[0].options
+        model_of(number), **inputs, drafter=drafter, return_dict_in_generate=True, **texts[0].options
     )
     assert torch.equal(wrapped.sequences, expected)
 
@@ -547,10 +551,9 @@ def test_torchs_seed_settles_a_sampled_batch() -> None:
     ("options", "words"),
     [
         ({"streamer": object()}, "streamer for several texts"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores for several texts"),
-        ({"forward": object()}, "forward for several texts"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores with drafts"),
         ({"token_type_ids": torch.zeros((2, 3), dtype=torch.int64)}, "token_type_ids"),
-        ({"position_ids": torch.tensor([[0, 1, 2], [3, 4, 5]])}, "position_ids of your own"),
+        ({"position_ids": torch.tensor([[0, 1, 2], [3, 4, 5]])}, "position_ids other than"),
         ({"prefix_allowed_tokens_fn": lambda row, ids: [9 + row]}, "PrefixConstrainedLogitsProcessor"),
         ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
         ({"seeds": [1]}, "1 seeds for 2 texts"),
@@ -572,6 +575,15 @@ def test_without_a_pad_id_texts_are_filled_up_with_their_end() -> None:
     output = generate(model, prompts, drafter=RequestDrafter(VOCAB), **options, eos_token_id=[end, 1])
     assert isinstance(output, torch.Tensor)
     assert torch.equal(output, expected)
+
+
+def test_padding_behind_a_prompt_is_refused() -> None:
+    """Plain generate goes on behind the padding."""
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    with pytest.raises(DecodingError, match="pad on the left"):
+        generate(
+            model_of(0), torch.ones_like(mask), attention_mask=mask, drafter=Silent(VOCAB), max_new_tokens=4
+        )
 
 
 def test_batches_in_inference_mode() -> None:
@@ -615,45 +627,9 @@ def test_what_a_text_leaves_behind_spoils_no_other() -> None:
     batch, member = Batch(model_of(0)), member_of(late, None)
     batch.join(member_of(alone, None, max_new_tokens=40))
     batch.step()
-    for states in (batch._runner.pool.keys, batch._runner.pool.values):
-        states[:, 1:] = torch.nan  # as numbers of a text that were too large for their type
+    layers: Any = batch._runner.pool.cache.layers
+    for layer in layers:
+        layer.keys[1:], layer.values[1:] = torch.nan, torch.nan  # as of numbers too large for their type
     batch.join(member)
     run(batch)
     assert text_of(member) == late.text
-
-
-def test_a_cache_that_holds_texts_is_refused() -> None:
-    prompts = torch.tensor([[9, 10, 11], [12, 13, 14]])
-    cache = DynamicCache(config=model_of(0).config)
-    model_of(0)(prompts[:, :2], past_key_values=cache)
-    with pytest.raises(DecodingError, match="a cache that holds texts already"):
-        generate(model_of(0), prompts, past_key_values=cache, drafter=Silent(VOCAB), max_new_tokens=4)
-
-
-ROPES = {
-    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0},
-    "longrope": {
-        "rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
-        "original_max_position_embeddings": 64,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (lambda: tiny("mistral", sliding_window=8), "not every layer of MistralForCausalLM"),
-        (lambda: tiny(attention="flex_attention"), "attention is 'flex_attention'"),
-        (lambda: tiny("mamba", attention="eager"), "MambaForCausalLM"),
-        (lambda: build(rope_parameters=ROPES["dynamic"]), "'dynamic' RoPE"),
-        (lambda: build(rope_parameters=ROPES["longrope"]), "'longrope' RoPE"),
-    ],
-)
-def test_models_that_take_one_text_at_a_time(model: Callable[[], Any], words: str) -> None:
-    with pytest.raises(DecodingError, match=f"no batches: .*({words}).*decode one text at a time"):
-        Batch(model())
-
-
-def test_models_that_take_batches() -> None:
-    assert [why_alone(model_of(number)) for number in range(len(MODELS))] == [None] * len(MODELS)
-    assert batches.MAX_TEXTS == 64

@@ -12,7 +12,8 @@ import torch
 
 from draftstore.errors import ModelError, TokenizerError
 from draftstore.hf import load_model
-from draftstore.hf.loading import LoadedModel, model_name, text_tokenizer
+from draftstore.hf.loading import LoadedModel, text_tokenizer
+from draftstore.storage.manifest import model_name
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.fakes.hf_models import tiny
 from tests.unit.test_imports import BLOCK

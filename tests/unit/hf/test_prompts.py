@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.decoding.loop import Fixed, Step
+from draftstore.decoding.planners import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
-from draftstore.hf import generate, prompts
+from draftstore.hf import generate
 from draftstore.hf.batches import Batch
-from draftstore.hf.members import Member
-from draftstore.hf.prompts import PromptCandidates
-from draftstore.hf.texts import prepare_text
+from draftstore.hf.generation import prepare_text
+from draftstore.hf.passes import gathering
+from draftstore.recycling import prompts
+from draftstore.recycling.drafter import RecyclingDrafter
+from draftstore.recycling.prompts import PromptCandidates
 from tests.fakes.adversaries import Adversary, Silent
 from tests.fakes.hf_models import tiny
 
@@ -51,10 +52,10 @@ class Listening(Silent):
 
     def __init__(self) -> None:
         super().__init__(VOCAB)
-        self.told: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+        self.given: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
 
     def session(self, prompt_ids: ArrayLike, **prefill: Any) -> Adversary:
-        self.told.append((np.asarray(prompt_ids), prefill["candidates"]))
+        self.given.append((np.asarray(prompt_ids), prefill["candidates"]))
         return super().session(prompt_ids)
 
 
@@ -88,24 +89,19 @@ def test_each_row_is_what_the_model_says_after_its_token(
         for prompt in texts:
             drafter = Listening()
             ask(prompt, drafter, architecture)
-            ((ids, rows),) = drafter.told
+            ((ids, rows),) = drafter.given
             assert ids[:-1].tolist() == prompt
             assert rows.tolist() == expected(prompt, architecture)
         batch = Batch(model_of(architecture), chunk=chunk)
         drafters = [Listening() for _ in texts]
         for prompt, drafter in zip(texts, drafters, strict=True):
-            text = prepare_text(
-                model_of(architecture),
-                torch.tensor([prompt]),
-                max_new_tokens=2,
-                do_sample=False,
-                pad_token_id=0,
-            )
-            batch.join(Member(text, drafter, Fixed(4)))
+            options: Any = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
+            member = prepare_text(model_of(architecture), torch.tensor([prompt]), **options)
+            batch.join(member.draft(drafter, Fixed(4)))
         while len(batch):
             assert all(outcome.error is None for outcome in batch.step())
         for prompt, drafter in zip(texts, drafters, strict=True):
-            assert [rows.tolist() for _, rows in drafter.told] == [expected(prompt, architecture)]
+            assert [rows.tolist() for _, rows in drafter.given] == [expected(prompt, architecture)]
 
 
 def test_few_logits_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +109,12 @@ def test_few_logits_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     model, sizes = model_of(), []
     prompt = [*range(1, 12), 3, 5]
     hook = model.lm_head.register_forward_hook(lambda _head, _inputs, logits: sizes.append(logits.shape[1]))
-    told = PromptCandidates(np.array(prompt), VOCAB)
-    with torch.no_grad(), told.reading(model):
+    gathered = PromptCandidates(np.array(prompt), VOCAB)
+    with torch.no_grad(), gathering(gathered, model):
         model(torch.tensor([prompt]))
     hook.remove()
     assert sizes == [2, 2, 2, 2, 2, 1], "ten of eleven tokens in slices of two, then the last position"
-    assert told.rows(np.array([expected(prompt)[-1]], np.int32)).tolist() == expected(prompt)
+    assert gathered.rows(np.array([expected(prompt)[-1]], np.int32)).tolist() == expected(prompt)
 
 
 def test_padding_is_no_part_of_a_prompt() -> None:
@@ -146,23 +142,9 @@ def test_padding_is_no_part_of_a_prompt() -> None:
         do_sample=False,
         pad_token_id=0,
     )
-    assert [ids[:-1].tolist() for ids, _ in drafter.told] == [prompt, prompt, [1, 2, 3, 4, 5, 6]]
-    assert drafter.told[0][1].tolist() == drafter.told[1][1].tolist() == expected(prompt)
-    assert drafter.told[2][1].tolist() == expected([1, 2, 3, 4, 5, 6])
-
-
-def test_a_prompt_that_transformers_reads_in_chunks_tells_the_same() -> None:
-    drafter, prompt = Listening(), [3, 5, 3, 9, 11, 5, 2]
-    ask(prompt, drafter, prefill_chunk_size=3)
-    assert drafter.told[0][1].tolist() == expected(prompt)
-
-
-def test_a_text_that_goes_on_from_a_cache_tells_of_its_last_token() -> None:
-    drafter, prompt = Listening(), [3, 5, 3, 9]
-    first = ask(prompt, Silent(VOCAB), return_dict_in_generate=True)
-    longer = [*first.sequences[0].tolist(), 7]
-    ask(longer, drafter, past_key_values=first.past_key_values)
-    assert drafter.told[0][1].tolist() == expected(longer)[-1:]
+    assert [ids[:-1].tolist() for ids, _ in drafter.given] == [prompt, prompt, [1, 2, 3, 4, 5, 6]]
+    assert drafter.given[0][1].tolist() == drafter.given[1][1].tolist() == expected(prompt)
+    assert drafter.given[2][1].tolist() == expected([1, 2, 3, 4, 5, 6])
 
 
 def test_who_needs_no_candidates_costs_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,30 +161,30 @@ def test_who_needs_no_candidates_costs_none(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_first_token_comes_from_the_same_logits() -> None:
     options: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
     for architecture in ("llama", "qwen3"):
-        plain, told = (
+        plain, gathered = (
             ask([3, 5, 3, 9], drafter, architecture, **options) for drafter in (Silent(VOCAB), Listening())
         )
-        assert torch.equal(plain.logits[0], told.logits[0])
-        assert plain.sequences.tolist() == told.sequences.tolist()
+        assert torch.equal(plain.logits[0], gathered.logits[0])
+        assert plain.sequences.tolist() == gathered.sequences.tolist()
 
 
 def test_a_head_that_meets_other_rows_tells_of_the_last_token() -> None:
-    model, told = model_of(), PromptCandidates(np.arange(5), VOCAB)
+    model, gathered = model_of(), PromptCandidates(np.arange(5), VOCAB)
     last = np.arange(8, dtype=np.int32)[None]
-    with torch.no_grad(), told.reading(model):
+    with torch.no_grad(), gathering(gathered, model):
         model(torch.arange(5)[None], logits_to_keep=1)
-    assert told.rows(last).tolist() == last.tolist()
+    assert gathered.rows(last).tolist() == last.tolist()
 
 
 def test_other_threads_may_use_the_model_meanwhile() -> None:
-    model, told = model_of(), PromptCandidates(np.arange(4), VOCAB)
+    model, gathered = model_of(), PromptCandidates(np.arange(4), VOCAB)
     ids, found = torch.arange(4)[None], []
 
     def use() -> None:
         with torch.no_grad():
             found.append(model(ids).logits)
 
-    with torch.no_grad(), told.reading(model):
+    with torch.no_grad(), gathering(gathered, model):
         thread = Thread(target=use)
         thread.start()
         thread.join()
@@ -210,12 +192,12 @@ def test_other_threads_may_use_the_model_meanwhile() -> None:
     assert found[0].shape == (1, 4, VOCAB)
     assert logits.shape == (1, 1, VOCAB)
     last = np.array([expected([0, 1, 2, 3])[-1]], np.int32)
-    assert told.rows(last).tolist() == expected([0, 1, 2, 3])
+    assert gathered.rows(last).tolist() == expected([0, 1, 2, 3])
 
 
 def test_an_exception_leaves_the_model_as_it_was() -> None:
-    model, told = model_of(), PromptCandidates(np.arange(4), VOCAB)
-    with pytest.raises(ZeroDivisionError), told.reading(model):
+    model, gathered = model_of(), PromptCandidates(np.arange(4), VOCAB)
+    with pytest.raises(ZeroDivisionError), gathering(gathered, model):
         raise ZeroDivisionError
     with torch.no_grad():
         assert model(torch.arange(4)[None]).logits.shape == (1, 4, VOCAB)
@@ -235,41 +217,3 @@ def test_token_recycling_knows_every_token_of_a_prompt() -> None:
     wanted = np.full((VOCAB, 8), -1, np.int32)
     wanted[prompt] = expected(prompt)
     assert np.array_equal(found[0], wanted)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "options"),
-    [
-        ("llama", {}),
-        ("gpt2", {}),
-        ("llama", {"do_sample": True, "temperature": 1.3}),
-        ("llama", {"prefill_chunk_size": 3}),
-        ("qwen3", {"cache_implementation": "static"}),
-        ("mistral", {}),
-    ],
-)
-def test_the_output_is_that_of_plain_generate(architecture: str, options: dict[str, Any]) -> None:
-    changes: dict[str, Any] = {"sliding_window": 8} if architecture == "mistral" else {}
-    model: Any = tiny(architecture, vocab_size=VOCAB, **changes)
-    recycling = RecyclingDrafter(VOCAB)  # shared: later texts start hot
-    both = Mixture([RequestDrafter(VOCAB), recycling])
-    given = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0} | options
-    accepted = 0
-
-    def count(step: Step) -> None:
-        nonlocal accepted
-        accepted += len(step.path)
-
-    for seed, prompt in enumerate(([3], [3, 5, 3, 9, 11, 5, 2], [7] * 9 + [1, 2])):
-        ids = torch.tensor([prompt])
-        mask = torch.ones_like(ids)
-        torch.manual_seed(seed)
-        plain = model.generate(ids, attention_mask=mask, **given)
-        for drafter in (recycling, both):
-            torch.manual_seed(seed)
-            found = generate(
-                model, ids, attention_mask=mask, drafter=drafter, budget=16, on_step=count, **given
-            )
-            assert isinstance(found, torch.Tensor)
-            assert found.tolist() == plain.tolist()
-    assert accepted > 3

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from draftstore.drafting.projection import Projection
 from draftstore.errors import ModelError
 from draftstore.hf import load_model
 from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import last_hidden
-from draftstore.hf.states import ModelStates, StateReader, last_states, weights_digest
+from draftstore.hf.states import ModelStates, StateReader, weights_digest
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
 from draftstore.stores.dresd.kernels.nearest import ALL, search
 from draftstore.stores.dresd.kernels.windows import cut_windows
+from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.dresd.store import DresdStore
 from tests.conftest import write_texts
 from tests.examples import examples
@@ -47,7 +47,7 @@ def caught(model: Any, ids: NDArray[Any]) -> NDArray[np.float32]:
 def test_states_are_what_the_head_is_given(architecture: str) -> None:
     model = tiny(architecture)
     texts = texts_of(1, 17, 5, 30, 2, 9)
-    found = dict(last_states(model, texts, batch_tokens=40))
+    found = dict(StateReader(model).read(texts, batch_tokens=40))
     assert sorted(found) == list(range(len(texts)))
     for index, ids in enumerate(texts):
         assert found[index].dtype == np.float32
@@ -63,7 +63,7 @@ def test_states_are_what_the_head_is_given(architecture: str) -> None:
 def test_windows_and_batches(lengths: list[int], max_length: int, batch_tokens: int) -> None:
     """Batches change nothing, and a text that is too long is read in windows."""
     model, texts = tiny("llama"), texts_of(*lengths)
-    found = dict(last_states(model, texts, max_length=max_length, batch_tokens=batch_tokens))
+    found = dict(StateReader(model).read(texts, max_length=max_length, batch_tokens=batch_tokens))
     assert sorted(found) == [index for index, ids in enumerate(texts) if len(ids)]
     for index, states in found.items():
         ids = texts[index]
@@ -91,7 +91,7 @@ def test_batches_are_of_similar_length_and_no_larger_than_asked(monkeypatch: pyt
 
 def test_two_calls_give_the_same_bits() -> None:
     model, texts = tiny("llama", dtype=torch.float32), texts_of(*range(1, 30))
-    first, second = (list(last_states(model, texts, batch_tokens=64)) for _ in range(2))
+    first, second = (list(StateReader(model).read(texts, batch_tokens=64)) for _ in range(2))
     assert [index for index, _ in first] == [index for index, _ in second]
     assert all(np.array_equal(left[1], right[1]) for left, right in zip(first, second, strict=True))
 
@@ -102,7 +102,10 @@ def test_projected_states() -> None:
     projection = Projection(
         rng.standard_normal((5, 32)).astype(np.float32), rng.standard_normal(5).astype(np.float32)
     )
-    plain, projected = dict(last_states(model, texts)), dict(last_states(model, texts, projection=projection))
+    plain, projected = (
+        dict(StateReader(model).read(texts)),
+        dict(StateReader(model).read(texts, projection=projection)),
+    )
     for index, states in plain.items():
         np.testing.assert_allclose(projected[index], projection.apply(states), rtol=1e-4, atol=1e-4)
 
@@ -124,7 +127,7 @@ def test_a_model_that_scales_before_its_head() -> None:
     model.lm_head = Scaled()
     model.get_output_embeddings = lambda: model.lm_head.head
     [ids] = texts_of(12)
-    [(_, states)] = last_states(model, [ids])
+    [(_, states)] = StateReader(model).read([ids])
     np.testing.assert_allclose(states, caught(model, ids), rtol=1e-6)
     np.testing.assert_allclose(states, 3 * caught(tiny("llama"), ids), rtol=1e-5)
 
@@ -153,7 +156,7 @@ def test_models_without_states(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_positions() -> None:
     model = tiny("gpt2", max_position_embeddings=16)
     assert (positions_of(model), positions_of(tiny("llama"))) == (16, 512)
-    [(_, states)] = last_states(model, texts_of(40))
+    [(_, states)] = StateReader(model).read(texts_of(40))
     assert states.shape == (40, 32)
 
 
@@ -195,7 +198,7 @@ def test_a_store_of_a_trained_model(data: Path, tmp_path: Path) -> None:
     texts = [text * 2 + other for text in texts for other in texts]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
-    options = DresdOptions((tmp_path,), "stories", dims=32, glob=("*.txt",))
+    options = DresdOptions(corpus=(tmp_path,), name="stories", dims=32, glob=("*.txt",))
     source = ModelStates(loaded, batch_tokens=256)
     result = build_dresd(options, loaded.text, source, tmp_path / "store")
     assert result.manifest.target_model == "stories260K"

@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -15,6 +14,8 @@ from draftstore.decoding.budget import CostPlanner
 from draftstore.decoding.curve import CostCurve
 from draftstore.errors import CurveError, ModelError
 from draftstore.hf import generate, tuning
+from draftstore.hf.exactness import why_plain
+from draftstore.hf.runner import Runner
 from draftstore.hf.tuning import conditions_of, curve_path, find_curve, load_curve, measure
 from tests.fakes.adversaries import Prophet
 from tests.fakes.hf_models import stories, story_ids, tiny
@@ -47,7 +48,7 @@ def tune(*arguments: object) -> Result:
 def test_conditions_name_what_cost_depends_on() -> None:
     model = tiny(dtype=torch.float32, seed=1)
     where = conditions_of(model, name="tiny")
-    assert (where.model, where.dtype, where.attention, where.cache) == ("tiny", "float32", "sdpa", "dynamic")
+    assert (where.model, where.dtype, where.attention) == ("tiny", "float32", "sdpa")
     assert where.threads == torch.get_num_threads()
     assert where.device
     assert conditions_of(tiny(dtype=torch.float32, seed=2), name="tiny") == where, (
@@ -72,13 +73,6 @@ def test_another_model_has_another_curve(other: dict[str, Any]) -> None:
     assert curve_path(conditions_of(another)) != curve_path(conditions_of(model))
 
 
-def test_another_cache_has_another_curve() -> None:
-    model = tiny()
-    static = conditions_of(model, "static")
-    assert static.differences(conditions_of(model)) == ["cache 'static', found 'dynamic'"]
-    assert curve_path(static) != curve_path(conditions_of(model))
-
-
 def test_curves_lie_in_the_cache_of_the_user(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = conditions_of(tiny())
     assert curve_path(where).parent == cache_home / "draftstore" / "curves"
@@ -99,7 +93,6 @@ def test_a_stored_curve_is_found() -> None:
     assert find_curve(model) is None
     path = store(model)
     assert find_curve(model) == CostCurve.load(path)
-    assert find_curve(model, "static") is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"kind": "cost curve", "format": 9}'])
@@ -127,44 +120,40 @@ def test_a_curve_of_another_device_is_left_alone(caplog: pytest.LogCaptureFixtur
 # --- measuring ---
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_measuring(cache: str, attention: str) -> None:
-    model = tiny(attention=attention)
+@pytest.mark.parametrize(
+    "model",
+    [tiny(), tiny(attention="eager"), tiny("mistral", sliding_window=8)],
+    ids=["sdpa", "eager", "window"],
+)
+def test_measuring(model: Any) -> None:
     seen: list[tuple[int, int]] = []
     curve = measure(
-        model,
-        context=20,
-        repeats=2,
-        rows=ROWS,
-        cache=cache,
-        on_pass=lambda done, total: seen.append((done, total)),
+        model, context=20, repeats=2, rows=ROWS, on_pass=lambda done, total: seen.append((done, total))
     )
     assert curve.rows == ROWS
     assert all(0 < seconds < 10 for seconds in curve.seconds)
     assert (curve.padded, curve.context) == (False, 20)
-    assert curve.conditions == conditions_of(model, cache)
+    assert curve.conditions == conditions_of(model)
     assert curve.created
     total = len(ROWS) * (tuning.WARM_UPS + 2)
     assert seen == [(done + 1, total) for done in range(total)]
 
 
-def test_measuring_a_model_that_takes_chains_only() -> None:
-    model = tiny("mistral", sliding_window=8)
-    assert measure(model, context=20, repeats=1, rows=ROWS).rows == ROWS
-
-
 def test_each_number_of_rows_is_measured_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is slow for a while is slow for all of them."""
     order: list[int] = []
+    clock = [0.0]
+    run = Runner.run
 
-    def passes(forward: Any, count: int, vocab_size: int) -> float:
-        order.append(count)
-        return count + (100.0 if len(order) > 4 * 4 else 0.0)
+    def timed(runner: Runner, entries: Any, wants: Any) -> Any:
+        order.append(len(entries[0].tokens))
+        clock[0] += order[-1] + (100.0 if len(order) > 4 * 4 else 0.0)
+        return run(runner, entries, wants)
 
-    monkeypatch.setattr(tuning, "_time_pass", passes)
+    why_plain(tiny())  # runs passes of its own
+    monkeypatch.setattr(Runner, "run", timed)
+    monkeypatch.setattr(tuning, "perf_counter", lambda: clock[0])
     curve = measure(tiny(), context=20, repeats=3, rows=ROWS)
-    assert sorted(order) == sorted(ROWS * 5)
     assert [sorted(order[start : start + 4]) for start in range(0, 20, 4)] == [list(ROWS)] * 5
     assert curve.seconds == ROWS, "the median leaves out the slow turn, and warming up does not count"
 
@@ -188,16 +177,6 @@ def test_passes_leave_no_trace(data: Path) -> None:
     assert torch.equal(output, truth)
 
 
-def test_trees_of_a_measurement_are_trees() -> None:
-    for nodes in (0, 1, 2, 6, 127):
-        tree = tuning._some_tree(nodes, 512, chain=False)
-        assert len(tree) == nodes
-        assert np.bincount(tree.parents + 1, minlength=1).max(initial=0) <= 2
-        assert all(parent < node for node, parent in enumerate(tree.parents.tolist()))
-        chain = tuning._some_tree(nodes, 512, chain=True)
-        assert chain.parents.tolist() == list(range(-1, nodes - 1))
-
-
 # --- the command ---
 
 
@@ -211,7 +190,7 @@ def test_the_command_stores_what_generate_finds(data: Path) -> None:
     assert curve.conditions is not None
     assert curve.conditions.model == "stories260K"
     lines = ran.output.splitlines()
-    assert lines[0] == "stories260K, float64, sdpa, dynamic cache of 40 tokens"
+    assert lines[0] == "stories260K, float64, sdpa, 40 tokens in the cache"
     assert "plain passes" in ran.output
     assert all(f"{rows} " in ran.output for rows in (1, 2, 4, 8, 16, 32, 64, 96, 128))
     assert ran.output.endswith(f"stored as {curve_path(conditions_of(model))}\n")
@@ -220,16 +199,13 @@ def test_the_command_stores_what_generate_finds(data: Path) -> None:
 def test_the_command_writes_elsewhere_and_as_json(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "curves" / "mine.json"
     folder = data / "models" / "stories260K"
-    ran = tune(
-        "--model", folder, "--cache", "static", "--context", 40, "--repeats", 1, "--out", out, "--json"
-    )
+    ran = tune("--model", folder, "--context", 40, "--repeats", 1, "--out", out, "--json")
     assert ran.exit_code == 0, ran.output
     document = json.loads(ran.stdout)
     assert document["path"] == str(out)
     assert document["rows"] == [1, 2, 4, 8, 16, 32, 64, 96, 128]
-    assert document["conditions"]["cache"] == "static"
     assert list(CostCurve.load(out).seconds) == document["seconds"]
-    assert find_curve(stories(data, torch.float32), "static") is None
+    assert find_curve(stories(data, torch.float32)) is None
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ import pytest
 
 from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import manifest_digest
-from schema.live_releases import LiveRelease
-from services.lookup.stores.targets import Target, catalogue_targets, parse_store, with_digest
+from schema.catalogue.live_releases import LiveRelease
+from services.lookup.targets import Target, catalogue_targets, parse_store, with_digest
 from tests.fakes.databases import write_store
 
 
 def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
     folder = tmp_path / "chat-1.0"
     assert parse_store(str(folder)) == Target("chat-1.0", folder)
-    assert parse_store(f"chat={folder}", "lmdb") == Target("chat", folder, None, "lmdb")
+    assert parse_store(f"chat={folder}") == Target("chat", folder)
     assert parse_store(f"{tmp_path}/a=b/store") == Target("store", tmp_path / "a=b" / "store")
     assert parse_store(f"chat={tmp_path}/a=b") == Target("chat", tmp_path / "a=b")
     assert parse_store(".").path == Path.cwd()
@@ -28,7 +28,7 @@ def test_names_that_nobody_could_ask_for(argument: str) -> None:
 
 def test_the_digest_is_that_of_what_lies_there(tmp_path: Path) -> None:
     path = write_store(tmp_path / "s")
-    assert with_digest(Target("s", path)).digest == manifest_digest(path)
+    assert with_digest(Target("s", path), "lmdb") == Target("s", path, manifest_digest(path), "lmdb")
     assert with_digest(Target("s", tmp_path / "absent")).digest is None
 
 

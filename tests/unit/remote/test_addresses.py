@@ -1,15 +1,13 @@
 import os
 import socket
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from draftstore.errors import DraftstoreError
-from draftstore.remote import addresses
-from draftstore.remote.addresses import Address, Endpoint, check_owner, default_socket, own_folder
-from tests.fakes.waiting import SECONDS
+from draftstore.remote import sockets
+from draftstore.remote.addresses import Address
+from draftstore.remote.sockets import check_owner, default_socket, own_folder
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def test_where_service_and_client_meet(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_the_folder_of_someone_else_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "draftstore-x"
-    monkeypatch.setattr(addresses, "own_folder", lambda: folder)
+    monkeypatch.setattr(sockets, "own_folder", lambda: folder)
     check_owner(str(tmp_path / "elsewhere" / "s"))
     with pytest.raises(FileNotFoundError):
         check_owner(str(folder / "s"))
@@ -85,112 +83,32 @@ def test_the_folder_of_someone_else_is_not_trusted(monkeypatch: pytest.MonkeyPat
     folder.symlink_to(tmp_path / "real")
     with pytest.raises(PermissionError):
         check_owner(str(folder / "s"))
-    with pytest.raises(OSError, match="another user"):
-        Endpoint(Address(path=str(folder / "s"))).pick()
+    for name in ("s", "*"):
+        with pytest.raises(PermissionError, match="another user"):
+            Address.parse(folder / name).places()
 
 
-class Resolver:
-    """Stands in for the name service: answers what it is told, when it is let."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.free = threading.Event()
-        self.free.set()
-        self.asked = 0
-
-    def __call__(self, host: str, port: int, *, type: int, flags: int) -> list[Any]:  # noqa: A002
-        if flags & socket.AI_NUMERICHOST:
-            raise socket.gaierror("a name")
-        self.asked += 1
-        assert self.free.wait(SECONDS)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return [(socket.AF_INET, type, 6, "", (address, port)) for address in answer]
+def test_a_unix_socket_is_one_place_and_a_pattern_those_that_are_there(tmp_path: Path) -> None:
+    assert Address.parse("/x").places() == [(socket.AF_UNIX, "/x")]
+    pattern = Address.parse(tmp_path / "lookup-*.sock")
+    assert str(pattern) == f"unix:{tmp_path}/lookup-*.sock"
+    with pytest.raises(FileNotFoundError, match=r"no socket /.*lookup-\*\.sock"):
+        pattern.places()
+    for name in ("lookup-3", "lookup-1", "lookup-4", "lookup-2", "other-5"):
+        (tmp_path / f"{name}.sock").touch()
+    assert pattern.places() == [(socket.AF_UNIX, str(tmp_path / f"lookup-{i}.sock")) for i in (1, 2, 3, 4)]
 
 
-def named(*answers: Any, now: list[float] | None = None) -> tuple[Endpoint, Resolver]:
-    resolver = Resolver(*answers)
-    clock = [0.0] if now is None else now
-    endpoint = Endpoint(Address(host="draft-host", port=5), resolve=resolver, clock=lambda: clock[0])
-    endpoint.wait(SECONDS)
-    return endpoint, resolver
+def test_a_port_is_the_places_of_its_host_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Address.parse("127.0.0.1:5").places() == [(socket.AF_INET, ("127.0.0.1", 5))]
+    assert Address.parse("[::1]:5").places()[0][1][:2] == ("::1", 5)
+    hosts = ["10.0.0.2", "10.0.0.1", "10.0.0.2"]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 5)) for host in hosts]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert Address.parse("draft-host:5").places() == [(socket.AF_INET, (host, 5)) for host in hosts[:2]]
 
 
-def settle() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "draftstore-resolve":
-            thread.join(SECONDS)
-
-
-def test_numbers_need_no_resolving() -> None:
-    def resolve(*arguments: Any, **options: Any) -> Any:
-        assert options["flags"] & socket.AI_NUMERICHOST
-        return socket.getaddrinfo(*arguments, **options)
-
-    assert Endpoint(Address(host="127.0.0.1", port=5), resolve=resolve).pick() == (
-        socket.AF_INET,
-        ("127.0.0.1", 5),
-    )
-    assert Endpoint(Address(host="::1", port=5), resolve=resolve).pick()[1][:2] == ("::1", 5)
-    assert Endpoint(Address(path="/x")).pick() == (socket.AF_UNIX, "/x")
-
-
-def test_a_name_is_resolved_without_making_anyone_wait() -> None:
-    resolver = Resolver(["10.0.0.1"])
-    resolver.free.clear()
-    endpoint = Endpoint(Address(host="draft-host", port=5), resolve=resolver)
-    with pytest.raises(OSError, match="'draft-host' is not resolved"):
-        endpoint.pick()
-    resolver.free.set()
-    endpoint.wait(SECONDS)
-    assert endpoint.pick() == (socket.AF_INET, ("10.0.0.1", 5))
-    assert resolver.asked == 1
-
-
-def test_places_that_fail_are_followed_by_the_next_and_the_last_by_a_new_look() -> None:
-    now = [0.0]
-    endpoint, resolver = named(["10.0.0.1", "10.0.0.2", "10.0.0.1"], ["10.0.0.3"], now=now)
-    assert len(endpoint) == 2
-    first = endpoint.pick()
-    endpoint.failed(first)
-    second = endpoint.pick()
-    assert second[1] == ("10.0.0.2", 5)
-    endpoint.failed(first)  # what others have noticed already
-    assert endpoint.pick() == second
-    endpoint.failed(second)
-    settle()
-    assert endpoint.pick() == first
-    assert resolver.asked == 1  # not so soon
-    now[0] += 10
-    endpoint.failed(first)
-    endpoint.failed(second)
-    settle()
-    assert resolver.asked == 2
-    assert endpoint.pick()[1] == ("10.0.0.3", 5)
-
-
-def test_a_name_that_cannot_be_resolved_is_tried_again() -> None:
-    now = [0.0]
-    endpoint, resolver = named(
-        socket.gaierror("no such host"), UnicodeError("label too long"), ["10.0.0.1"], now=now
-    )
-    for expected in (2, 3):
-        with pytest.raises(OSError, match="not resolved"):
-            endpoint.pick()
-        now[0] += 10
-        with pytest.raises(OSError, match="not resolved"):
-            endpoint.pick()
-        settle()
-        assert resolver.asked == expected
-    assert endpoint.pick()[1] == ("10.0.0.1", 5)
-
-
-def test_what_was_known_stays_while_the_name_service_is_away() -> None:
-    now = [0.0]
-    endpoint, resolver = named(["10.0.0.1"], socket.gaierror("away"), now=now)
-    now[0] += 10
-    endpoint.failed(endpoint.pick())
-    settle()
-    assert resolver.asked == 2
-    assert endpoint.pick()[1] == ("10.0.0.1", 5)
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_name_that_no_host_can_have_is_an_error_of_the_system(host: str) -> None:
+    with pytest.raises(OSError, match="is no name of a host"):
+        Address.parse(f"{host}:5").places()

@@ -10,11 +10,11 @@ from psycopg import sql
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
-from schema.access import make_reader, may_change
-from schema.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
-from schema.errors import ReaderError
-from schema.home import HOME_VARIABLE
-from schema.live_releases import LiveReleases
+from schema.catalogue.live_releases import LiveReleases
+from schema.db.access import make_reader, may_change
+from schema.db.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
+from schema.db.errors import ReaderError
+from schema.db.home import HOME_VARIABLE
 from tests.fakes.servers import PostgresServer, postgres_server
 
 WRITABLE = "COMMIT; BEGIN READ WRITE;"

@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session
 from draftstore.decoding.replay import ReplayResult
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import load_manifest, manifest_digest
-from schema import catalogue, holds
-from schema.catalogue import CatalogueError
+from schema import catalogue
+from schema.catalogue import CatalogueError, holds
+from schema.db.partitions import attach_partition, create_partition
 from schema.models import PARTITIONED, Build, Corpus, Replay
-from schema.partitions import attach_partition, create_partition
 from tests.fakes.databases import publish, write_store
 
 BUILDER = """

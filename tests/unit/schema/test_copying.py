@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schema.copying import array_text, copy_frames
+from schema.statistics.ngrams import array_text, copy_frames
 from tests.examples import examples
 
 Connection = psycopg.Connection[Any]

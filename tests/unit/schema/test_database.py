@@ -21,11 +21,20 @@ from click.testing import CliRunner, Result
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
-from schema import database, embedded, revisions
-from schema.access import may_change
 from schema.cli.db import db
-from schema.database import alembic_config, connect, database_url, make_engine, migrate
-from schema.errors import (
+from schema.db import database, embedded
+from schema.db.access import may_change
+from schema.db.database import (
+    REVISION,
+    alembic_config,
+    connect,
+    database_revision,
+    database_url,
+    make_engine,
+    migrate,
+)
+from schema.db.embedded import find_cluster
+from schema.db.errors import (
     DatabaseAccessError,
     DatabaseAwayError,
     DatabaseFullError,
@@ -33,10 +42,8 @@ from schema.errors import (
     DatabaseUrlError,
     SchemaError,
 )
-from schema.failures import database_errors, translate
-from schema.home import data_home
-from schema.postgres.placement import find_binaries
-from schema.postgres.state import server_state
+from schema.db.failures import database_errors, translate
+from schema.db.home import data_home, find_programs
 from tests.fakes.servers import PostgresServer, free_port, postgres_server
 from tests.fakes.waiting import until
 from tests.process.test_embedded import memory_folder, reachable_folder
@@ -54,50 +61,46 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def named(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def named(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """Name that server, with no tables in its database; its address stands for a server of one's own."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
         connection.execute("GRANT USAGE ON SCHEMA public TO public")
     monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", server.url)
-    yield server.url
-    database.close()
+    database._current.clear()
+    return server.url
 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Name an empty data folder for the embedded server."""
     monkeypatch.delenv("DRAFTSTORE_DATABASE_URL", raising=False)
-    monkeypatch.setenv("DRAFTSTORE_POSTGRES_LINGER", "0")
     with reachable_folder(memory_folder()) as folder:
         monkeypatch.setenv("DRAFTSTORE_HOME", str(folder))
         yield folder
-        database.close()
+        embedded.leave()
         embedded.stop(folder)
 
 
 @pytest.fixture
-def more_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def more_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that adds a revision to a copy of the migrations, as the next version would."""
     copy = tmp_path / "migrations"
-    shutil.copytree(revisions.MIGRATIONS, copy)
-    newest = revisions.expected_revision()
-    monkeypatch.setattr(revisions, "MIGRATIONS", copy)
+    shutil.copytree(database.MIGRATIONS, copy)
     monkeypatch.setattr(database, "MIGRATIONS", copy)
 
     def add() -> None:
         (copy / "versions" / "9999_more.py").write_text(
-            f'"""More."""\nrevision = "9999"\ndown_revision = "{newest}"\n'
+            f'"""More."""\nrevision = "9999"\ndown_revision = "{REVISION}"\n'
             "from alembic import op\n\n\n"
             'def upgrade():\n    op.execute("CREATE TABLE more (one int)")\n\n\n'
             'def downgrade():\n    op.execute("DROP TABLE more")\n'
         )
-        revisions.known_revisions.cache_clear()
+        monkeypatch.setattr(database, "REVISION", "9999")
         database._current.clear()
 
-    yield add
-    revisions.known_revisions.cache_clear()
+    return add
 
 
 # Which database
@@ -152,14 +155,14 @@ def test_the_home_is_the_users_own_unless_it_is_named(monkeypatch: pytest.Monkey
 
 def test_the_embedded_database_gets_its_tables_by_itself(home: Path) -> None:
     with connect() as connection:
-        assert revisions.database_revision(connection) == revisions.expected_revision()
+        assert database_revision(connection) == REVISION
         assert connection.execute("SELECT count(*) FROM builds").fetchone() == (0,)
         assert connection.info.get_parameters()["application_name"] == "draftstore"
     engine = make_engine()
     with engine.connect() as bind:
         assert bind.exec_driver_sql("SELECT count(*) FROM builds").scalar() == 0
     engine.dispose()
-    assert database_url() == server_state(home / "postgres").url
+    assert database_url() == find_cluster(home).url
 
 
 def test_the_embedded_database_has_a_reader(home: Path) -> None:
@@ -175,7 +178,7 @@ def test_the_embedded_database_has_a_reader(home: Path) -> None:
 
 
 def test_processes_that_all_come_first_make_the_tables_once(home: Path) -> None:
-    code = "from schema.database import connect; print(connect().execute('SELECT count(*) FROM builds').fetchone())"
+    code = "from schema.db.database import connect; print(connect().execute('SELECT count(*) FROM builds').fetchone())"
     run = [sys.executable, "-W", "ignore::ResourceWarning", "-c", code]
     processes = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     for process in processes:
@@ -196,15 +199,11 @@ def test_an_engine_and_a_connection_survive_a_killed_server(home: Path) -> None:
     engine = make_engine()
     with engine.connect() as bind:
         assert bind.scalar(COUNT) == 0
-        server = server_state(home / "postgres").server
+        server = find_cluster(home).state().pid
         assert server
         os.kill(server, signal.SIGKILL)
         with pytest.raises(DatabaseAwayError, match=r"does not answer|terminat"):
             ask_until_it_fails(bind)
-    supervisor = server_state(home / "postgres").supervisor
-    assert supervisor
-    os.kill(supervisor, signal.SIGKILL)
-    until(lambda: server_state(home / "postgres").supervisor != supervisor)
     with engine.connect() as bind:
         assert bind.scalar(COUNT) == 0
     connect().close()
@@ -229,26 +228,16 @@ def ask_until_it_fails(bind: sqlalchemy.Connection) -> None:
         time.sleep(0.01)
 
 
-def test_the_embedded_server_ends_after_the_last_process_and_close(home: Path) -> None:
-    connect().close()
-    state = server_state(home / "postgres")
-    assert state.status == "ready"
-    database.close()
-    until(lambda: server_state(home / "postgres").status == "stopped")
-
-
 # A named database
 
 
 def test_a_named_database_is_migrated_on_demand_only(named: str) -> None:
     for attempt in (connect, make_engine):
-        with pytest.raises(
-            SchemaError, match=r"holds no tables of draftstore: .*`draftstore db migrate`"
-        ) as caught:
+        with pytest.raises(SchemaError, match=r"holds no tables, .*`draftstore db migrate`") as caught:
             attempt()
         assert "draftstore:draftstore" not in str(caught.value)
-    assert migrate() == revisions.expected_revision()
-    assert migrate() == revisions.expected_revision()
+    assert migrate() == REVISION
+    assert migrate() == REVISION
     with connect() as connection:
         assert connection.execute("SELECT count(*) FROM builds").fetchone() == (0,)
     make_engine().dispose()
@@ -257,10 +246,9 @@ def test_a_named_database_is_migrated_on_demand_only(named: str) -> None:
 def test_tables_of_an_earlier_version_wait_for_the_command(
     named: str, more_revisions: Callable[[], None]
 ) -> None:
-    newest = revisions.expected_revision()
     migrate()
     more_revisions()
-    with pytest.raises(SchemaError, match=f"at revision {newest}, and this version of draftstore needs 9999"):
+    with pytest.raises(SchemaError, match=f"of revision {REVISION}, and .* needs revision 9999"):
         connect()
     assert migrate() == "9999"
     connect().close()
@@ -272,24 +260,12 @@ def test_tables_of_a_later_version_are_left_alone(named: str) -> None:
         connection.execute("UPDATE alembic_version SET version_num = 'from-the-future'")
     database._current.clear()
     for attempt in (connect, make_engine, migrate):
-        with pytest.raises(SchemaError, match=r"at revision from-the-future, which .* does not know.*update"):
-            attempt()
-
-
-def test_tables_from_before_the_first_release_are_left_alone(named: str) -> None:
-    migrate()
-    with connect() as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0003'")
-    database._current.clear()
-    for attempt in (connect, make_engine, migrate):
-        with pytest.raises(
-            SchemaError, match=r"at revision 0003, .* cannot be migrated: use an empty database"
-        ):
+        with pytest.raises(SchemaError, match=r"from-the-future.*update draftstore"):
             attempt()
 
 
 def test_our_short_way_to_the_newest_revision_agrees_with_alembic(named: str) -> None:
-    assert ScriptDirectory.from_config(alembic_config()).get_current_head() == revisions.expected_revision()
+    assert ScriptDirectory.from_config(alembic_config()).get_current_head() == REVISION
 
 
 # Failures
@@ -394,7 +370,8 @@ def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
         "embedded": True,
         "status": "stopped",
         "folder": str(home / "postgres"),
-        "programs": str(find_binaries() / "bin"),
+        "programs": str(find_programs()),
+        "used": False,
         "kept": False,
         "pid": None,
     }
@@ -403,9 +380,9 @@ def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
     started = run_json("start")
     assert run_json("start") == started
     assert run_json("url") == {"url": started["url"], "embedded": True}
-    assert run_json("migrate") == {"revision": revisions.expected_revision()}
-    database.close()
-    # The server sees a little later that they have gone.
+    assert run_json("migrate") == {"revision": REVISION}
+    embedded.leave()
+    # The server sees a little later that the connections have gone.
     until(lambda: run_json("status")["clients"] == 0)
     found = run_json("status")
     assert found["kept"]
@@ -415,8 +392,9 @@ def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
     assert found["bytes"] > 1_000_000
     shown = run("status").stdout
     assert "kept up until" in shown
+    assert not found["used"]
     assert f"{found['bytes']:,}" in shown
-    database.close()
+    embedded.leave()
     assert run_json("stop") == {"stopped": True}
     assert run_json("stop") == {"stopped": False}
     assert "was not running" in run("stop").stdout

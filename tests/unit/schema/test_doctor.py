@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import text
 from sqlalchemy.orm import sessionmaker
 
 from draftstore.cli import cli
 from schema import catalogue
-from schema.collecting import NewSource, add_sources
-from schema.database import make_engine
+from schema.catalogue.publishing import Transaction
+from schema.collections.collecting import NewSource, add_sources
+from schema.db.database import make_engine
+from schema.db.home import HOME_VARIABLE
 from schema.doctor import examine
-from schema.home import HOME_VARIABLE
-from schema.publishing import Transaction
 
 
 @pytest.fixture
@@ -67,34 +66,20 @@ def test_what_lies_about(transaction: Transaction, released: Path, home: Path, s
         gone = catalogue.add_build(session, other).id
     shutil.rmtree(other)
     (home / "stores" / "small" / ".rest-0000000000000000.partial").mkdir()
+    (home / "stores" / "small" / "rest-1111111111111111").mkdir()
     found = examine(transaction, home)
-    assert [finding.problem for finding in found] == [False, False]
+    assert [finding.problem for finding in found] == [False, False, False]
     assert f"draftstore builds drop {gone}" in found[0].advice
-    assert ".rest-0000000000000000.partial is left over" in found[1].what
+    assert "rest-1111111111111111 belongs to no build" in found[1].what
+    assert ".rest-0000000000000000.partial is left over" in found[2].what
 
 
 def test_a_source_that_is_gone(transaction: Transaction, tmp_path: Path, home: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "one"}\n')
     with transaction() as session:
-        add_sources(session, "chat", [NewSource(str(texts))])
+        add_sources(session, "chat", [NewSource(place=str(texts))])
     assert examine(transaction, home) == []
     texts.unlink()
     (found,) = examine(transaction, home)
     assert (found.problem, f"{texts} is not there" in found.what) == (True, True)
-
-
-def test_a_database_from_before_removals(transaction: Transaction, tmp_path: Path, home: Path) -> None:
-    (tmp_path / "texts.jsonl").write_text('{"id": "a", "text": "one"}\n{"text": "two"}\n')
-    with transaction() as session:
-        add_sources(session, "chat", [NewSource(str(tmp_path / "texts.jsonl"))])
-    removed = CliRunner().invoke(cli, ["corpus", "remove", "chat", "--document", "a", "--yes"])
-    assert removed.exit_code == 0
-    assert examine(transaction, home) == []
-    with transaction() as session:
-        session.execute(text("DELETE FROM collection_removals"))
-    (found,) = examine(transaction, home)
-    assert (found.problem, "the database lacks 1 removal that files have" in found.what) == (True, True)
-    scanned = CliRunner().invoke(cli, ["corpus", "scan", "chat"])
-    assert "2 documents, 1 wanted" in scanned.stdout
-    assert examine(transaction, home) == []

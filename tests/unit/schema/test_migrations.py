@@ -11,9 +11,9 @@ from alembic.util import CommandError
 from sqlalchemy.exc import OperationalError
 
 from schema import views
-from schema.database import alembic_config
+from schema.db.database import alembic_config
+from schema.db.partitions import attach_partition, create_partition, drop_partition, partition_name
 from schema.models import PARTITIONED, Base
-from schema.partitions import attach_partition, create_partition, drop_partition, partition_name
 from tests import ROOT
 from tests.fakes.databases import new_engine
 
@@ -24,7 +24,7 @@ FUNCTIONS = "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnames
 MIGRATE = """
 import sys
 from alembic import command
-from schema.database import alembic_config
+from schema.db.database import alembic_config
 command.upgrade(alembic_config(sys.argv[1]), "head")
 """
 

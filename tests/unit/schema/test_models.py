@@ -8,7 +8,7 @@ from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-import schema.collection_models  # noqa: F401 (its tables belong to the same metadata)
+import schema.collections.models  # noqa: F401 (its tables belong to the same metadata)
 from schema.models import Base
 
 FINISHED: dict[str, Any] = {

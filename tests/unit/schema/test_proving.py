@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.crest.counts import build_counts
+from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text.scanning import documents_of
+from draftstore.text.scans import documents_of
 from draftstore.text.tokenizer import TextTokenizer
-from schema import collecting
 from schema.cli.common import catalogue_session
 from schema.cli.corpora import corpus
+from schema.collections import collecting
 from schema.models import Build
 from tests.fakes.dense_stores import make_dense_store
 from tests.unit.schema.test_collecting import ask, home
@@ -59,7 +59,7 @@ def make(small_tokenizer: TextTokenizer, tmp_path: Path) -> Make:
 
     def made(release: str, *files: Path) -> Path:
         store = tmp_path / f"store-{len(list(tmp_path.glob('store-*')))}"
-        build_rest(RestOptions(files, release), small_tokenizer, store, workers=1)
+        build_rest(RestOptions(corpus=files, name=release), small_tokenizer, store, workers=1)
         publish(release, store)
         return store
 
@@ -142,9 +142,9 @@ def test_stores_made_from_others_have_their_documents(
     texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path
 ) -> None:
     def derive(rest: Path, number: int) -> None:
-        build_crest(CrestOptions("chat", max_n=2, ngrams=50), rest, tmp_path / f"crest-{number}")
+        build_crest(CrestOptions(name="chat", max_n=2, ngrams=50), rest, tmp_path / f"crest-{number}")
         publish("chat-crest", tmp_path / f"crest-{number}")
-        build_counts(rest, tmp_path / f"counts-{number}", max_n=2)
+        build_counts(rest, tmp_path / f"counts-{number}", CountOptions(max_n=2))
         draftstore("builds", "add", str(tmp_path / f"counts-{number}"))
 
     rest = make("chat", texts)

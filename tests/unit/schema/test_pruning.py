@@ -9,14 +9,12 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from draftstore.errors import StoreError
-from draftstore.storage.files import remove
-from draftstore.storage.lease import StoreLease
+from draftstore.storage.locks import StoreLease
 from pipelines.places import store_path
-from schema import catalogue, pruning
-from schema.catalogue import Pruning
+from schema import catalogue
+from schema.catalogue import Pruning, pruning
+from schema.db.partitions import attach_partition, create_partition
 from schema.models import Build
-from schema.partitions import attach_partition, create_partition
 from tests.fakes.databases import write_store
 
 
@@ -101,18 +99,13 @@ def test_what_is_in_use_stays(site: Site) -> None:
     assert len(site.prune().removed) == 1
 
 
-def test_a_store_is_not_opened_while_it_is_removed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.build(0)
-    site.build(1)
-
-    def open_first(path: Path) -> None:
-        if path.exists():
-            with pytest.raises(StoreError, match="is being removed"):
-                StoreLease(path)
-        remove(path)
-
-    monkeypatch.setattr(pruning, "remove", open_first)
-    assert len(site.prune().removed) == 1
+def test_what_is_not_the_store_s_stays_in_its_folder(site: Site) -> None:
+    old = site.build(0)
+    newest = site.build(1)
+    (site.path(0) / "notes.txt").write_text("mine")
+    assert [removal.build_id for removal in site.prune().removed] == [old]
+    assert site.builds() == {newest}
+    assert [path.name for path in site.path(0).iterdir()] == ["notes.txt"]
 
 
 def test_a_dry_run_changes_nothing(site: Site) -> None:
@@ -225,12 +218,11 @@ def test_a_pruning_that_was_killed_is_continued(
         raise OSError
 
     def remove_half(path: Path) -> None:
-        if path.exists():
-            (path / "manifest.json").unlink()
-            raise OSError
+        (path / "entries.bin").unlink()
+        raise OSError
 
     steps: dict[str, tuple[str, Callable[..., None]]] = {
-        "before": ("retired_name", fail), "half": ("remove", remove_half), "after": ("drop_build", fail)
+        "before": ("remove_store", fail), "half": ("remove_store", remove_half), "after": ("drop_build", fail)
     }  # fmt: skip
     with monkeypatch.context() as patch, pytest.raises(OSError):  # noqa: PT011, PT012
         patch.setattr(pruning, *steps[when])

@@ -18,17 +18,17 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
 from schema import catalogue
 from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
+from schema.catalogue.gates import replay_rows
+from schema.catalogue.recordings import Replayed, Rule, rules_of
+from schema.catalogue.replaying import measure
 from schema.cli.builds import builds as builds_command
 from schema.cli.releases import releases as releases_command
 from schema.cli.replays import replays as replays_command
-from schema.gates import replay_rows
 from schema.models import Build, Release, ReleaseMove, Replay
-from schema.recordings import Replayed, Rule, rules_of
-from schema.replaying import measure
 from tests.fakes.databases import publish, rollback
 from tests.unit.schema.test_releases import vary
 
-CHATS = Rule("chats", Path("/recordings/chats.jsonl"), tolerance=0.02)
+CHATS = Rule(name="chats", path=Path("/recordings/chats.jsonl"), tolerance=0.02)
 SIZED = ["corpus", "tokens", "bad-records"]
 """Checks that stores of tests fail by their size."""
 
@@ -112,8 +112,8 @@ class TestGate:
         assert live(session) == pair[1].id
 
     def test_every_recording_of_the_release_counts(self, session: Session, pair: list[Build]) -> None:
-        catalogue.add_recording(session, CHATS._replace(name="strict", tolerance=0.0), ["chat"])
-        catalogue.add_recording(session, CHATS._replace(name="others", tolerance=0.0), ["other"])
+        catalogue.add_recording(session, CHATS.changed(name="strict", tolerance=0.0), ["chat"])
+        catalogue.add_recording(session, CHATS.changed(name="others", tolerance=0.0), ["other"])
         measured = Measured(live=2.0, new=1.99)
         with pytest.raises(RefusedError, match=r"replay: strict has an accepted length of 1.990, 0.5% below"):
             publish(session, "chat", pair[1].id, measure=measured)
@@ -199,7 +199,7 @@ def write_recordings(path: Path, texts: Path, rows: int = 8) -> Path:
 @pytest.fixture
 def recorded(small_corpus: Path, tmp_path: Path) -> Rule:
     """Return outputs that the small store holds."""
-    return CHATS._replace(path=write_recordings(tmp_path / "chats.jsonl", small_corpus))
+    return CHATS.changed(path=write_recordings(tmp_path / "chats.jsonl", small_corpus))
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,10 @@ def unrelated(small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathF
     lines = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
     (folder / "numbers.jsonl").write_text("\n".join(lines) + "\n")
     build_rest(
-        RestOptions((folder / "numbers.jsonl",), "numbers"), small_tokenizer, folder / "store", workers=1
+        RestOptions(corpus=(folder / "numbers.jsonl",), name="numbers"),
+        small_tokenizer,
+        folder / "store",
+        workers=1,
     )
     return folder / "store"
 
@@ -241,7 +244,7 @@ class TestReplays:
     def test_a_store_of_another_kind_may_be_as_good(
         self, session: Session, small_store: Path, small_crest: Path, recorded: Rule
     ) -> None:
-        rule = recorded._replace(tolerance=0.9, request=True)
+        rule = recorded.changed(tolerance=0.9, request=True)
         moved = self._publish(session, rule, small_store, small_crest, force=[*SIZED, "kind", "strategy"])
         assert [replay.strategy for replay in moved.build.replays] == ["backoff + request"]
 
@@ -254,7 +257,7 @@ class TestReplays:
         recorded: Rule,
     ) -> None:
         builds = [candidate(session, store) for store in (small_store, unrelated)]
-        done = measure(recorded._replace(rows=5, budget=7), builds)
+        done = measure(recorded.changed(rows=5, budget=7), builds)
         for store, each in zip((small_store, unrelated), done, strict=True):
             recordings = read_recordings(recorded.path, small_tokenizer, limit=5)
             alone = replay(open_store(store).drafter(), recordings, budget=7).summary()
@@ -287,7 +290,7 @@ class TestReplays:
         with pytest.raises(
             RefusedError, match=r"replay: chats cannot be replayed with build .*--force replay$"
         ) as caught:
-            self._publish(session, recorded._replace(**changes), small_store)
+            self._publish(session, recorded.changed(**changes), small_store)
         assert problem in caught.value.refusals["replay"]
         assert live(session) is None
 

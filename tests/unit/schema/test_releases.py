@@ -18,11 +18,11 @@ from draftstore.stores.crest.entries import entries_digest
 from pipelines.parameters import Gate
 from schema import catalogue
 from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
-from schema.errors import DatabaseTimeoutError
-from schema.failures import translate
-from schema.gates import CHECKS
+from schema.catalogue.gates import CHECKS
+from schema.db.errors import DatabaseTimeoutError
+from schema.db.failures import translate
+from schema.db.partitions import attach_partition, create_partition
 from schema.models import Build, Release, ReleaseMove
-from schema.partitions import attach_partition, create_partition
 from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.waiting import SECONDS, in_threads
 
@@ -108,7 +108,7 @@ class TestPublish:
             (lambda path: (path / "entries.bin").write_bytes(b"123456"), "has 6 bytes, expected 3"),
             (lambda path: (path / "entries.bin").write_bytes(b"abc"), "has SHA-256"),
             (lambda path: (path / "manifest.json").unlink(), "is not a store"),
-            (lambda path: (path / "manifest.json").write_text("{}"), "format version None"),
+            (lambda path: (path / "manifest.json").write_text("{}"), "is not a manifest of version 1"),
             (
                 lambda path: (
                     write_store(path / "new").joinpath("manifest.json").replace(path / "manifest.json")

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from draftstore.cli import cli, main
 from draftstore.errors import DraftstoreError
-from schema.errors import DatabaseAwayError, SchemaError
+from draftstore.storage.locks import StoreLease
+from schema.db.errors import DatabaseAwayError, SchemaError
 from tests.fakes.databases import new_engine, reader_of, write_store
 
 
@@ -128,7 +130,7 @@ class TestSql:
         assert "psql can do it, see `draftstore db url --help`" in refuse("sql", "COPY builds TO STDOUT")
 
     def test_terminals_are_safe(self) -> None:
-        assert r"\x1b[31m" in run("sql", "SELECT chr(27) || '[31m'").stdout
+        assert "␛[31m" in run("sql", "SELECT chr(27) || '[31m'").stdout
         assert "[bold]" in run("sql", "SELECT '[bold]x' AS \"[b]\"").stdout
 
     def test_json_and_csv_exclude_each_other(self) -> None:
@@ -165,7 +167,7 @@ class TestBuilds:
             [],
         )
         assert as_json("builds", "drop", str(added["id"])) == {
-            "id": added["id"], "path": str(store), "files_removed": False
+            "id": added["id"], "path": str(store), "files_removed": False, "left": []
         }  # fmt: skip
         assert store.exists()
         assert as_json("builds", "list") == []
@@ -186,8 +188,12 @@ class TestBuilds:
     def test_dropping_files_too(self, tmp_path: Path) -> None:
         store, other = write_store(tmp_path / "a"), write_store(tmp_path / "b")
         run("builds", "add", str(store))
-        run("builds", "drop", str(store), "--files")
-        assert not store.exists()
+        (store / "notes.txt").write_text("mine")
+        with closing(StoreLease(store)):
+            assert "open in another process" in refuse("builds", "drop", str(store), "--files")
+        assert as_json("builds", "list")
+        assert "notes.txt" in run("builds", "drop", str(store), "--files").stdout
+        assert [path.name for path in store.iterdir()] == ["notes.txt"]
         run("builds", "add", str(other))
         shutil.rmtree(other)
         write_store(other, entries=5)  # another store at its place
@@ -210,7 +216,7 @@ class TestBuilds:
         }  # fmt: skip
         assert [store.exists() for store in stores] == [False, True]
         asked = CliRunner().invoke(cli, ["builds", "prune", "--keep", "1", "--older-than", "soon"])
-        assert "'soon' is not a length of time" in asked.stderr
+        assert "'soon': expected a length of time" in asked.stderr
 
     def test_what_is_not_there(self, tmp_path: Path) -> None:
         assert "no build 12" in refuse("builds", "show", "12")

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, StoreError, TokenRangeError
 from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
+from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
-from schema.database import migrate
-from schema.drawing import TreeText
-from schema.errors import DatabaseAwayError, DatabaseTimeoutError
-from schema.loading import SETTINGS, loading
-from schema.statistics import load_counts, load_kept, most_common, spectrum
+from schema.db.database import migrate
+from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
+from schema.db.partitions import SETTINGS, loading
+from schema.statistics.ngrams import fill_kept, load_counts, most_common, spectrum, store_tokenizer
 from tests.examples import examples
 from tests.fakes.servers import postgres_server
 
@@ -111,6 +111,12 @@ def expected_head(counts: Counts, head: int, tokenizer: TextTokenizer) -> list[t
         for n, of_one_length in counts.items()
         for rank, (ngram, count) in enumerate(ranked(of_one_length)[:head], start=1)
     ]
+
+
+def load_kept(connection: Connection, build_id: int, store: Path, **options: Any) -> None:
+    tokenizer = store_tokenizer(store, load_manifest(store))
+    with loading(connection, build_id):
+        fill_kept(connection, build_id, store, tokenizer, **options)
 
 
 def ranked(counts: dict[Ngram, int]) -> list[tuple[Ngram, int]]:
@@ -200,14 +206,10 @@ def test_a_failure_leaves_what_was_there(
     assert (head_in_sql(connection, build_id), spectrum_in_sql(connection, build_id)) == before
 
 
-def test_only_stores_of_counts_are_taken(
-    connection: Connection, small_store: Path, small_counts: Path
-) -> None:
+def test_only_stores_of_counts_are_taken(connection: Connection, small_store: Path) -> None:
     build_id = new_build(connection)
     with pytest.raises(StoreError, match="expected 'ngrams'"):
         load_counts(connection, build_id, small_store)
-    with pytest.raises(StoreError, match="expected 'crest'"):
-        load_kept(connection, build_id, small_counts, tree_of=no_tree)
     assert head_in_sql(connection, build_id) == []
 
 
@@ -219,7 +221,7 @@ def test_a_build_that_is_not_registered(connection: Connection, small_counts: Pa
 def test_two_loads_of_one_build(
     connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("schema.loading.LOAD_LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr("schema.db.partitions.LOAD_LOCK_TIMEOUT", "100ms")
     build_id = new_build(connection)
     with psycopg.connect(database) as other, loading(other, build_id):
         with pytest.raises(BuildError, match="another process"):
@@ -264,7 +266,7 @@ def test_a_killed_load_leaves_nothing(
     calls: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("schema.loading.LOAD_LOCK_TIMEOUT", "60s")
+    monkeypatch.setattr("schema.db.partitions.LOAD_LOCK_TIMEOUT", "60s")
     build_id = new_build(connection)
     process = multiprocessing.get_context("spawn").Process(
         target=load_and_die, args=(database, build_id, small_counts, calls)
@@ -355,7 +357,7 @@ def test_kept_ngrams(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("schema.statistics.BATCH_ROWS", 64)
+    monkeypatch.setattr("schema.statistics.ngrams.BATCH_ROWS", 64)
     rows, build_id, seen = some_kept(), new_build(connection, "crest"), list[tuple[int, int]]()
     store = write_kept(tmp_path / "crest", rows, small_store)
     for drawn in (1, 20):

@@ -14,8 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from schema import catalogue, views
+from schema.db.partitions import attach_partition, create_partition
 from schema.models import Build
-from schema.partitions import attach_partition, create_partition
 from tests.fakes.databases import publish, write_store
 
 HEAD = 30

@@ -9,10 +9,11 @@ import pytest
 
 from draftstore.storage.access import denied_bits
 from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.crest.counts import build_counts
-from draftstore.stores.rest.build import Progress, RestOptions, build_rest
+from draftstore.stores.crest.counts import CountOptions, build_counts
+from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import CorpusOptions, build_tokens
+from tests.fakes.progress import calling
 
 
 @pytest.fixture(autouse=True)
@@ -41,18 +42,18 @@ def test_a_store_of_private_texts_is_private(tmp_path: Path, small_tokenizer: Te
     def look(*_: object) -> None:
         during.add((tmp_path / ".chat.partial").stat().st_mode & 0o777)
 
-    build_tokens(CorpusOptions(corpus, "chat"), small_tokenizer, tmp_path / "tokens")
-    options = RestOptions(corpus, "chat")
-    build_rest(options, small_tokenizer, tmp_path / "chat", workers=1, progress=Progress(hashed=look))
+    build_tokens(CorpusOptions(corpus=corpus, name="chat"), small_tokenizer, tmp_path / "tokens")
+    options = RestOptions(corpus=corpus, name="chat")
+    build_rest(options, small_tokenizer, tmp_path / "chat", workers=1, progress=calling(hashing=look))
     assert during == {0o700}
     assert modes(tmp_path / "chat") == modes(tmp_path / "tokens") == {0o700, 0o600}
-    build_counts(tmp_path / "chat", tmp_path / "counts", max_n=2)
-    build_crest(CrestOptions("small", max_n=2), tmp_path / "chat", tmp_path / "small", workers=1)
+    build_counts(tmp_path / "chat", tmp_path / "counts", CountOptions(max_n=2))
+    build_crest(CrestOptions(name="small", max_n=2), tmp_path / "chat", tmp_path / "small", workers=1)
     assert modes(tmp_path / "counts") == modes(tmp_path / "small") == {0o700, 0o600}
 
 
 def test_a_store_of_open_texts_is_as_the_umask_says(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
-    options = RestOptions((write_corpus(tmp_path / "open.jsonl", 0o644),), "chat")
+    options = RestOptions(corpus=(write_corpus(tmp_path / "open.jsonl", 0o644),), name="chat")
     build_rest(options, small_tokenizer, tmp_path / "chat", workers=1)
     assert modes(tmp_path / "chat") == {0o755, 0o644}
     os.umask(0o027)

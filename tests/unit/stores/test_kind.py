@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from draftstore.cli import cli
 from draftstore.cli.inspect import info, verify
 from draftstore.cli.query import query
 from draftstore.errors import StoreError
+from draftstore.remote.wire import DraftRequest
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.kind import Kind
 from draftstore.stores.registry import KINDS, kind_of, open_store, strategies_of, verify_store
 from draftstore.text.tokenizer import TextTokenizer
-from services.lookup.stores.reconciling import Reconciler
-from services.lookup.stores.served import OpenStores
-from services.lookup.stores.targets import Target
-from services.lookup.stores.warming import load_kernels
+from services.lookup.releases.served import Served
+from services.lookup.releases.warming import load_kernels
+from services.lookup.targets import Target
 from tests.fakes import imaginary_kind
 from tests.fakes.imaginary_kind import SuccessorStore, make_successors
 
@@ -46,6 +47,42 @@ def test_it_opens_and_drafts(successors: Path) -> None:
     assert strategies_of(["rest", "successors", "ngrams"]) == {"backoff", "longest", "next", "small"}
 
 
+def test_its_options_appear_in_command_and_flow(
+    imaginary: None, small_corpus: Path, small_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    from prefect.utilities.callables import parameter_schema
+
+    from pipelines.flows import store_flows
+
+    small_tokenizer.save(tmp_path)
+    arguments = [
+        "build",
+        "successors",
+        "--corpus",
+        small_corpus,
+        "--tokenizer",
+        tmp_path,
+        "--out",
+        tmp_path / "next",
+    ]
+    ran = CliRunner().invoke(cli, [*map(str, arguments), "--step", "2"], catch_exceptions=False)
+    assert (ran.exit_code, ran.stdout) == (0, f"{tmp_path / 'next'}\n")
+    with closing(open_store(tmp_path / "next")) as store:
+        assert store.drafter().draft(np.array([[7]], np.int32))[0].tree.tokens.tolist() == [9]
+    assert CliRunner().invoke(cli, [*map(str, arguments), "--step", "10"]).exit_code == 2
+    flow = next(each for each in store_flows() if each.name == "build-successors")
+    shown = parameter_schema(flow).properties
+    expected = {
+        "default": 1,
+        "minimum": 1,
+        "maximum": 9,
+        "description": "Distance of the next id.",
+        "examples": [2],
+    }
+    assert shown["step"].items() >= expected.items()
+    assert shown.keys() >= {"name", "corpus", "tokenizer", "workers", "release", "force", "keep"}
+
+
 def test_info_and_verify(successors: Path, small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     shown = CliRunner().invoke(info, [str(successors)])
     total = sum(range(small_tokenizer.vocab_size))
@@ -68,18 +105,14 @@ def test_query(successors: Path, small_tokenizer: TextTokenizer) -> None:
 
 
 def test_the_lookup_service_serves_it(successors: Path) -> None:
-    open_stores = OpenStores()
-    reconciler = Reconciler(open_stores)
-    try:
-        reconciler([Target("ids", successors, backend="postgres")])  # which is for the kinds that have it
-        assert reconciler.failures == {}
-        served = open_stores.get("ids")
+    target = Target("ids", successors, backend="postgres")  # which is for the kinds that have it
+    with closing(Served(target)) as served:
         assert (served.kind, served.backend, served.strategies) == ("successors", "files", ("next", "small"))
         assert served.describe()["entries"] == load_manifest(successors).vocab_size
-        [draft] = served.drafter("small").draft(np.array([[41]], np.int32))
+        [draft] = served.draft(
+            DraftRequest("ids", "small", np.array([[41]], np.int32), 64, 0.0, None)
+        ).drafts()
         assert draft.tree.tokens.tolist() == [42]
-    finally:
-        open_stores.close()
 
 
 def test_its_kernels_are_loaded_with_the_others(imaginary: None) -> None:

@@ -10,7 +10,7 @@ import pytest
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import load_manifest, save_manifest
 from draftstore.stores.crest import kind as crest_kind
-from draftstore.stores.crest.counts import build_counts
+from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.crest.entries import LMDB_FILE, LmdbEntries
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.registry import Store, kind_of, open_store, verify_store
@@ -45,7 +45,7 @@ def test_a_backend_may_be_named(small_store: Path, small_crest: Path) -> None:
 
 
 def test_what_nothing_is_drafted_from(small_store: Path, tmp_path: Path) -> None:
-    build_counts(small_store, tmp_path / "counts", max_n=1)
+    build_counts(small_store, tmp_path / "counts", CountOptions(max_n=1))
     with pytest.raises(
         StoreError, match="of kind 'ngrams', which gives no drafts: expected 'rest', 'crest', 'dresd'"
     ):

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 from draftstore.errors import CorpusError, MissingExtraError, TokenizerError, TruncatedCorpusError
 from draftstore.storage import report as report_module
 from draftstore.storage import streams
-from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
+from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
 from draftstore.text.chat import Message
-from draftstore.text.corpus import corpus_fingerprint, list_files, read_corpus
+from draftstore.text.corpus import corpus_fingerprint, find_files, read_corpus
 from draftstore.text.records import Document, read_json_records
 
 
@@ -216,6 +217,28 @@ def test_damaged_packed_files_stop_the_reading_unless_that_is_allowed(
         assert report.problems[0].place == f"{path}:line {len(documents) + 1}"
 
 
+@pytest.mark.parametrize("suffix", [".jsonl.zst", ".jsonl.gz", ".txt.zst", ".txt.gz"])
+def test_a_bomb_costs_its_record_at_constant_memory(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 16 << 20)
+    path, block = tmp_path / f"bomb{suffix}", b"a" * (1 << 20)
+    pieces = [THREE, b'{"text": "', *[block] * 200, b'"}\n', THREE]
+    with path.open("wb") as file:
+        zst = suffix.endswith(".zst")
+        with zstandard.ZstdCompressor().stream_writer(file) if zst else gzip.open(file, "wb") as packer:
+            for piece in pieces:
+                packer.write(piece)
+    tracemalloc.start()
+    try:
+        documents, report = read(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(documents), report.bad_records) == ((6, 1) if "jsonl" in suffix else (0, 1))
+    assert peak < 3 * streams.MAX_RECORD_BYTES
+
+
 def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
     wide = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
@@ -374,18 +397,34 @@ def test_data_files_in_folders_are_passed_over_and_counted(tree: Path) -> None:
     assert passed_over_text(report.passed_over).endswith(": name it, or give --glob '*.jsonl.gz'")
 
 
+def test_links_lead_nowhere_out_of_their_folder(tree: Path) -> None:
+    secret = write(tree.parent / "private.txt", "secret")
+    (tree / "notes.txt").symlink_to(secret)
+    (tree / "a" / "environment.txt").symlink_to("/proc/self/environ")
+    (tree / "a" / "inside.txt").symlink_to(tree / "b.py")
+    documents, report = read(tree, glob="*.txt")
+    assert [document.id for document in documents] == ["a.txt", "a/inside.txt"]
+    assert report.passed_over == {LINKS: 2}
+    assert passed_over_text(report.passed_over) == (
+        "2 links in folders lead out of them: name the files to read them"
+    )
+    assert texts(tree / "notes.txt") == ["secret"]  # as named
+    with pytest.raises(CorpusError, match="1 link in folders leads out of them"):
+        find_files([tree], "notes*")
+
+
 def test_a_folder_of_data_files_alone(tmp_path: Path) -> None:
     write(tmp_path / "c" / "a.ndjson.zst")
     reason = (
         r"1 data file in folders was passed over \(\.ndjson\.zst\): name it, or give --glob '\*\.ndjson\.zst'"
     )
     with pytest.raises(CorpusError, match=reason):
-        list_files([tmp_path / "c"])
+        find_files([tmp_path / "c"])
 
 
 def test_a_data_file_is_read_only_where_a_pattern_names_its_kind(tree: Path) -> None:
     assert "record" not in texts(tree, glob="*")
-    assert all(file.kind == "text" for file in list_files([tree], "*"))
+    assert all(file.kind == "text" for file in find_files([tree], "*"))
 
 
 def test_many_paths_have_distinct_ids_and_are_read_once(tree: Path) -> None:
@@ -411,14 +450,14 @@ def test_a_folder_in_which_nothing_matches(tree: Path) -> None:
 @pytest.mark.parametrize("name", ["c.bin", "c.zst", "c", "c.parquet.gz"])
 def test_unknown_kinds_say_what_is_accepted(tmp_path: Path, name: str) -> None:
     with pytest.raises(CorpusError, match=r"cannot be read: unknown file type: give a folder .*\.jsonl"):
-        list_files([write(tmp_path / name)])
+        find_files([write(tmp_path / name)])
 
 
 def test_missing_paths_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"no such file or folder: .*/absent"):
         read_corpus([tmp_path / "absent.jsonl"], render=render, report=ReadReport())
     with pytest.raises(CorpusError, match="no corpus is given"):
-        list_files([])
+        find_files([])
 
 
 def test_a_missing_package_is_not_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

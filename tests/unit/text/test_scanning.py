@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import CorpusError, TruncatedCorpusError
-from draftstore.text import scanning
+from draftstore.storage.identity import file_identity
+from draftstore.storage.report import LINKS
+from draftstore.text import scans as scanning
 from draftstore.text.chat import Message
 from draftstore.text.corpus import read_files
 from draftstore.text.digests import DIGEST_BYTES, digest_keys, stack_digests, text_digest
 from draftstore.text.fragments import Fragment
-from draftstore.text.identity import file_identity
 from draftstore.text.records import CorpusFile
-from draftstore.text.scanning import documents_of, scan_sources
-from draftstore.text.scans import METADATA, Scan, open_scan, schema
+from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
 from draftstore.text.sources import Source, log_files
+from draftstore.text.wanted import wanted_digests
 
 
 def write(path: Path, *texts: str) -> Path:
@@ -35,7 +35,7 @@ def write(path: Path, *texts: str) -> Path:
 
 def rows(scan: Scan) -> list[tuple[Any, ...]]:
     names = ["digest", "source", "id", "characters", "bytes", "first_seen", "refused"]
-    return list(zip(*(scan.table.column(name).to_pylist() for name in names), strict=True))
+    return scan.frame.select(names).rows()
 
 
 def texts_of(scan: Scan, digests: Any = None) -> list[str]:
@@ -87,7 +87,7 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
         read.extend(file.name for file in files)
         return read_files(files, **how)
 
-    monkeypatch.setattr("draftstore.text.scanning.read_files", noted)
+    monkeypatch.setattr("draftstore.text.scans.read_files", noted)
     seen: list[tuple[int, int, int]] = []
     again = scan_sources([source], path, now=2, on_progress=lambda *done: seen.append(done))
     assert (rows(again), read, again.read) == (rows(first), [], 0)
@@ -170,7 +170,7 @@ def test_patterns_of_paths_find_what_is_there(tmp_path: Path) -> None:
     write(tmp_path / "w" / "b.jsonl", "two")
     scan = scan_sources([source], tmp_path / "scan")
     assert texts_of(scan) == ["two", "one"]
-    assert scan.ids() == ["w/b.jsonl#1", "x/a.jsonl#1"]
+    assert scan.frame["id"].to_list() == ["w/b.jsonl#1", "x/a.jsonl#1"]
     with pytest.raises(CorpusError, match=r"no file matches .*the disk may not be mounted"):
         scan_sources([Source(1, str(tmp_path / "*.none"))], tmp_path / "scan")
 
@@ -203,10 +203,32 @@ def test_files_that_changed_since_the_scan_are_noticed(tmp_path: Path) -> None:
         texts_of(scan)
 
 
-def test_digests_that_end_in_zeros_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "text_digest", lambda text: text.encode().ljust(16, b"\0"))
-    scan = scan_sources([Source(1, str(write(tmp_path / "a.jsonl", "a", "b", "a")))], tmp_path / "scan")
-    assert texts_of(scan) == ["a", "b"]
+def test_a_wrong_clock_is_forgotten_with_the_next_scan(tmp_path: Path) -> None:
+    day, file, path = 86_400, tmp_path / "a.jsonl", tmp_path / "scan"
+    added = 1_000 * day
+    source = Source(1, str(file), added=added)
+
+    def scanned(day_now: int, *texts: str) -> list[int]:
+        write(file, *texts)
+        scan = scan_sources([source], path, now=(1_000 + day_now) * day)
+        return [(seen - added) // day for *_, seen, _ in rows(scan)]
+
+    assert scanned(1, "one") == [1]
+    assert scanned(-900, "one", "two") == [1, 0]  # long before the source was added
+    assert scanned(5_000, "one", "two", "three") == [1, 0, 5_000]
+    assert scanned(2, "one", "two", "three", "four") == [1, 0, 2, 2]
+    scan = scan_sources([source], path, now=added + 91 * day)
+    found = wanted_digests(scan, now=added + 91 * day + 1, retention={1: 90 * day})
+    assert [bytes(digest) for digest in found] == [text_digest("three"), text_digest("four")]
+
+
+def test_links_of_a_pattern_lead_nowhere_out_of_its_folder(tmp_path: Path) -> None:
+    secret = write(tmp_path / "private.jsonl", "secret")
+    write(tmp_path / "texts" / "a.jsonl", "one")
+    (tmp_path / "texts" / "b.jsonl").symlink_to(secret)
+    scan = scan_sources([Source(1, f"{tmp_path}/texts/*.jsonl")], tmp_path / "scan")
+    assert texts_of(scan) == ["one"]
+    assert scan.report.passed_over == {LINKS: 1}
 
 
 class TestLogs:
@@ -250,7 +272,7 @@ class TestLogs:
                 write(path, "new")
             return file_identity(file)
 
-        monkeypatch.setattr("draftstore.text.scanning.file_identity", rotating)
+        monkeypatch.setattr("draftstore.text.scans.file_identity", rotating)
         source = Source(1, str(path), log=True)
         assert texts_of(scan_sources([source], tmp_path / "scan", now=1)) == ["live"]
         scan = scan_sources([source], tmp_path / "scan", now=2)
@@ -261,7 +283,7 @@ class TestLogs:
     ) -> None:
         source = Source(1, str(write(tmp_path / "answers.jsonl", "live")), log=True)
         monkeypatch.setattr(
-            "draftstore.text.scanning.file_identity", lambda path: path.with_name("gone").stat().st_size
+            "draftstore.text.scans.file_identity", lambda path: path.with_name("gone").stat().st_size
         )
         assert len(scan_sources([source], tmp_path / "scan")) == 0
 
@@ -285,17 +307,12 @@ def test_many_documents_come_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     assert texts_of(scan_sources([Source(1, str(file))], tmp_path / "scan")) == list(map(str, range(10)))
 
 
-@pytest.mark.parametrize("damage", ["no parquet", "no facts", "version", "rows"])
+@pytest.mark.parametrize("damage", ["no parquet", "no facts", "rows"])
 def test_a_damaged_scan_is_refused(tmp_path: Path, damage: str) -> None:
-    from pyarrow import parquet
-
-    path, table = tmp_path / "scan", schema().empty_table()
-    facts: dict[str, Any] = {"version": 9 if damage == "version" else 1, "files": []}
+    path, frame = tmp_path / "scan", pl.DataFrame(schema=COLUMNS)
     if damage == "rows":
-        row = pa.table([[bytes(16)], ["a"], [1], [1], [1], [False]], names=schema().names)
-        table = row.cast(schema())
-    metadata = {} if damage == "no facts" else {METADATA: json.dumps(facts).encode()}
-    parquet.write_table(table.replace_schema_metadata(metadata), path)
+        frame = pl.DataFrame([(bytes(16), "a", 1, 1, False, 1, 0, 1)], COLUMNS, orient="row")
+    frame.write_parquet(path, metadata={} if damage == "no facts" else {METADATA: "[]"})
     if damage == "no parquet":
         path.write_bytes(b"nothing")
     with pytest.raises(CorpusError, match=r"cannot be read .*remove it"):

@@ -336,8 +336,8 @@ def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
         ("tokenizer.json", b"{}", "tokenizer.json is not a usable tokenizer"),
         ("tokenizer.json", b'{"version": "1.0", "mod', "tokenizer.json is not a usable tokenizer"),
         ("tokenizer.json", b"\xff\xfe", "tokenizer.json is not a usable tokenizer"),
-        ("tokenizer_config.json", b"{", "tokenizer_config.json of 't' is not JSON"),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json of 't' holds a list"),
+        ("tokenizer_config.json", b"{", "tokenizer_config.json of 't' is not a JSON object"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json of 't' is not a JSON object"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja of 't' is not UTF-8"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,7 @@ from draftstore.errors import BuildError, NoTextError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text import sealing, tokenizing
+from draftstore.text import tokenizing
 from draftstore.text.corpus import read_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
@@ -30,11 +29,11 @@ def options(tmp_path: Path) -> RestOptions:
     corpus = write_texts(tmp_path / "c.jsonl", 30)
     with corpus.open("a", encoding="utf-8") as file:
         file.write('{"no text": 1}\n{"text": ""}\n')
-    return RestOptions((corpus,), "small", segment_tokens=400)
+    return RestOptions(corpus=(corpus,), name="small", segment_tokens=400)
 
 
 def plain(options: RestOptions) -> CorpusOptions:
-    return CorpusOptions(options.corpus, options.name)
+    return CorpusOptions(corpus=options.corpus, name=options.name)
 
 
 def never(*_: Any, **__: Any) -> Any:
@@ -87,14 +86,14 @@ def test_gathered_documents_give_the_shards_of_their_files(
 
     facts = {"sources": ["s3://bucket/chats"], "bad_records": 7}
     gathered = Gathered(gather, "as in the file", options.corpus, facts)
-    given = CorpusOptions((), "small", fingerprint="these", gathered=gathered)
+    given = CorpusOptions(corpus=(), name="small", fingerprint="these", gathered=gathered)
     made = build_tokens(given, small_tokenizer, tmp_path / "made")
     assert {name: data for name, data in contents(made.path).items() if name.startswith("shard-")} == {
         name: data for name, data in contents(read).items() if name.startswith("shard-")
     }
     assert made.manifest.corpus.items() > facts.items()
-    later = replace(given, gathered=gathered._replace(read=never, order="another"))
-    rest = RestOptions(**vars(later), segment_tokens=400)
+    later = given.changed(gathered=gathered._replace(read=never, order="another"))
+    rest = RestOptions.of(later, segment_tokens=400)
     taken = build_rest(rest, small_tokenizer, tmp_path / "taken", tokens=made.path)  # the same documents
     assert taken.manifest.counts["documents"] == 30
 
@@ -106,9 +105,9 @@ def test_shards_of_something_else_are_refused(
     tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
     other = options
     if change == "corpus":
-        other = replace(options, corpus=(write_texts(tmp_path / "d.jsonl", 3, seed=5),))
+        other = options.changed(corpus=(write_texts(tmp_path / "d.jsonl", 3, seed=5),))
     elif change == "column":
-        other = replace(options, column="body")
+        other = options.changed(column="body")
     else:
         tokens = build_rest(options, small_tokenizer, tmp_path / "rest").path
     expected = StoreError if change == "tokens" else BuildError
@@ -118,7 +117,8 @@ def test_shards_of_something_else_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("module", "step"), [(tokenizing, "link_or_copy"), (sealing, "save_manifest"), (sealing, "hash_files")]
+    ("module", "step"),
+    [(tokenizing, "link_or_copy"), (tokenizing, "save_manifest"), (tokenizing, "hash_files")],
 )
 def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
     options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, module: ModuleType, step: str
@@ -138,5 +138,7 @@ def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
 def test_an_empty_corpus(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"text": ""}\n', encoding="utf-8")
     with pytest.raises(NoTextError, match="no text found in"):
-        build_tokens(CorpusOptions((tmp_path / "c.jsonl",), "none"), small_tokenizer, tmp_path / "tokens")
+        build_tokens(
+            CorpusOptions(corpus=(tmp_path / "c.jsonl",), name="none"), small_tokenizer, tmp_path / "tokens"
+        )
     assert names(tmp_path) == ["c.jsonl"]

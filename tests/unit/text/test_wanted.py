@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.text.digests import stack_digests, text_digest
-from draftstore.text.scans import Scan, ScannedFile, schema
+from draftstore.text.scans import COLUMNS, Scan
 from draftstore.text.wanted import Cap, Removal, removed_rows, wanted_digests
 
 Row = tuple[str, int, str, int, bool]
@@ -18,19 +19,17 @@ Row = tuple[str, int, str, int, bool]
 
 
 def scan_of(rows: Sequence[Row]) -> Scan:
-    import pyarrow as pa
-
-    columns: list[list[Any]] = [
-        [text_digest(row[0]) for row in rows],
-        [row[2] for row in rows],
-        [len(row[0]) for row in rows],
-        [len(row[0]) for row in rows],
-        [row[3] for row in rows],
-        [row[4] for row in rows],
-    ]
-    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema(), strict=True)], schema=schema())
-    table = table.add_column(1, "source", pa.array([row[1] for row in rows], pa.int32()))
-    return Scan((), (ScannedFile(0, "", "", "lines", "", "", len(rows), {}),), table)
+    columns = {
+        "digest": [text_digest(row[0]) for row in rows],
+        "id": [row[2] for row in rows],
+        "characters": [len(row[0]) for row in rows],
+        "bytes": [len(row[0]) for row in rows],
+        "refused": [row[4] for row in rows],
+        "source": [row[1] for row in rows],
+        "file": [0] * len(rows),
+        "first_seen": [row[3] for row in rows],
+    }
+    return Scan((), (), pl.DataFrame(columns, COLUMNS))
 
 
 def oracle(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from draftstore.errors import DraftTreeError
 from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import LEVEL_BOUNDS, LEVEL_PROBS, DraftTree, highest_level, level_of
+from tests.fakes.adversaries import tree_of as tree_from_paths
 
 
 def tree_of(tokens: list[int], parents: list[int], levels: list[int]) -> DraftTree:
@@ -298,3 +299,17 @@ def close_to(values: NDArray[Any]) -> st.SearchStrategy[float]:
 def test_the_highest_level_is_the_last_of_at_least_a_probability(prob: float) -> None:
     levels = [level for level in range(256) if float(LEVEL_PROBS[level]) >= prob]
     assert highest_level(prob) == max(levels, default=-1)
+
+
+def test_a_tree_is_cut_to_a_depth() -> None:
+    tree = tree_from_paths(
+        {(1,): 0.9, (1, 2): 0.8, (1, 2, 3): 0.7, (4,): 0.6, (4, 5): 0.5, (1, 2, 3, 6): 0.4}
+    )
+    for depth in range(5):
+        cut = tree.down_to(depth)
+        cut.validate()
+        paths = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
+        assert {tuple(cut.tokens[cut.path(node)].tolist()) for node in range(len(cut))} == {
+            path for path in paths if len(path) <= depth
+        }
+    assert tree.down_to(6) is tree

@@ -1,5 +1,4 @@
 import json
-import multiprocessing
 import os
 import stat
 import threading
@@ -14,7 +13,7 @@ from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker import response_log
-from services.worker.response_log import ResponseLog, append, older
+from services.worker.response_log import ResponseLog, older
 from tests.fakes.waiting import until
 from tests.fakes.workers import MODEL, FakeEngine, Worker, running_worker
 
@@ -61,7 +60,9 @@ def test_finished_answers_are_kept_as_a_corpus(small_tokenizer: TextTokenizer, t
     assert kept[1]["text"] == "zero naïve\n東京"
     assert kept[2]["text"] == "zero" + replies[2]["choices"][0]["text"]
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    built = build_rest(RestOptions((log,), "answers"), small_tokenizer, tmp_path / "store", workers=1).path
+    built = build_rest(
+        RestOptions(corpus=(log,), name="answers"), small_tokenizer, tmp_path / "store", workers=1
+    ).path
     store = open_store(built)
     assert store.manifest.counts["documents"] == 4
     store.close()
@@ -74,9 +75,9 @@ def test_what_nobody_waited_for_is_not_kept(small_tokenizer: TextTokenizer, tmp_
         connection = worker.begin(prompt="zero")
         until(lambda: engine.works)
         connection.close()
-        until(lambda: all(answer.job.cancelled for answer in worker.decoder._running))
+        until(lambda: all(answer.cancelled for answer in worker.decoder._running))
         engine.gate.release(1000)
-        until(lambda: worker.decoder.idle)
+        until(lambda: worker.is_idle)
     assert records(tmp_path / "a.jsonl") == []
 
 
@@ -97,23 +98,6 @@ def test_a_full_log_drops_its_older_half(tmp_path: Path) -> None:
     assert len(kept) >= 5
 
 
-def _append_many(path: Path, name: str) -> None:
-    for number in range(200):
-        append(path, json.dumps({"text": f"{name} {number} " + "z" * 50}).encode() + b"\n", 1 << 20)
-
-
-def test_several_processes_write_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_append_many, args=(path, name)) for name in "abc"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    found = Counter(record["text"][0] for record in records(path))
-    assert found == {"a": 200, "b": 200, "c": 200}
-
-
 def test_a_full_disk_breaks_no_answer_and_leaves_no_half_line(
     small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,8 +107,6 @@ def test_a_full_disk_breaks_no_answer_and_leaves_no_half_line(
     def write_some(file: int, data: Any) -> int:
         if not full.is_set():
             return write(file, data)
-        if len(data) < 50:
-            raise OSError(28, "No space left on device")
         return write(file, data[:-40])
 
     monkeypatch.setattr(os, "write", write_some)
@@ -141,13 +123,13 @@ def test_a_full_disk_breaks_no_answer_and_leaves_no_half_line(
 def test_a_disk_that_hangs_breaks_no_answer(
     small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hanging, original = threading.Event(), response_log.append
+    hanging, original = threading.Event(), ResponseLog._write
 
-    def hang(path: Path, line: bytes, most: int) -> None:
+    def hang(log: ResponseLog, line: bytes) -> None:
         hanging.wait(60)
-        original(path, line, most)
+        original(log, line)
 
-    monkeypatch.setattr(response_log, "append", hang)
+    monkeypatch.setattr(ResponseLog, "_write", hang)
     monkeypatch.setattr(response_log, "MAX_WAITING", 2)
     with running_worker(FakeEngine(small_tokenizer), log=tmp_path / "a.jsonl") as worker:
         for _ in range(5):
@@ -158,7 +140,11 @@ def test_a_disk_that_hangs_breaks_no_answer(
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(DraftstoreError, match="cannot be written"):
-        ResponseLog(tmp_path / "nowhere" / "a.jsonl", 1000)
-    with pytest.raises(DraftstoreError, match="cannot be written"):
-        ResponseLog(tmp_path, 1000)
+    log = ResponseLog(tmp_path / "a.jsonl", 1000)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    places = ("nowhere/a.jsonl", "", "pipe", "link", "a.jsonl")  # the last has a writer
+    for path in (tmp_path / place for place in places):
+        with pytest.raises(DraftstoreError, match="cannot be written"):
+            ResponseLog(path, 1000)
+    log.close()

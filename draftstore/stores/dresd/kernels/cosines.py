@@ -1,4 +1,4 @@
-"""Cosines of stored vectors, bit-identical on every processor: one numba kernel, emitted as LLVM IR.
+"""Dot products and cosines of rows, bit-identical on every processor: one numba kernel, emitted as LLVM IR.
 
 A compiler that may reorder floating-point additions uses the processor's vector width, so that the order differs
 between processors; one that may not adds one number after the other. Here the order is fixed at 16 lanes.
@@ -90,6 +90,12 @@ def _fold(builder: Any, lanes: Any) -> Any:
         )
         lanes = builder.fadd(*(builder.shuffle_vector(lanes, lanes, half) for half in halves))
     return builder.extract_element(lanes, ir.IntType(32)(0))
+
+
+@leaf_kernel
+def dot(vectors: Any, row: Any, query: Any) -> Any:
+    """Return the dot product of a row of vectors and a query."""
+    return _sums(vectors, row, query)[0]
 
 
 @leaf_kernel

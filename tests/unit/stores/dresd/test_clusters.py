@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import unit
 from draftstore.stores.dresd.kernels import clusters
 from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.nearest import LARGE
+from draftstore.stores.dresd.projection import unit
 
 
 def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import unit
 from draftstore.errors import DraftstoreError
 from draftstore.jit import read_only
 from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, search
 from draftstore.stores.dresd.kernels.quantised import DTYPES, quantise, restore
+from draftstore.stores.dresd.projection import unit
 from tests import reference
 
 

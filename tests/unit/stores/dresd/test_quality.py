@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import unit
 from draftstore.stores.dresd import quality as dresd_quality
 from draftstore.stores.dresd.kernels.nearest import ALL, DenseIndex, search
 from draftstore.stores.dresd.kernels.quantised import quantise, restore
+from draftstore.stores.dresd.projection import unit
 from draftstore.stores.dresd.quality import figures
 from draftstore.stores.dresd.store import DresdStore
 from tests.fakes.dense_stores import make_dense_store, make_projection, make_states

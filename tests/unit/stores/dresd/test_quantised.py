@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafting.projection import unit
 from draftstore.stores.dresd.kernels.quantised import (
     DTYPES,
     LARGEST,
@@ -13,6 +12,7 @@ from draftstore.stores.dresd.kernels.quantised import (
     restore,
     vector_dtype,
 )
+from draftstore.stores.dresd.projection import unit
 
 
 def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:

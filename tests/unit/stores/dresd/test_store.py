@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import projection_of
-from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
 from draftstore.storage.manifest import (
     TokenizerIdentity,
@@ -22,7 +20,7 @@ from draftstore.storage.manifest import (
 )
 from draftstore.stores.dresd.files import FILES
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
-from draftstore.stores.dresd.kernels.nearest import ALL
+from draftstore.stores.dresd.kernels.nearest import ALL, search
 from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.store import STRATEGIES, DresdStore
 from draftstore.stores.registry import verify_store
@@ -103,19 +101,18 @@ def edit_parameters(store: Path, **parameters: Any) -> None:
 def questions(
     documents: Documents = DOCUMENTS,
     states: list[NDArray[np.float32]] = STATES,
-    projection: Projection = PROJECTION,
     most: int = 40,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return contexts and queries as a model would ask that says these documents again, with a little noise."""
+) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
+    """Return contexts and hidden states as of a model that says these documents again, with a little noise."""
     rng = np.random.default_rng(1)
     places = [
         (number, place) for number, document in enumerate(documents) for place in range(len(document) - 1)
     ]
     places = [places[i] for i in rng.permutation(len(places))[:most]]
     contexts = [[documents[number][place + 1]] for number, place in places]
-    queries = projection.apply(np.stack([states[number][place] for number, place in places]))
-    noise = rng.standard_normal(queries.shape).astype(np.float32)
-    return np.array(contexts, np.int32), 3.0 * queries + noise
+    hidden = np.stack([states[number][place] for number, place in places])
+    hidden += 0.1 * rng.standard_normal(hidden.shape).astype(np.float32)
+    return np.array(contexts, np.int32), hidden.astype(np.float16)
 
 
 # -- opening -------------------------------------------------------------------------------------------------
@@ -316,7 +313,7 @@ def test_another_vocabulary_size_is_refused(store: Path) -> None:
 
 def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:
     """Positions, tokens and vectors may be anything: drafts are trees of ids that exist."""
-    contexts, queries = questions()
+    contexts, hidden = questions()
     rng = np.random.default_rng(0)
     for name, most in (("positions.bin", 2**32), ("tokens.bin", 2**16), ("vectors.bin", 2**16)):
         manifest = load_manifest(store)
@@ -324,7 +321,7 @@ def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:
         numbers = rng.integers(0, most, size // 2, np.uint32 if most > 2**16 else np.uint16)
         rewrite(store, manifest, name, numbers.tobytes()[:size])
         for strategy in STRATEGIES:
-            for draft in DresdStore.open(store).drafter(strategy, drafts=40).draft(contexts, queries=queries):
+            for draft in DresdStore.open(store).drafter(strategy, drafts=40).draft(contexts, hidden=hidden):
                 draft.tree.validate()
                 assert draft.tree.tokens.max(initial=0) < VOCAB
 
@@ -335,7 +332,7 @@ def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:
 def expected_drafts(
     store: DresdStore,
     contexts: NDArray[np.int32],
-    queries: NDArray[np.float32],
+    hidden: NDArray[np.float16],
     drafts: int,
     length: int,
     budget: int,
@@ -343,7 +340,8 @@ def expected_drafts(
     """Yield what an oracle drafts from the files of a store, and the size of the group; None where that is unclear."""
     codes = store.index.vectors
     firsts = [int(store.tokens[int(position) - 1]) for position in store.index.positions]
-    for context, query in zip(contexts[:, -1].tolist(), queries, strict=True):
+    for context, state in zip(contexts[:, -1].tolist(), hidden, strict=True):
+        query = reference.projected(store.projection, state)
         group = [entry for entry, first in enumerate(firsts) if first == context]
         cosines = {entry: reference.stored_cosine(codes[entry], query) for entry in group}
         ranking = sorted(group, key=lambda entry: (-cosines[entry], entry))
@@ -367,13 +365,13 @@ def test_drafts_of_a_store_are_those_of_the_oracle(
 ) -> None:
     path = make_dense_store(tmp_path / "store", DOCUMENTS, STATES, projection=PROJECTION, dtype=dtype)
     store = DresdStore.open(path)
-    contexts, queries = questions()
+    contexts, hidden = questions()
     contexts[0], contexts[1] = 7, -1  # a token that no entry has, and none
     drafter = store.drafter(drafts=drafts, length=length, probing=ALL)
-    found = drafter.draft(contexts, 40, queries=queries)
+    found = drafter.draft(contexts, 40, hidden=hidden)
     compared = 0
     for draft, (nodes, size) in zip(
-        found, expected_drafts(store, contexts, queries, drafts, length, 40), strict=True
+        found, expected_drafts(store, contexts, hidden, drafts, length, 40), strict=True
     ):
         assert (draft.match_length, draft.match_count) == (int(size > 0), size)
         if nodes is not None:
@@ -384,56 +382,70 @@ def test_drafts_of_a_store_are_those_of_the_oracle(
 
 def test_a_batch_drafts_what_each_of_it_drafts_alone(built: Path) -> None:
     drafter = DresdStore.open(built).drafter()
-    contexts, queries = questions()
-    queries[3], queries[5, 2], queries[6], queries[7] = np.nan, np.nan, 0.0, np.inf
+    contexts, hidden = questions()
+    hidden[3], hidden[5, 2], hidden[6], hidden[7, 1] = np.nan, np.nan, np.inf, -np.inf
     contexts[8] = VOCAB
     wide = np.concatenate([np.full_like(contexts, 9), contexts], axis=1)
-    together = drafter.draft(wide, 30, 0.01, queries=queries)
+    together = drafter.draft(wide, 30, 0.01, hidden=hidden)
     for row, draft in enumerate(together):
-        [alone] = drafter.draft(contexts[row : row + 1], 30, 0.01, queries=queries[row : row + 1])
+        [alone] = drafter.draft(contexts[row : row + 1], 30, 0.01, hidden=hidden[row : row + 1])
         assert alone == draft
         draft.tree.validate()
         assert len(draft.tree) <= 30
         assert np.all(draft.tree.probs >= 0.01)
-        [scaled] = drafter.draft(contexts[row : row + 1], 30, 0.01, queries=queries[row : row + 1] * 8)
-        assert scaled == draft, "the length of a query means nothing"
     for row in (3, 5, 6, 7, 8):
         assert together[row] == (DraftTree.empty(), 0, 0)
     assert sum(len(draft.tree) > 0 for draft in together) > len(together) // 2
-    assert drafter.draft_batch(wide, 30, 0.01, queries=queries).encode_trees()[0].shape == (len(wide),)
+    assert drafter.draft_batch(wide, 30, 0.01, hidden=hidden).encode_trees()[0].shape == (len(wide),)
 
 
 def test_a_smaller_budget_keeps_the_best_nodes(built: Path) -> None:
     drafter = DresdStore.open(built).drafter("wide")
-    contexts, queries = questions(most=5)
-    whole = drafter.draft(contexts, 4096, queries=queries)
+    contexts, hidden = questions(most=5)
+    whole = drafter.draft(contexts, 4096, hidden=hidden)
     for budget in (0, 1, 2, 7, 64, 100):
-        for draft, all_of_it in zip(drafter.draft(contexts, budget, queries=queries), whole, strict=True):
+        for draft, all_of_it in zip(drafter.draft(contexts, budget, hidden=hidden), whole, strict=True):
             assert draft.tree == all_of_it.tree.prefix(budget)
     assert max(len(draft.tree) for draft in whole) <= 100
-    assert drafter.draft(contexts, 64, 1.1, queries=queries)[0].tree == DraftTree.empty()
+    assert drafter.draft(contexts, 64, 1.1, hidden=hidden)[0].tree == DraftTree.empty()
 
 
-def test_without_queries_nothing_is_drafted(built: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_samples_are_nearest_to_their_own_entries(tmp_path: Path, dtype: str) -> None:
+    store = DresdStore.open(
+        make_dense_store(tmp_path / "store", DOCUMENTS, STATES, projection=PROJECTION, dtype=dtype)
+    )
+    contexts, hidden = store.samples(30)
+    assert hidden is not None
+    assert (contexts.shape, hidden.shape) == ((30, 16), (30, 16))
+    assert hidden.dtype == np.float16
+    found = search(store.index, PROJECTION.apply(hidden), contexts[:, -1], 1, ALL)
+    expected = np.linspace(0, len(store.index.vectors) - 1, 30, dtype=np.int64)
+    np.testing.assert_array_equal(found.entries[:, 0], expected)
+
+
+def test_without_states_nothing_is_drafted(built: Path) -> None:
     drafter = DresdStore.open(built).drafter()
-    contexts, queries = questions(most=4)
-    for draft in [*drafter.draft(contexts), *drafter.draft(np.empty((4, 0), np.int32), queries=queries)]:
+    contexts, hidden = questions(most=4)
+    for draft in [*drafter.draft(contexts), *drafter.draft(np.empty((4, 0), np.int32), hidden=hidden)]:
         assert draft == (DraftTree.empty(), 0, 0)
-    assert drafter.draft(np.empty((0, 1), np.int32), queries=np.empty((0, 8), np.float32)) == []
+    assert drafter.draft(np.empty((0, 1), np.int32), hidden=np.empty((0, 16), np.float16)) == []
     drafter.warm_up()
 
 
 def test_impossible_requests_are_refused(built: Path) -> None:
     store = DresdStore.open(built)
-    contexts, queries = questions(most=4)
-    for wrong in (queries[:3], queries[:, :7], queries[0], np.zeros((4, 16), np.float32)):
-        with pytest.raises(DraftstoreError, match=r"expected \(4, 8\), projected hidden states"):
-            store.drafter().draft(contexts, queries=wrong)
+    contexts, hidden = questions(most=4)
+    for wrong in (hidden[:3], hidden[:, :15], hidden[0]):
+        with pytest.raises(
+            DraftstoreError, match=r"expected \(4, 16\): use a store that was built with this model"
+        ):
+            store.drafter().draft(contexts, hidden=wrong)
     for budget in (-1, 4097):
         with pytest.raises(DraftstoreError, match="expected 0 to 4096"):
-            store.drafter().draft(contexts, budget, queries=queries)
+            store.drafter().draft(contexts, budget, hidden=hidden)
     with pytest.raises(DraftstoreError, match="contexts are int32"):
-        store.drafter().draft(contexts[0], queries=queries)
+        store.drafter().draft(contexts[0], hidden=hidden)
     with pytest.raises(DraftstoreError, match=r"unknown strategy 'high': expected one of deep, many, wide"):
         store.drafter("high")
     for changes in (
@@ -445,16 +457,16 @@ def test_impossible_requests_are_refused(built: Path) -> None:
 
 
 def test_a_store_says_how_much_of_a_group_is_visited(store: Path) -> None:
-    contexts, queries = questions()
+    contexts, hidden = questions()
     edit_parameters(store, probing=ALL)
     everything = DresdStore.open(store)
     edit_parameters(store, probing=1e-6)
     little = DresdStore.open(store)
-    exact = everything.drafter().draft(contexts, queries=queries)
-    assert little.drafter(probing=ALL).draft(contexts, queries=queries) == exact
-    assert little.drafter().draft(contexts, queries=queries) != exact
-    assert everything.drafter(probing=1e-6).draft(contexts, queries=queries) == little.drafter().draft(
-        contexts, queries=queries
+    exact = everything.drafter().draft(contexts, hidden=hidden)
+    assert little.drafter(probing=ALL).draft(contexts, hidden=hidden) == exact
+    assert little.drafter().draft(contexts, hidden=hidden) != exact
+    assert everything.drafter(probing=1e-6).draft(contexts, hidden=hidden) == little.drafter().draft(
+        contexts, hidden=hidden
     )
 
 
@@ -464,36 +476,34 @@ def test_a_store_says_how_much_of_a_group_is_visited(store: Path) -> None:
 def test_a_session_asks_with_the_state_that_predicted_the_last_token(built: Path) -> None:
     drafter = DresdStore.open(built).drafter()
     document, rows = next((d, s) for d, s in zip(DOCUMENTS, STATES, strict=True) if len(d) > 20)
-    queries = PROJECTION.apply(rows)
-    session = drafter.session(document[:3], hidden=queries[1])
+    session = drafter.session(document[:3], hidden=rows[1])
     assert session.needs_hidden
     assert not session.needs_candidates
-    assert projection_of(session) is drafter.projection
     for size in (3, 4, 8, 15):
         [draft] = drafter.draft(
-            np.array([[document[size - 1]]], np.int32), queries=queries[size - 2 : size - 1]
+            np.array([[document[size - 1]]], np.int32), hidden=rows[size - 2 : size - 1].astype(np.float16)
         )
         assert session.propose() == draft.tree
         assert len(draft.tree) > 0
         agreed = draft.tree.accepted(np.array(document[size:], np.int32))
         assert len(agreed) == min(10, len(document) - size), "the entry itself is the nearest"
         after = {3: 4, 4: 8, 8: 15, 15: 16}[size]
-        session.observe(document[size:after], tree=draft.tree, hidden=queries[after - 2])
+        session.observe(document[size:after], tree=draft.tree, hidden=rows[after - 2])
 
 
 def test_a_session_without_a_state_drafts_nothing(built: Path) -> None:
     drafter = DresdStore.open(built).drafter()
-    document, queries = DOCUMENTS[0], PROJECTION.apply(STATES[0])
+    document, states = DOCUMENTS[0], STATES[0]
     session = drafter.session(document[:3])
     assert session.propose() == DraftTree.empty()
-    session.observe(document[3:4], hidden=queries[2])
+    session.observe(document[3:4], hidden=states[2])
     assert len(session.propose())
-    for hidden in (None, np.full(8, np.nan, np.float32)):
+    for hidden in (None, np.full(16, np.nan, np.float32), np.full(16, 7e4, np.float32)):
         session.observe(document[4:5], hidden=hidden)
         assert session.propose() == DraftTree.empty()
-    session = drafter.session(document[:3], hidden=queries[1], candidates=np.zeros((1, 8), np.int32))
+    session = drafter.session(document[:3], hidden=states[1], candidates=np.zeros((1, 8), np.int32))
     assert len(session.propose(5)) == 5
-    assert drafter.session([], hidden=queries[1]).propose() == DraftTree.empty()
+    assert drafter.session([], hidden=states[1]).propose() == DraftTree.empty()
 
 
 def test_a_session_refuses_other_ids_and_states(built: Path) -> None:
@@ -502,8 +512,8 @@ def test_a_session_refuses_other_ids_and_states(built: Path) -> None:
         with pytest.raises(TokenRangeError, match="outside the store's vocabulary of 50 ids"):
             drafter.session(ids)
     session = drafter.session([3])
-    for size in (7, 16):
-        with pytest.raises(DraftstoreError, match=rf"of shape \({size},\), expected \(8,\)"):
+    for size in (8, 17):
+        with pytest.raises(DraftstoreError, match=rf"of shape \(1, {size}\), expected \(1, 16\)"):
             session.observe([3], hidden=np.zeros(size, np.float32))
 
 
@@ -521,12 +531,12 @@ def test_ids_above_65535(tmp_path: Path, wide_tokenizer: TextTokenizer) -> None:
     assert store.tokens.dtype == np.uint32
     assert store.manifest.token_dtype == "uint32"
     assert load_tokenizer(path / "tokenizer").identity.fingerprint == store.manifest.tokenizer.fingerprint
-    contexts, queries = questions(documents, states)
-    drafts = store.drafter("wide", probing=ALL).draft(contexts, queries=queries)
+    contexts, hidden = questions(documents, states)
+    drafts = store.drafter("wide", probing=ALL).draft(contexts, hidden=hidden)
     seen = {token for draft in drafts for token in draft.tree.tokens.tolist()}
     assert seen == set(ids)
     for draft, (nodes, size) in zip(
-        drafts, expected_drafts(store, contexts, queries, 10, 10, 64), strict=True
+        drafts, expected_drafts(store, contexts, hidden, 10, 10, 64), strict=True
     ):
         assert draft.match_count == size
         assert nodes is None or nodes_of(draft.tree) == nodes
@@ -539,9 +549,7 @@ def test_stores_of_next_to_nothing(tmp_path: Path, documents: Documents) -> None
         rows[0] for rows, document in zip(make_states(documents), documents, strict=True) if len(document) > 2
     ]
     token = documents[-1][1] if len(documents[-1]) > 2 else documents[0][1]
-    [draft] = store.drafter().draft(
-        np.array([[token]], np.int32), queries=store.projection.apply(state)[None]
-    )
+    [draft] = store.drafter().draft(np.array([[token]], np.int32), hidden=state[None].astype(np.float16))
     firsts = [first for document in documents for first in document[1:-1]]
     assert draft.match_count == firsts.count(token) > 0
     assert len(draft.tree) > 0
@@ -549,12 +557,12 @@ def test_stores_of_next_to_nothing(tmp_path: Path, documents: Documents) -> None
 
 def test_a_store_without_entries_drafts_nothing(tmp_path: Path) -> None:
     store = DresdStore.open(make_dense_store(tmp_path / "none", [[3, 4], [5]], vocab_size=6))
-    queries = np.ones((2, 8), np.float32)
-    for draft in store.drafter().draft(np.array([[4], [5]], np.int32), queries=queries):
+    hidden = np.ones((2, 16), np.float16)
+    for draft in store.drafter().draft(np.array([[4], [5]], np.int32), hidden=hidden):
         assert draft == (DraftTree.empty(), 0, 0)
 
 
 def test_the_largest_vocabulary_opens(tmp_path: Path) -> None:
     store = DresdStore.open(make_dense_store(tmp_path / "large", [[151_664, 3, 151_664]], vocab_size=151_665))
-    [draft] = store.drafter().draft(np.array([[3]], np.int32), queries=np.ones((1, 8), np.float32))
+    [draft] = store.drafter().draft(np.array([[3]], np.int32), hidden=np.ones((1, 16), np.float16))
     assert draft.tree.tokens.tolist() == [151_664]

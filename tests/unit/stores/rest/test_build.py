@@ -1,4 +1,3 @@
-import dataclasses
 import errno
 import json
 import os
@@ -22,10 +21,9 @@ from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.rest import segments as segments_module
-from draftstore.stores.rest.build import Progress, RestOptions, build_rest
+from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.segments import read_segments
 from draftstore.stores.rest.store import RestStore
-from draftstore.text import sealing as sealing_module
 from draftstore.text import tokenizing as tokenizing_module
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -33,6 +31,7 @@ from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.examples import examples
 from tests.fakes import killed
+from tests.fakes.progress import Steps
 from tests.fakes.waiting import is_alive, until
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -55,7 +54,7 @@ def out(tmp_path: Path) -> Path:
 def build(tokenizer: TextTokenizer, corpus: Path, out: Path, workers: int = 1, **changes: Any) -> BuildResult:
     """Build with small segments; `overwrite` and the fields of RestOptions may differ."""
     overwrite = changes.pop("overwrite", False)
-    options = RestOptions((corpus,), "test", **{"segment_tokens": SEGMENT_TOKENS, **changes})
+    options = RestOptions(corpus=(corpus,), name="test", **{"segment_tokens": SEGMENT_TOKENS, **changes})
     return build_rest(options, tokenizer, out, overwrite=overwrite, workers=workers)
 
 
@@ -161,19 +160,19 @@ def test_a_document_longer_than_a_segment_is_cut(
 
 
 def test_progress_is_reported(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
-    calls: dict[str, list[tuple[int, ...]]] = {"tokenized": [], "sorted": [], "hashed": []}
-    progress = Progress(**{name: lambda *now, rows=rows: rows.append(now) for name, rows in calls.items()})
-    options = RestOptions((corpus,), "test", segment_tokens=SEGMENT_TOKENS)
-    result = build_rest(options, small_tokenizer, out, workers=1, progress=progress)
+    calls = Steps()
+    options = RestOptions(corpus=(corpus,), name="test", segment_tokens=SEGMENT_TOKENS)
+    result = build_rest(options, small_tokenizer, out, workers=1, progress=calls)
+    assert calls.keys() == {"tokenizing", "sorting", "hashing"}
     for rows in calls.values():
         assert len(rows) > 1
-        assert rows == sorted(rows)
+        assert [done for done, _ in rows] == sorted(done for done, _ in rows)
     counts = result.manifest.counts
-    assert calls["tokenized"][-1][:2] == (30, counts["tokens"])
-    assert calls["sorted"][0] == (0, counts["entries"])
-    assert calls["sorted"][-1] == (counts["entries"], counts["entries"])
+    assert calls["tokenizing"][-1] == (counts["tokens"], None)
+    assert calls["sorting"][0] == (0, counts["entries"])
+    assert calls["sorting"][-1] == (counts["entries"], counts["entries"])
     size = sum(entry.size for entry in result.manifest.files.values())
-    assert calls["hashed"][-1] == (size, size)
+    assert calls["hashing"][-1] == (size, size)
 
 
 # --- the same bytes ---
@@ -259,9 +258,9 @@ def test_what_was_not_read_is_remembered(
     (corpus.parent / "folder").mkdir()
     for name in ("a.py", "a.jsonl", "b.parquet"):
         (corpus.parent / "folder" / name).write_text("x = 1\n")
-    options = RestOptions((other, corpus, corpus.parent / "folder"), "test")
+    options = RestOptions(corpus=(other, corpus, corpus.parent / "folder"), name="test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sealing_module, "save_manifest", no_space)
+        patch.setattr(tokenizing_module, "save_manifest", no_space)
         with pytest.raises(OSError, match="No space left"):
             build_rest(options, small_tokenizer, out, workers=1)
     for reused in (False, True):
@@ -310,14 +309,6 @@ def test_bad_records_are_reported_also_by_a_build_that_goes_on(
     assert (result.manifest.corpus["bad_records"], again.reused) == (2, True)
 
 
-@pytest.mark.parametrize("segment_tokens", [0, 1, 2**31])
-def test_impossible_segments(
-    small_tokenizer: TextTokenizer, corpus: Path, out: Path, segment_tokens: int
-) -> None:
-    with pytest.raises(BuildError, match=rf"segments of {segment_tokens:,} tokens: expected 2 to"):
-        build(small_tokenizer, corpus, out, segment_tokens=segment_tokens)
-
-
 def test_a_path_that_is_no_utf_8(small_tokenizer: TextTokenizer, corpus: Path, tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl"))
     corpus.rename(odd)
@@ -347,14 +338,17 @@ def test_another_build_is_refused_unless_it_may_overwrite(
 ) -> None:
     build(small_tokenizer, corpus, out)
     old = contents(out)
-    tokenizer, options = small_tokenizer, RestOptions((corpus,), "test", segment_tokens=SEGMENT_TOKENS)
+    tokenizer, options = (
+        small_tokenizer,
+        RestOptions(corpus=(corpus,), name="test", segment_tokens=SEGMENT_TOKENS),
+    )
     if change == "corpus":
         write_texts(corpus, 31)
     elif change == "tokenizer":
         tokenizer = other_tokenizer(tmp_path)
     else:
         changes: dict[str, dict[str, Any]] = {"segments": {"segment_tokens": 500}, "name": {"name": "x"}}
-        options = dataclasses.replace(options, **changes[change])
+        options = options.changed(**changes[change])
     with pytest.raises(
         BuildError, match=rf"{out} exists and is another build: choose another --out, or pass"
     ):
@@ -521,7 +515,7 @@ def test_other_inputs_start_clean(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, tmp_path: Path, change: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sealing_module, "save_manifest", no_space)
+        patch.setattr(tokenizing_module, "save_manifest", no_space)
         with pytest.raises(OSError, match="No space left"):
             build(small_tokenizer, corpus, out)
     assert (out.parent / ".store.partial" / "store" / "tokenizer").is_dir()
@@ -536,11 +530,11 @@ def test_other_inputs_start_clean(
 
 ORPHANS = """
 import os, time
-from draftstore.mapping import LocalPool
+from draftstore.stores.rest.segments import sorting_processes
 
-with LocalPool(1) as pool:
-    print(pool.executor.submit(os.getpid).result(), flush=True)
-    pool.executor.submit(time.sleep, 60).result()
+with sorting_processes(1) as processes:
+    print(processes.submit(os.getpid).result(), flush=True)
+    processes.submit(time.sleep, 60).result()
 """
 
 

@@ -55,7 +55,7 @@ def build(folder: Path, tokenizer: TextTokenizer, texts: list[str], segment_toke
     corpus = folder / "corpus.jsonl"
     lines = [json.dumps({"id": f"d{number}", "text": text}) for number, text in enumerate(texts)]
     corpus.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    options = RestOptions((corpus,), "test", segment_tokens=segment_tokens)
+    options = RestOptions(corpus=(corpus,), name="test", segment_tokens=segment_tokens)
     return build_rest(options, tokenizer, folder / "store", workers=1).path
 
 

@@ -1,0 +1,96 @@
+"""Decoding of the answers that a journal lacks: together, or plainly one by one if the model takes no drafts.
+
+Answers join the batch as room frees, longest prompts first. Random numbers belong to an answer, so neither the batch
+nor an interruption changes samples, but for rounding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+
+import numpy as np
+
+from draftstore.answers.journal import Journal, StoredAnswer
+from draftstore.answers.prompts import Prompt, ResponseOptions
+from draftstore.decoding.conversation import answer_lead
+from draftstore.decoding.incremental import Pieces
+from draftstore.decoding.loop import Step
+from draftstore.decoding.planners import Fixed
+from draftstore.errors import ModelError
+from draftstore.hf.answering import batch_member, decode_plainly
+from draftstore.hf.batches import Batch
+from draftstore.hf.exactness import why_plain
+from draftstore.hf.loading import LoadedModel
+from draftstore.hf.requests import GenerationRequest, Sampling
+
+
+def decode_answers(
+    options: ResponseOptions,
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    journal: Journal,
+    most: int,
+    on_progress: Callable[[int, int, int], None],
+) -> None:
+    """Decode what a journal lacks, at most `most` answers at once; ModelError if there is no memory for them."""
+    left = [number for number in range(len(prompts)) if number not in journal.answers]
+    left.sort(key=lambda number: -len(prompts[number].ids))
+    requests = {number: _request(options, prompts[number], number) for number in left}
+    plain = not left or why_plain(loaded.model)
+    decoded = 0
+    on_progress(len(journal.answers), len(prompts), decoded)
+    for number, tokens in _plainly(loaded, requests) if plain else _together(loaded, requests, most):
+        decoded += len(tokens)
+        journal.add(_finish(loaded, prompts[number], number, tokens))
+        on_progress(len(journal.answers), len(prompts), decoded)
+
+
+def _request(options: ResponseOptions, prompt: Prompt, number: int) -> GenerationRequest:
+    """Return the request for an answer, with a seed of its own."""
+    seed = int(np.random.SeedSequence((options.seed, number)).generate_state(1, np.uint64)[0])
+    sampling = Sampling(options.temperature, options.top_p, seed=seed)
+    return GenerationRequest(prompt.ids, options.max_new_tokens, sampling)
+
+
+def _together(
+    loaded: LoadedModel, requests: dict[int, GenerationRequest], most: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Decode answers in a batch; yield the number and the tokens of each when it is over."""
+    longest = max(len(request.prompt) + request.max_tokens for request in requests.values())
+    left, members = iter(requests.items()), {}
+    with closing(Batch(loaded.model, most=most)) as batch:
+        if longest > batch.positions:
+            raise ModelError(
+                f"no memory for {batch.most} answers of up to {longest:,} tokens with prompts: decode fewer at once"
+            )
+        while True:
+            for number, request in islice(left, batch.most - len(batch)):
+                member = batch_member(loaded, request, drafter=None, planner=Fixed(0))
+                batch.join(member)
+                members[member] = number
+            if not members:
+                return
+            for member, step, error in batch.step():
+                if step is None:
+                    raise error or ModelError("an answer failed")
+                if member.over:
+                    yield members.pop(member), member.text.ids[len(member.prompt) :].tolist()
+
+
+def _plainly(loaded: LoadedModel, requests: dict[int, GenerationRequest]) -> Iterator[tuple[int, list[int]]]:
+    """Decode answers one by one; yield the number and the tokens of each."""
+    for number, request in requests.items():
+        steps: list[Step] = []
+        decode_plainly(loaded, request, steps.append)
+        yield number, [token for step in steps for token in step.tokens.tolist()]
+
+
+def _finish(loaded: LoadedModel, prompt: Prompt, number: int, tokens: list[int]) -> StoredAnswer:
+    """Return an answer's text: what the ids add to the prompt, without the end and the lead-in of an answer."""
+    ended = tokens[-1] in loaded.ends
+    tokens = tokens[:-1] if ended else tokens
+    pieces = Pieces(loaded.text, prompt.ids)
+    text = "".join([pieces.push(token) for token in tokens]) + pieces.finish()
+    return StoredAnswer(
+        number, text.removeprefix(answer_lead(loaded.text, prompt.content)), len(tokens), ended
+    )

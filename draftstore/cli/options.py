@@ -1,0 +1,163 @@
+"""Options of commands from models: `draftstore.options`.
+
+@click.command(cls=Command)
+@takes(options=RestOptions)
+def rest(options: RestOptions) -> None: ...
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import click
+from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from draftstore.options import BYTES, LENGTH, Bytes, Duration, Options, OptionsError, Shown
+
+
+class Written(click.ParamType[Any]):
+    """A value that people write in a way of their own, such as `100MB` or `7d`: see `draftstore.options`."""
+
+    def __init__(self, name: str, adapter: TypeAdapter[Any]) -> None:
+        self.name = name
+        self._adapter = adapter
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value."""
+        try:
+            return self._adapter.validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            self.fail(f"{value!r}: {message}", param, ctx)
+
+
+SIZE = Written("size", BYTES)
+DURATION = Written("duration", LENGTH)
+
+
+class Command(click.Command):
+    """A command whose repeatable options also take several values at once: `--corpus a b c`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Rewrite `--corpus a b` to `--corpus a --corpus b` before parsing."""
+        many = {name for each in self.params if each.multiple for name in each.opts}
+        rewritten: list[str] = []
+        option: str | None = None
+        fresh = False
+        for position, argument in enumerate(args):
+            if argument == "--":
+                rewritten += args[position:]
+                break
+            if argument.startswith("-"):
+                name, attached, _ = argument.partition("=")
+                option = name if name in many else None
+                fresh = not attached
+            elif option and not fresh:
+                rewritten.append(option)
+            else:
+                fresh = False
+            rewritten.append(argument)
+        return super().parse_args(ctx, rewritten)
+
+
+def takes(**models: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of models to a command, which gets one instance of each model, by the name given here."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def gathered(**values: Any) -> None:
+            made = {name: _instance(model, values) for name, model in models.items()}
+            fields = {field for model in models.values() for field in model.model_fields}
+            command(**{name: value for name, value in values.items() if name not in fields}, **made)
+
+        for model in reversed(models.values()):
+            for name, field in reversed(_in_order(model)):
+                if not Shown.of(field).hidden:
+                    gathered = click.option(*_flags(name, field), **_settings(field))(gathered)
+        return gathered
+
+    return decorate
+
+
+def _in_order(model: type[Options]) -> list[tuple[str, FieldInfo]]:
+    """Return the fields in the order of help: those that are required, those of the model, those of its bases."""
+    own = model.__annotations__
+    return sorted(
+        model.model_fields.items(), key=lambda each: (not each[1].is_required(), each[0] not in own)
+    )
+
+
+def _instance(model: type[Options], values: dict[str, Any]) -> Options:
+    """Return a model of the values that a command was given; an option that is not given has its default."""
+    given = {name: values[name] for name in model.model_fields if values.get(name) not in (None, ())}
+    try:
+        return model(**given)
+    except OptionsError as error:
+        raise click.UsageError(f"{error}.") from None
+
+
+def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:
+    """Return the names on the command line, and that of the field."""
+    option = name.replace("_", "-")
+    switch = bool in _types(field) and field.default is not False
+    return (*(Shown.of(field).flags or [f"--{option}/--no-{option}" if switch else f"--{option}"]), name)
+
+
+def _types(field: FieldInfo) -> list[Any]:
+    """Return the types of a value without None; those of the items of a tuple."""
+    of = field.annotation
+    types = get_args(of) if get_origin(of) in (Union, UnionType) else (of,)
+    found = [each for each in types if each is not NoneType]
+    return [get_args(each)[0] if get_origin(each) in (tuple, list) else each for each in found]
+
+
+def _settings(field: FieldInfo) -> dict[str, Any]:
+    """Return what click should know of an option."""
+    shown, types, default = Shown.of(field), _types(field), field.get_default(call_default_factory=True)
+    required, of = default is PydanticUndefined, field.annotation
+    plain = not (required or shown.unset or default in (None, False, (), ""))
+    settings: dict[str, Any] = {
+        "help": (field.description or "") + (f" [default: {shown.unset}]" if shown.unset else ""),
+        "required": required,
+        "metavar": shown.metavar,
+        "envvar": shown.variable,
+        "show_envvar": shown.variable is not None,
+    }
+    if any(get_origin(each) in (tuple, list) for each in (of, *get_args(of))):
+        return settings | {"multiple": True, "type": _type(field, shown, types)}
+    if not required:
+        settings["default"] = None if shown.unset else default
+    if bool in types:
+        is_flag = default is False and not any("/" in flag for flag in shown.flags)
+        return settings | ({"is_flag": True} if is_flag else {"show_default": plain or default is False})
+    return settings | {"type": _type(field, shown, types), "show_default": plain}
+
+
+def _type(field: FieldInfo, shown: Shown, types: list[Any]) -> Any:
+    """Return the type of a value for click, with its bounds."""
+    first = types[0]
+    if shown.choices or get_origin(first) is Literal:
+        return click.Choice(shown.choices or get_args(first))
+    if Bytes in types or ByteSize in types:
+        return SIZE
+    if Duration in types:
+        return DURATION
+    if first is Path:
+        return click.Path(path_type=Path)
+    if first not in (int, float):
+        return str  # which the model reads
+    least, most = _bound(field, "ge", "gt"), _bound(field, "le", "lt")
+    if least is None and most is None:
+        return first
+    opened = {"min_open": _bound(field, "gt") is not None, "max_open": _bound(field, "lt") is not None}
+    return (click.IntRange if first is int else click.FloatRange)(least, most, **opened)
+
+
+def _bound(field: FieldInfo, *names: str) -> Any:
+    """Return the first bound of a number under one of these names; None if there is none."""
+    found = (getattr(each, name, None) for each in field.metadata for name in names)
+    return next((bound for bound in found if bound is not None), None)

@@ -1,0 +1,342 @@
+"""Forward passes of one model over the texts of a pool; on a GPU as CUDA graphs.
+
+A pass over a tree of 20 nodes runs some thousand small kernels; launching them takes the CPU longer than the GPU needs
+to read an 8B model's weights. A CUDA graph is launched at once. It always computes the same shapes at the same
+addresses, so all inputs and outputs of a pass lie in static buffers:
+
+    pool      keys, values of all texts and layers, see `draftstore.hf.pools`
+    integers  of each text: tokens in the pool, and ids and depths of the rows    host -> device, pinned
+    among     bool [texts, rows, rows], which row attends to which                host -> device, pinned
+    choices   int64 [texts x rows, 1 or 9], the most likely tokens                device -> host, pinned
+
+For graphs the number of texts is padded to a power of two, the rows of each to the next of `BUCKETS`, and attention
+sees 256, 512, 1024, ... columns of the pool, as many as the texts need. Padding attends to the past and to itself,
+nothing attends to it, and its keys lie behind the last row, where the next pass overwrites them. Without graphs a pass
+has the texts, rows and columns that it needs.
+
+A graph is captured when its shape first occurs, after warm-up runs of the same pass on a separate stream. All graphs of
+a model share one memory pool and one tensor for logits: the outputs of one graph are not used once the next one runs.
+"""
+
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from draftstore.hf.attention import shared_keys
+from draftstore.hf.masks import Views, attention_masks, views_of
+from draftstore.hf.passes import CANDIDATES, Entry, Fetch, Pass, Rows, Wants, gathering, last_hidden
+from draftstore.hf.pools import CachePool, host_buffer
+from draftstore.recycling.prompts import PromptCandidates
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+"""Possible numbers of rows of each text in a graph."""
+TEXTS = (1, 2, 4, 8, 16, 32, 64)
+"""Possible numbers of texts in a graph."""
+MAX_ROWS = BUCKETS[-1]
+MAX_TOGETHER = 512
+"""Maximum rows of a pass over several texts: more of them cost as much as passes of their own."""
+LEAST_WIDTH = 256
+"""Minimum columns of attention in a graph; the number doubles as the text grows, up to the length of the pool."""
+MAX_GRAPHS = 128
+"""Maximum graphs of a model; the least recently used one is dropped."""
+WARM_UPS = 2
+"""Warm-up passes before capture, in which libraries choose kernels and allocate memory."""
+
+LOG = logging.getLogger(__name__)
+
+
+class PassShape(NamedTuple):
+    """What a graph is captured for: numbers of texts, of rows of each, of columns that they see; outputs needed."""
+
+    texts: int
+    rows: int
+    width: int
+    wants: Wants
+
+
+class Runner:
+    """Runs the passes of one model.
+
+    Attributes:
+        pool: keys and values.
+    """
+
+    def __init__(self, model: Any, pool: CachePool, views: Views, *, graphs: bool) -> None:
+        """Allocate buffers; with `graphs`, passes are captured, and padded for that: see `takes_graphs`."""
+        self._model = weakref.ref(model)
+        self.pool, self.graphs = pool, graphs
+        self._views = views
+        self._device = device = model.device
+        self._dtype = model.dtype
+        self._captured: OrderedDict[PassShape, tuple[Any, Pass] | None] = OrderedDict()
+        self._logits: torch.Tensor | None = None
+        most = max(MAX_ROWS, pool.slots, MAX_TOGETHER if pool.slots > 1 else 0)
+        self._integers = torch.zeros(3 * most, dtype=torch.int64, device=device)
+        self._among = torch.zeros(MAX_ROWS * most, dtype=torch.bool, device=device)
+        self._host_integers = host_buffer(len(self._integers), torch.int64, device)
+        self._host_among = host_buffer(len(self._among), torch.bool, device)
+        self._host_choices = host_buffer(most * (1 + CANDIDATES), torch.int64, device)
+        self._capturing = graphs and device.type == "cuda"
+        self._memory: Any = torch.cuda.graph_pool_handle() if self._capturing else None
+        self._sent, self._copied = _event(device), _event(device)
+
+    def forget(self) -> None:
+        """Drop all graphs: the pool has been resized."""
+        self._captured.clear()
+
+    def room(self, texts: int) -> int:
+        """Return the maximum rows of each text in a pass over some texts."""
+        most = min(MAX_ROWS, max(1, MAX_TOGETHER // (padded(texts, TEXTS) if self.graphs else texts)))
+        return max(size for size in BUCKETS if size <= most)
+
+    def run(self, entries: Sequence[Entry], wants: Wants) -> list[Rows]:
+        """Run a pass over texts, those of slots 0, 1, ...; return the outputs of each."""
+        shape = self._shape_of(entries, wants)
+        # Tensors that are kept must be writable inside and outside of inference mode.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._fill_in(entries, shape)
+            replayed = self._replay(shape) if self._capturing else None
+            start = None if self.graphs or len(entries) > 1 else entries[0].past
+            whole = replayed or self._compute(shape, start)
+            fetch = cache(whole.fetch if replayed is None else self._copy(replayed))
+        return [whole.rows(fetch, text * shape.rows, len(each.tokens)) for text, each in enumerate(entries)]
+
+    def read(
+        self,
+        slot: int,
+        tokens: NDArray[np.int64],
+        past: int,
+        wants: Wants,
+        prompt_candidates: PromptCandidates | None = None,
+    ) -> Rows:
+        """Read tokens of one text at once, without a graph; return the outputs of the last one.
+
+        Args:
+            slot: slot of the text, in which it has `past` tokens.
+            tokens: int64 [any], the next ones.
+            prompt_candidates: gathers the candidates at all of them.
+        """
+        model = self._model()
+        assert model is not None
+        keeps = {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
+        count = len(tokens)
+        with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
+            ids = torch.from_numpy(tokens).to(self._device)[None]
+            before = torch.full((1, 1), past, device=self._device)
+            depths = torch.arange(count, device=self._device)[None]
+            among = torch.ones((1, count, count), dtype=torch.bool, device=self._device).tril_()
+            slots, width = slice(slot, slot + 1), past + count
+            whole = self._forward(slots, ids, before, depths, among, width, wants, 1, past, **keeps)
+        return whole.rows(cache(whole.fetch), 0, 1)
+
+    def _shape_of(self, entries: Sequence[Entry], wants: Wants) -> PassShape:
+        """Return the shape of a pass."""
+        texts, rows = len(entries), max(len(entry.tokens) for entry in entries)
+        if self.graphs:
+            texts, rows = padded(texts, TEXTS), padded(rows, BUCKETS)
+        columns = max(entry.past for entry in entries) + rows
+        width = LEAST_WIDTH if self.graphs else columns
+        while width < columns:
+            width *= 2
+        return PassShape(texts, rows, min(width, self.pool.length), wants)
+
+    def _fill_in(self, entries: Sequence[Entry], shape: PassShape) -> None:
+        """Write a pass's inputs to the buffers and send them to the device."""
+        if self._sent is not None:
+            self._sent.synchronize()  # the last pass may still be reading the host buffers
+        texts, rows = shape.texts, shape.rows
+        integers = self._host_integers.numpy()[: texts * (1 + 2 * rows)]
+        integers[:] = 0
+        pasts, ids, depths = _parts(integers, texts, rows)
+        among = self._host_among.numpy()[: texts * rows * rows].reshape(texts, rows, rows)
+        among[:] = np.eye(rows, dtype=np.bool_)
+        for text, entry in enumerate(entries):
+            count = len(entry.tokens)
+            pasts[text] = entry.past
+            ids[text, :count] = entry.tokens
+            depths[text, :count] = entry.tree.position_offsets()
+            among[text, :count, :count] = entry.tree.attention_mask()
+        self._integers[: integers.size].copy_(self._host_integers[: integers.size], non_blocking=True)
+        self._among[: among.size].copy_(self._host_among[: among.size], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record(torch.cuda.current_stream(self._device))
+
+    def _compute(self, shape: PassShape, start: int | None = None) -> Pass:
+        """Run the pass from the buffers, capturable: no value is read on the host."""
+        texts, rows, width, wants = shape
+        pasts, ids, depths = _parts(self._integers[: texts * (1 + 2 * rows)], texts, rows)
+        among = self._among[: texts * rows * rows].view(texts, rows, rows)
+        return self._forward(slice(0, texts), ids, pasts[:, None], depths, among, width, wants, rows, start)
+
+    def _forward(
+        self,
+        slots: slice,
+        ids: torch.Tensor,
+        past: torch.Tensor,
+        depths: torch.Tensor,
+        among: torch.Tensor,
+        width: int,
+        wants: Wants,
+        rows: int,
+        start: int | None,
+        **keeps: int,
+    ) -> Pass:
+        """Run a pass over the texts of some slots; see `attention_masks` for the tensors."""
+        model = self._model()
+        assert model is not None
+        places = past + torch.arange(ids.shape[1], device=self._device) if start is None else start
+        self.pool.texts, self.pool.width, self.pool.places = slots, width, places
+        masks = attention_masks(self._views, past, depths, among, width, self._dtype)
+        with shared_keys(), last_hidden(model, wants.hidden) as hidden:
+            outputs = model(
+                input_ids=ids,
+                attention_mask=masks,
+                position_ids=past + depths,
+                past_key_values=self.pool.cache,
+                use_cache=True,
+                return_dict=True,
+                **keeps,
+            )
+        if self._capturing and rows == ids.shape[1]:
+            outputs.logits = self._shared_logits(outputs.logits)
+        return Pass(outputs, rows, wants, hidden)
+
+    def _shared_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Copy logits, [texts, rows, vocabulary], to the tensor shared by all graphs, to free their own memory."""
+        texts, rows, size = logits.shape
+        if self._logits is None:
+            self._logits = logits.new_zeros(len(self._host_choices) // (1 + CANDIDATES), size)
+        shared: torch.Tensor = self._logits[: texts * rows].view(logits.shape)
+        return shared.copy_(logits)
+
+    def _replay(self, shape: PassShape) -> Pass | None:
+        """Run a pass as a graph, captured if it is the first of its shape; None if it cannot be captured."""
+        if shape not in self._captured:
+            self._captured[shape] = self._capture(shape)
+            if len(self._captured) > MAX_GRAPHS:
+                self._captured.popitem(last=False)
+        self._captured.move_to_end(shape)
+        captured = self._captured[shape]
+        if captured is None:
+            return None
+        captured[0].replay()
+        return captured[1]
+
+    def _copy(self, replayed: Pass) -> Fetch:
+        """Queue the copy of a graph's choices to the host; return what waits for it."""
+        if replayed.choices is None:
+            return replayed.fetch
+        host = self._host_choices[: replayed.choices.numel()].view(replayed.choices.shape)
+        host.copy_(replayed.choices, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(self._device))
+
+        def fetch() -> NDArray[np.int64]:
+            self._copied.synchronize()
+            return host.numpy().copy()
+
+        return fetch
+
+    def _capture(self, shape: PassShape) -> tuple[Any, Pass] | None:
+        """Capture the graph of a shape, and its outputs; None if the model cannot be captured."""
+        # This also computes the buffers' present content, which is harmless.
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device):
+            stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    self._compute(shape)
+            torch.cuda.current_stream().wait_stream(stream)
+            try:
+                with torch.cuda.graph(
+                    graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"
+                ):
+                    outputs = self._compute(shape)
+            except RuntimeError as error:
+                name = type(self._model()).__name__
+                LOG.warning("%s cannot be captured as a CUDA graph (%s): it runs without", name, error)
+                return None
+        return graph, outputs
+
+
+def _parts(integers: Any, texts: int, rows: int) -> tuple[Any, Any, Any]:
+    """Return the integers of a pass: tokens in the pool, [texts]; ids and depths, [texts, rows]."""
+    ids, depths = integers[texts:].reshape(2, texts, rows)
+    return integers[:texts], ids, depths
+
+
+def padded(count: int, sizes: Sequence[int]) -> int:
+    """Return the next of some ascending sizes; the count itself beyond the last."""
+    return next((size for size in sizes if size >= count), count)
+
+
+_IDLE: "weakref.WeakKeyDictionary[Any, tuple[int, Runner]]" = weakref.WeakKeyDictionary()
+"""Returned runners whose graphs are worth keeping, with the marks of their models."""
+
+
+def take_runner(model: Any, most: int) -> Runner:
+    """Return a runner for `most` texts: one that was returned, or one with an empty pool."""
+    mark, idle = _IDLE.pop(model, (0, None))
+    slots = 1 if most == 1 else 1 + (padded(most, TEXTS) if takes_graphs(model) else most)
+    # One for more texts would take their share of the tokens too.
+    if idle is not None and mark == mark_of(model) and idle.pool.slots == slots:
+        return idle
+    del idle
+    return new_runner(model, slots)
+
+
+def return_runner(model: Any, runner: Runner) -> None:
+    """Leave memory and graphs to the next that takes a runner of this model."""
+    if runner.graphs:
+        _IDLE[model] = mark_of(model), runner
+
+
+def new_runner(model: Any, slots: int) -> Runner:
+    """Return a runner with an empty pool for up to `slots` texts."""
+    with torch.inference_mode(mode=False), torch.no_grad():  # the buffers must be writable outside of it
+        pool = CachePool(_filled(model), slots, MAX_ROWS)
+        views = views_of(model.config.get_text_config(decoder=True))
+        return Runner(model, pool, views, graphs=takes_graphs(model))
+
+
+_FILLED: "weakref.WeakKeyDictionary[Any, tuple[Any, DynamicCache]]" = weakref.WeakKeyDictionary()
+
+
+def _filled(model: Any) -> DynamicCache:
+    """Return a cache of one token, which has the shapes of the model's layers; it is read once."""
+    mark = mark_of(model), torch.is_autocast_enabled(model.device.type)
+    if _FILLED.get(model, (None,))[0] != mark:
+        filled = DynamicCache(config=model.config)
+        model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device), past_key_values=filled)
+        _FILLED[model] = mark, filled
+    return _FILLED[model][1]
+
+
+def mark_of(model: Any) -> int:
+    """Return a hash of what graphs and shapes depend on: the weights' addresses and type, attention and mode."""
+    places = tuple(parameter.data_ptr() for parameter in model.parameters())
+    return hash((places, model.dtype, model.config._attn_implementation, model.training))
+
+
+def takes_graphs(model: Any) -> bool:
+    """Return True if the passes of a model are captured as CUDA graphs: on one GPU, and the same every time."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    return (
+        model.device.type == "cuda"
+        and bool(model._can_compile_fullgraph)
+        and (quantizer is None or bool(quantizer.is_compileable))
+        and len({parameter.device for parameter in model.parameters()}) == 1
+    )
+
+
+def _event(device: torch.device) -> Any:
+    """Return a CUDA event; None on a CPU."""
+    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

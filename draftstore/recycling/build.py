@@ -1,0 +1,125 @@
+"""Building a recycling store from the bigrams of a REST store."""
+
+import dataclasses
+import hashlib
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
+from draftstore.options import Shown
+from draftstore.recycling.paths import WIDTH
+from draftstore.recycling.store import KIND, MATRIX_FILE
+from draftstore.search.ngrams import count_ngrams, running_total
+from draftstore.storage.files import remove
+from draftstore.storage.manifest import MANIFEST_NAME, model_name, save_manifest
+from draftstore.storage.progress import Progress, silent
+from draftstore.storage.report import ReadReport
+from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
+from draftstore.stores.building import Materials
+from draftstore.stores.kind import Builder
+from draftstore.stores.rest.build import RestSources
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokenizing import Named
+from draftstore.text.tokens import sentinel, token_dtype
+
+
+class RecyclingOptions(Named):
+    """The model of a recycling store, and the store's name."""
+
+    model_id: Annotated[str, AfterValidator(model_name), Shown(metavar="M")] = Field(
+        min_length=1, description="The model, as `generate --model` names it.", examples=["/models/chat"]
+    )
+
+
+def build_recycling(
+    rest: Path,
+    out: Path,
+    *,
+    target_model: str,
+    name: str | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> BuildResult:
+    """Build a store from a corpus.
+
+    Args:
+        rest: REST store of the corpus, with the model's tokenizer.
+        out: directory of the store; its parent is created if missing.
+        target_model: id of the model.
+        name: display name of the store; default: the directory's.
+        overwrite: whether to replace an existing store.
+        progress: gets the progress of each step.
+
+    Raises:
+        DraftstoreError: `rest` is no REST store, or `out` something else.
+    """
+    with closing(RestStore.open(rest)) as seed:
+        corpus, matrix = seed.manifest, successors(seed, progress)
+    dtype = token_dtype(len(matrix))
+    data = np.where(matrix < 0, sentinel(dtype), matrix).astype(dtype).tobytes()
+    plan = {
+        "kind": KIND,
+        "target_model": target_model,
+        "tokenizer": corpus.tokenizer.fingerprint,
+        "vocab_size": len(matrix),
+        "content": hashlib.sha256(data).hexdigest(),
+    }
+    manifest = dataclasses.replace(
+        corpus,
+        kind=KIND,
+        name=name or out.name,
+        created=build_time(),
+        parameters={"plan": plan},
+        counts={
+            "documents": corpus.counts["documents"],
+            "tokens": corpus.counts["tokens"],
+            "entries": int((matrix >= 0).any(axis=1).sum()),
+            "candidates": int((matrix >= 0).sum()),
+        },
+        target_model=target_model,
+    )
+
+    def fill(partial: Path) -> ReadReport:
+        store = partial / STORE
+        remove(store)
+        store.mkdir()
+        (store / MATRIX_FILE).write_bytes(data)
+        save_manifest(store, dataclasses.replace(manifest, files=hash_files(store)))
+        return ReadReport(manifest.counts["documents"])
+
+    return build_store(out, plan, manifest.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
+
+
+def successors(store: RestStore, progress: Progress = silent) -> NDArray[np.int32]:
+    """Return the most common successors of each token, ties by id, int32 [vocab_size, 8], filled up with -1."""
+    matrix = np.full((store.manifest.vocab_size, WIDTH), -1, np.int32)
+    on_rows = running_total(progress("counting", "tokens"), len(store.index.suffixes))
+    for _, bigrams in count_ngrams(store.index, 2, on_rows=on_rows):
+        first, second = bigrams.tokens[:, 0], bigrams.tokens[:, 1]
+        order = np.lexsort((second, -bigrams.counts, first))
+        first, second = first[order], second[order]
+        rank = np.arange(len(first)) - np.searchsorted(first, first)
+        best = rank < WIDTH
+        matrix[first[best], rank[best]] = second[best]
+    return matrix
+
+
+def build(options: RecyclingOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
+    """Build a recycling store: a model's candidates, as the bigrams of a corpus.
+
+    Give a REST store made with the model's tokenizer. The new store belongs to one model. `generate --store` and
+    `worker --store` begin with it, and fill a copy of their own.
+
+    \b
+    Example:
+      draftstore build recycling --model-id ./model --rest stores/chat --out stores/chat-recycling
+    """
+    assert made.rest is not None
+    return build_recycling(made.rest, out, target_model=options.model_id, name=options.name, **how)
+
+
+BUILDER = Builder(RecyclingOptions, RestSources, build)

@@ -1,0 +1,163 @@
+"""Kernels for the matrix of Token Recycling: fill a static tree from it, count correct paths, and update rows.
+
+    matrix  int32 [vocab_size, 8], the candidates of each token, best first; -1 is an empty cell
+    before  int32 [8], the candidates of the pass that emitted the text's last token; -1 if unknown
+    counts  see `draftstore.recycling.paths`
+
+The ids in a row are distinct and valid: `_write_row` ensures this, so other kernels need not check.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.recycling.paths import BELOW_GUESS, RANKS, STARTS, WIDTH, path_probs
+from draftstore.trees.frontier import MAX_DEPTH, enter, finish, grow, new_frontier, token_of
+from draftstore.trees.walk import walk
+
+_PATHS = len(RANKS)
+
+
+@kernel
+def fill_tree(matrix: Any, last: Any, before: Any, counts: Any, budget: Any, max_level: Any) -> Any:
+    """Fill the static tree for a text with this last token; return the arrays of a `DraftTree`."""
+    nodes = new_frontier(budget)
+    slots = np.zeros(budget + 1, np.int64)  # rank paths of the root and the nodes
+    state = matrix, np.int64(last), before, path_probs(counts), slots
+    return finish(nodes, grow(nodes, MAX_DEPTH, _enter_candidates, state, max_level))
+
+
+@leaf_kernel
+def _enter_candidates(
+    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
+) -> Any:
+    """Enter a token's candidates where the static tree has paths; see `draftstore.trees.frontier.grow`."""
+    matrix, last, before, probs, slots = state
+    token, own = last, 1.0
+    if slot > 0:
+        token = token_of(nodes, slot - 1)
+        above = token_of(nodes, parent - 1) if parent > 0 else last
+        path, end = STARTS[slots[parent]], STARTS[slots[parent] + 1]
+        while path < end and matrix[above, RANKS[path]] != token:  # tokens of a row are distinct
+            path += 1
+        slots[slot] = 1 + (path if path < end else BELOW_GUESS)
+        own = probs[slots[slot] - 1]
+    for path in range(STARTS[slots[slot]], STARTS[slots[slot] + 1]):
+        candidate = np.int64(matrix[token, RANKS[path]])
+        if candidate >= 0:
+            tail = enter(nodes, tail, candidate, prob * (probs[path] / own), depth + 1, slot, max_level)
+    for rank in range(WIDTH if slot == 0 else 0):
+        candidate = _guess(matrix, last, before, rank)
+        if candidate >= 0:
+            tail = enter(nodes, tail, candidate, probs[_PATHS + rank], 1, 0, max_level)
+    return tail
+
+
+@leaf_kernel
+def _guess(matrix: Any, last: Any, before: Any, rank: Any) -> Any:
+    """Return the guess of a rank; -1 if there is none, it is the last token, or one of its candidates."""
+    guess = np.int64(before[rank])
+    if guess >= len(matrix) or guess == last:
+        return np.int64(-1)
+    for other in range(WIDTH):
+        if matrix[last, other] == guess:
+            return np.int64(-1)
+    return guess
+
+
+@kernel
+def learn(
+    matrix: Any, last: Any, before: Any, accepted: Any, counts: Any, window: Any, tokens: Any, parents: Any,
+    candidates: Any,
+) -> Any:  # fmt: skip
+    """Count correct paths, then write the rows of all tokens of a verified tree.
+
+    Args:
+        last: the text's last token before the pass.
+        accepted: int32 [k], the new tokens.
+        window: all counts are halved when one reaches twice as many tries.
+        tokens: int32 [n], of the tree, as the next.
+        candidates: int32 [n + 1, any], for the root and each node, or none at all; ids outside the vocabulary are
+            ignored, and so are rows without candidates.
+
+    Returns:
+        int32 [8], `before` of the next draft.
+    """
+    _count_paths(matrix, last, before, accepted, counts, window)
+    if len(candidates):
+        is_accepted = np.zeros(len(tokens), np.bool_)
+        walk(tokens, parents, accepted, _mark, is_accepted)
+        for wins in (False, True):
+            for node in range(len(tokens)):
+                if is_accepted[node] == wins:
+                    _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
+            if not wins:
+                _write_row(matrix, np.int64(last), candidates, 0)
+    if len(accepted) > len(candidates):
+        return np.full(WIDTH, -1, np.int32)
+    # Of all rows of its token, that of the last accepted node has won.
+    return matrix[np.int64(accepted[-2]) if len(accepted) > 1 else np.int64(last)].copy()
+
+
+@leaf_kernel
+def _count_paths(matrix: Any, last: Any, before: Any, accepted: Any, counts: Any, window: Any) -> Any:
+    """Count the correct guess, and the correct rank paths as far as the text followed them."""
+    tries, hits = counts
+    slot, token, most = 0, np.int64(last), 0
+    for rank in range(WIDTH):
+        candidate = _guess(matrix, token, before, rank)
+        if candidate >= 0:
+            tries[_PATHS + rank] += 1
+            hits[_PATHS + rank] += candidate == accepted[0]
+            most = max(most, tries[_PATHS + rank])
+    for i in range(len(accepted)):
+        found = 0
+        for path in range(STARTS[slot], STARTS[slot + 1]):
+            candidate = matrix[token, RANKS[path]]
+            if candidate >= 0:
+                tries[path] += 1
+                most = max(most, tries[path])
+                if candidate == accepted[i]:
+                    hits[path] += 1
+                    found = path + 1
+        if found == 0:
+            break
+        slot, token = found, np.int64(accepted[i])
+    if most >= 2 * window:
+        for i in range(counts.shape[1]):
+            tries[i] >>= 1
+            hits[i] >>= 1
+
+
+@leaf_kernel
+def _mark(is_accepted: Any, _node: Any, child: Any) -> Any:
+    if child >= 0:
+        is_accepted[child] = True
+
+
+@kernel
+def write_rows(matrix: Any, tokens: Any, candidates: Any) -> Any:
+    """Write the rows of tokens, int32 [k], in order; `candidates` int32 [k, any]. Returns the last row, int32 [8]."""
+    for row in range(len(tokens)):
+        _write_row(matrix, np.int64(tokens[row]), candidates, row)
+    return matrix[tokens[-1]].copy()
+
+
+@leaf_kernel
+def _write_row(matrix: Any, token: Any, candidates: Any, row: Any) -> None:
+    """Write one row of distinct candidates; a row without candidates leaves the matrix unchanged."""
+    vocab_size, width = len(matrix), min(WIDTH, candidates.shape[1])
+    if token < 0 or token >= vocab_size:
+        return
+    known = False
+    for rank in range(width):
+        known = known or 0 <= candidates[row, rank] < vocab_size
+    for rank in range(WIDTH if known else 0):
+        candidate = np.int64(candidates[row, rank]) if rank < width else np.int64(-1)
+        if candidate < 0 or candidate >= vocab_size:
+            candidate = np.int64(-1)
+        for other in range(rank):
+            if matrix[token, other] == candidate:
+                candidate = np.int64(-1)
+        matrix[token, rank] = candidate

@@ -1,0 +1,107 @@
+"""The model's candidates at all positions of a prompt: no further pass, only more rows for the model's head.
+
+    candidates = PromptCandidates(ids, vocab_size)
+    with candidates.reading(model, top8): ...   a pass over the next tokens of the prompt
+    candidates.rows(last)                       int32 [n, 8], for the drafter's session
+
+The pass computes the states of all positions anyway, and plain decoding asks the head for the last one alone. Here the
+head meets all of them, takes a few at a time, keeps their top 8, and hands on the last: memory stays that of a slice,
+and the logits that choose the first token are computed as without this. As the matrix has one row for each token, only
+the last place of each token in the prompt is asked for.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftstore.recycling.paths import WIDTH
+
+SLICE = 2**25
+"""Logits in memory at a time: 128 MiB in float32. Each slice reads the head's weights once."""
+
+
+class PromptCandidates:
+    """The candidates at the positions of one prompt, gathered while it is read."""
+
+    def __init__(self, ids: NDArray[np.integer[Any]], vocab_size: int) -> None:
+        """Start before the first token of a prompt.
+
+        Args:
+            ids: int [n], the prompt, without padding.
+            vocab_size: size of the model's vocabulary.
+        """
+        self._places = np.zeros(len(ids), np.bool_)
+        self._places[len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]] = True
+        self._places[-1:] = False  # its candidates come with the first token
+        self._at_once = max(1, SLICE // vocab_size)
+        self._read = 0
+        self._found: list[tuple[NDArray[np.int64], torch.Tensor]] = []
+
+    @classmethod
+    def of(cls, ids: Any, drafter: object, vocab_size: int) -> "PromptCandidates | None":
+        """Return what gathers the candidates for a drafter's session; None if it needs none."""
+        return cls(ids, vocab_size) if getattr(drafter, "needs_candidates", False) else None
+
+    @contextmanager
+    def reading(self, model: Any, top: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Gather from the model's head, in this thread: it meets the next tokens of the prompt, and computes the last.
+
+        Nothing is gathered from a compiled model, and from one whose head is not its own or never meets the states of
+        all tokens.
+
+        Args:
+            model: model of transformers.
+            top: function from logits [k, vocabulary] to the candidates of each row, int64 [k, 8].
+        """
+        head = model.get_output_embeddings()
+        if head is None:
+            yield
+            return
+        keeps = model._supports_logits_to_keep()  # otherwise plain decoding asks for all logits, and so do we
+        thread, asking = get_ident(), False
+
+        def catch(_head: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+            nonlocal asking
+            if torch.compiler.is_compiling() or asking or get_ident() != thread:
+                return None
+            asking = True
+            try:
+                self._take(head, inputs[0], top)
+            finally:
+                asking = False
+            return (inputs[0][:, -1:], *inputs[1:]) if keeps else None
+
+        # First of all hooks: what others make of the input is made of each slice, and of the last row.
+        handle = head.register_forward_pre_hook(catch, prepend=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _take(self, head: Any, states: torch.Tensor, top: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep the candidates at the next tokens; `states` [1, count, d], the inputs of the head."""
+        begin, self._read = self._read, self._read + states.shape[1]
+        places = begin + np.flatnonzero(self._places[begin : self._read])
+        for first in range(0, len(places), self._at_once):
+            some = places[first : first + self._at_once]
+            picked = states[:, torch.from_numpy(some - begin).to(states.device)]
+            self._found.append((some, top(head(picked)[0])))
+
+    def rows(self, last: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return int32 [n, 8], the candidates at each token of the prompt; -1 if unknown.
+
+        Those at the last token are given, int32 [1, 8].
+        """
+        if self._read != len(self._places):  # the head met other rows than the prompt's: nobody knows which
+            return last
+        rows = np.full((len(self._places), WIDTH), -1, np.int32)
+        if self._found:
+            places, found = zip(*self._found, strict=True)
+            rows[np.concatenate(places)] = torch.cat(found).cpu().numpy()
+        rows[-1:] = last
+        return rows

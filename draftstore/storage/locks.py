@@ -1,0 +1,112 @@
+"""Locks on files and folders; they end with their process, and hold across users and containers that share the storage.
+
+A reader holds a shared lock on a store's directory while the store is open: its lease. Removing a store needs the
+exclusive lock.
+"""
+
+import errno
+import fcntl
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from draftstore.errors import StoreError
+
+WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Errors of file systems without locks: there all goes on without one."""
+POLL_SECONDS = 0.01
+
+
+class Lock(AbstractContextManager["Lock"]):
+    """A lock that is held until `close`, or the end of the process and its forked children."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """Release the lock."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def lock(path: Path, *, shared: bool = False, seconds: float = math.inf) -> Lock:
+    """Lock an existing file or folder; what is at the path is what is locked, whatever was removed meanwhile.
+
+    Args:
+        path: the file or folder.
+        shared: whether others may hold shared locks at the same time.
+        seconds: how long to wait for those that hold it.
+
+    Raises:
+        BlockingIOError: it is still held after that time.
+        OSError: it cannot be opened.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            hold(descriptor, shared=shared, seconds=end - time.monotonic())
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return Lock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def hold(descriptor: int, *, shared: bool = False, seconds: float = math.inf) -> None:
+    """Lock an open file as `lock`, until it is closed."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, kind if seconds == math.inf else kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(POLL_SECONDS)
+            continue
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+        return
+
+
+class StoreLease:
+    """A shared lock on a store's directory, held until `close`."""
+
+    def __init__(self, store: Path) -> None:
+        """Lock a store; a missing one is not locked, and one that is being removed raises StoreError."""
+        self._lock: Lock | None = None
+        try:
+            self._lock = lock(store, shared=True, seconds=0)
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            raise StoreError(f"{store} is being removed: publish another build, or build it again") from None
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[bool]:
+    """Hold the exclusive lock on a directory during the block; yield False if a reader or a build holds it."""
+    try:
+        held = lock(directory, seconds=0)
+    except (FileNotFoundError, NotADirectoryError):
+        yield True
+    except BlockingIOError:
+        yield False
+    else:
+        with held:
+            yield True

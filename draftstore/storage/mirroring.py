@@ -1,0 +1,191 @@
+"""Objects of a store such as S3, mirrored into a folder: read as local files, fetched only where they changed.
+
+mirror.json      by object: its tag (ETag, or size and time) and size, written after every batch
+objects/...      the objects under their names below the URL
+fetching/...     those of a batch
+"""
+
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+
+from draftstore.errors import CorpusError, MissingExtraError, needs_extra
+from draftstore.storage.files import fsync_path, load_json, remove, write_json
+from draftstore.storage.locks import lock
+
+STATE = "mirror.json"
+STATES = TypeAdapter(dict[str, str])
+OBJECTS = "objects"
+FETCHING = "fetching"
+BATCH, BATCHES = 1_000, 16
+"""Least objects in a batch, and most batches, about: the state, written after each, grows with the objects."""
+MODE = 0o600
+TAGS = ("ETag", "etag", "checksum", "md5", "LastModified", "last_modified", "mtime", "created")
+"""What may tell that an object changed, the best first."""
+
+
+class Mirrored(NamedTuple):
+    """A mirror that is up to date.
+
+    Attributes:
+        path: folder of the objects, or the file if the URL is one object.
+        fetched: how many objects were fetched.
+        removed: how many are gone.
+        objects: how many there are.
+    """
+
+    path: Path
+    fetched: int
+    removed: int
+    objects: int
+
+
+def is_url(place: str) -> bool:
+    """Return True if a place is a URL, such as `s3://bucket/prefix`."""
+    scheme, found, _ = place.partition("://")
+    return bool(found) and scheme.isalnum()
+
+
+def mirror(
+    url: str,
+    folder: Path,
+    *,
+    options: dict[str, Any] | None = None,
+    on_object: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Mirrored:
+    """Bring a folder up to date with the objects under a URL; an interrupted call goes on after its last batch.
+
+    If another process is doing so, this one waits until that has ended.
+
+    Args:
+        url: a prefix or an object, of any protocol that fsspec knows: `s3://bucket/prefix`.
+        folder: of this URL alone, private; created if missing.
+        options: of the file system, such as `endpoint_url`; the environment holds credentials.
+        on_object: called with the objects looked at and their number.
+
+    Raises:
+        CorpusError: nothing is there, it cannot be reached, or an object has a name that is no path.
+        MissingExtraError: the package for this protocol is not installed.
+    """
+    with needs_extra("fsspec", "s3"):
+        import fsspec.core
+    try:
+        system, root = fsspec.core.url_to_fs(url, **(options or {}))
+        system.invalidate_cache()
+        listed = system.find(root, detail=True)
+    except ImportError as error:
+        raise MissingExtraError("s3fs" if url.startswith("s3") else str(error), "s3") from None
+    except Exception as error:  # noqa: BLE001 (every protocol has errors of its own)
+        raise CorpusError(f"{url} cannot be listed: {error}") from None
+    objects = {
+        _below(name, root): (name, _tag(facts))
+        for name, facts in sorted(listed.items())
+        if facts["type"] == "file" and not name.endswith("/")  # consoles of S3 make such ones for folders
+    }
+    if not objects:
+        raise CorpusError(f"{url} holds no objects: is the prefix right?")
+    _require_paths(objects)
+    (folder / OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with lock(folder):
+        fetched, removed = _update(system, objects, folder, on_object)
+    single = list(objects) == [PurePosixPath(root).name] and system.isfile(root)
+    path = folder / OBJECTS / next(iter(objects)) if single else folder / OBJECTS
+    return Mirrored(path, fetched, removed, len(objects))
+
+
+def _update(
+    system: Any, objects: dict[str, tuple[str, str]], folder: Path, on_object: Callable[[int, int], None]
+) -> tuple[int, int]:
+    """Fetch what changed and remove what is gone; return the numbers of both."""
+    try:
+        state = load_json((folder / STATE).read_bytes(), STATES)
+    except (OSError, ValueError):
+        state = {}
+    known = len(state)
+    for name in state.keys() - objects.keys():
+        _forget(folder, name, state)
+    removed = known - len(state)
+    changed = [
+        name
+        for name, (_, tag) in objects.items()
+        if state.get(name) != tag or not (folder / OBJECTS / name).is_file()
+    ]
+    fetched, size = 0, max(BATCH, -(-len(objects) // BATCHES))
+    for start in range(0, len(changed), size):
+        batch = changed[start : start + size]
+        found = _fetch(system, {name: objects[name][0] for name in batch}, folder)
+        for name in batch:
+            if name in found:
+                state[name] = objects[name][1]
+            elif name in state:  # it vanished after the listing
+                _forget(folder, name, state)
+                removed += 1
+        fetched += len(found)
+        write_json(folder / STATE, state)
+        on_object(len(objects) - len(changed) + start + len(batch), len(objects))
+    if removed and not changed:
+        write_json(folder / STATE, state)
+    return fetched, removed
+
+
+def _fetch(system: Any, names: dict[str, str], folder: Path) -> set[str]:
+    """Fetch objects; those that are still there are whole under their names then, the others as they were."""
+    filling, objects = folder / FETCHING, folder / OBJECTS
+    remove(filling)
+    filling.mkdir(mode=0o700)
+    places = {name: filling / str(number) for number, name in enumerate(names)}
+    try:
+        system.get(list(names.values()), [str(path) for path in places.values()])
+    except Exception:  # noqa: BLE001 (of which object, and whether it is gone, only one at a time tells)
+        for name, path in places.items():
+            try:
+                system.get_file(names[name], str(path))
+            except FileNotFoundError:
+                path.unlink(missing_ok=True)
+            except Exception as error:  # noqa: BLE001 (every protocol has errors of its own)
+                raise CorpusError(f"{names[name]} cannot be fetched: {error}") from None
+    found = {name: path for name, path in places.items() if path.exists()}
+    for name, path in found.items():
+        path.chmod(MODE)
+        fsync_path(path)
+        (objects / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.replace(objects / name)
+    shutil.rmtree(filling)
+    return set(found)
+
+
+def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
+    """Remove an object, and the folders that are empty then: an object may come to have their name."""
+    del state[name]
+    objects = folder / OBJECTS
+    remove(objects / name)
+    for parent in PurePosixPath(name).parents[:-1]:
+        with suppress(OSError):
+            (objects / parent).rmdir()
+
+
+def _require_paths(names: Iterable[str]) -> None:
+    """Refuse objects that cannot be files at the same time."""
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    if both := sorted(folders.intersection(names)):
+        raise CorpusError(
+            f"the object {both[0]!r} has the name of a folder of others: rename it, or name others"
+        )
+
+
+def _below(name: str, root: str) -> str:
+    """Return the name of an object below the URL; its own if it is the URL."""
+    below = name.removeprefix(root).strip("/") or PurePosixPath(name).name
+    if ".." in PurePosixPath(below).parts or "\0" in below:
+        raise CorpusError(f"the object {name!r} has a name that is no path: rename it, or name others")
+    return below
+
+
+def _tag(facts: dict[str, Any]) -> str:
+    """Return what tells whether an object changed."""
+    tag = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
+    return f"{tag} {facts.get('size')}"

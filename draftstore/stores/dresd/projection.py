@@ -1,0 +1,161 @@
+"""Projection of hidden states to short queries for dense stores: z-score, then PCA, as one linear map.
+
+    moments = Moments(hidden_size)
+    moments.add(states)                     # once for each part
+    projection, explained = fit(moments, dims=64)
+    vectors = unit(projection.apply(states))
+
+A dense store holds the unit vectors of its entries in this space, and compares by cosine. Queries are projected by
+`draftstore.stores.dresd.kernels.projecting`.
+"DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025, section 3.
+"""
+
+import dataclasses
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import BuildError, DraftstoreError, counted
+
+PART = 4096
+"""States per part: products within a part are summed in float32, parts in float64."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Projection:
+    """The linear map of a dense store: `weights @ hidden + bias`.
+
+    Attributes:
+        weights: float32 [dims, hidden_size], principal components divided by standard deviations.
+        bias: float32 [dims], moves the mean to zero.
+    """
+
+    weights: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if self.weights.ndim != 2 or self.bias.shape != self.weights.shape[:1]:
+            raise DraftstoreError(
+                f"a projection of weights {self.weights.shape} and bias {self.bias.shape}: expected [dims, "
+                "hidden_size] and [dims]"
+            )
+        if not (np.isfinite(self.weights).all() and np.isfinite(self.bias).all()):
+            raise DraftstoreError("a projection with values that are not finite: build its store again")
+
+    @property
+    def dims(self) -> int:
+        """Dimensions of a query."""
+        return int(self.weights.shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Dimensions of a hidden state."""
+        return int(self.weights.shape[1])
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of its values, which the manifest holds."""
+        head = np.array([self.dims, self.hidden_size], "<i8").tobytes()
+        return hashlib.sha256(head + self.to_bytes()).hexdigest()
+
+    def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Project hidden states, float [..., hidden_size], to float32 [..., dims], without normalising, see `unit`."""
+        if states.shape[-1:] != (self.hidden_size,):
+            raise DraftstoreError(
+                f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: use "
+                "a store of this model"
+            )
+        projected: NDArray[np.float32] = states.astype(np.float32, copy=False) @ self.weights.T + self.bias
+        return projected
+
+    def to_bytes(self) -> bytes:
+        """Return the weights row by row, then the bias: float32, little-endian."""
+        return self.weights.astype("<f4").tobytes() + self.bias.astype("<f4").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, dims: int) -> "Projection":
+        """Decode `to_bytes`; DraftstoreError if the size does not match `dims`, or a value is not finite."""
+        if dims < 1 or len(data) % (4 * dims) or len(data) < 8 * dims:
+            raise DraftstoreError(f"{len(data):,} bytes are not a projection to {dims} dimensions")
+        values = np.frombuffer(data, "<f4").astype(np.float32)
+        return cls(values[:-dims].reshape(dims, -1), values[-dims:])
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Normalise vectors [..., dims]; zero vectors become NaN."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scaled: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return scaled
+
+
+class Moments:
+    """Mean and covariance of hidden states, accumulated in parts; the same parts in the same order give the same bits.
+
+    States are centred on the mean of the first part, so that large means do not swamp small variances; those that are
+    not finite are skipped.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Start without states, of `size` dimensions."""
+        self.count = 0
+        self._origin: NDArray[np.float64] | None = None
+        self._sums = np.zeros(size, np.float64)
+        self._products = np.zeros((size, size), np.float64)
+
+    def add(self, states: NDArray[np.floating[Any]]) -> None:
+        """Add float [n, size]."""
+        for start in range(0, len(states), PART):
+            part = states[start : start + PART]
+            part = part[np.isfinite(part).all(axis=1)].astype(np.float64)
+            if len(part) == 0:
+                continue
+            if self._origin is None:
+                self._origin = part.mean(axis=0)
+            part -= self._origin
+            self.count += len(part)
+            self._sums += part.sum(axis=0)
+            single = part.astype(np.float32)
+            self._products += single.T @ single
+
+    def mean(self) -> NDArray[np.float64]:
+        """Return the mean, float64 [size]; at least one state is required."""
+        assert self._origin is not None
+        mean: NDArray[np.float64] = self._origin + self._sums / self.count
+        return mean
+
+    def covariance(self) -> NDArray[np.float64]:
+        """Return the population covariance, float64 [size, size]."""
+        offset = self._sums / self.count
+        covariance: NDArray[np.float64] = self._products / self.count - np.outer(offset, offset)
+        return covariance
+
+
+def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
+    """Fit z-score and PCA to `dims` dimensions as one map; return it and the share of explained variance.
+
+    The largest value of each component is positive, so that signs are deterministic. A dimension that is constant over
+    all states gets no weight. Raises BuildError without more states than dimensions, or more dimensions than they have.
+    """
+    size = len(moments._sums)
+    if not 1 <= dims <= size:
+        raise BuildError(
+            f"vectors of {counted(dims, 'dimension')} from states of {size:,}: expected 1 to {size:,}"
+        )
+    if moments.count <= dims:
+        raise BuildError(
+            f"{counted(moments.count, 'hidden state')} for {counted(dims, 'dimension')}: give more text, or fewer "
+            "dimensions (--dims)"
+        )
+    covariance = moments.covariance()
+    deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
+    scale = np.divide(1.0, deviation, out=np.zeros(size), where=deviation > 0.0)
+    values, vectors = np.linalg.eigh(covariance * scale * scale[:, None])
+    components = vectors[:, ::-1][:, :dims].T  # eigh returns ascending eigenvalues
+    largest = components[np.arange(dims), np.abs(components).argmax(axis=1)]
+    weights = components * np.sign(largest)[:, None] * scale
+    bias = -weights @ moments.mean()
+    explained = float(values[::-1][:dims].sum() / max(values.sum(), np.finfo(np.float64).tiny))
+    return Projection(weights.astype(np.float32), bias.astype(np.float32)), explained

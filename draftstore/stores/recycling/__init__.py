@@ -1,1 +1,0 @@
-"""Token Recycling: a model's own candidates, persisted between processes."""

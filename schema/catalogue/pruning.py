@@ -1,0 +1,203 @@
+"""Pruning: removal of old builds of flows, with their files and tables, and of the folders of killed ones.
+
+A flow's build lies in `DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT`; nothing else is ever touched. These stay: the
+newest builds of each kind and name, what a release points at or would be rolled back to, what a process has open
+(`draftstore.storage.locks`), what a live or running build is made from, and unfinished builds that may be resumed.
+
+A build is marked before its files are removed, and leaves the catalogue last, so that a killed pruning is continued by
+the next one.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from draftstore.errors import StoreError
+from draftstore.storage.files import remove
+from draftstore.storage.locks import exclusive
+from draftstore.storage.manifest import manifest_digest
+from draftstore.storage.staging import remove_store
+from schema.catalogue.builds import CatalogueError, drop_build, fail_cut_off, get_build
+from schema.catalogue.publishing import Transaction
+from schema.catalogue.releases import build_before, list_releases
+from schema.models import KINDS, Build, Release
+
+STORE_NAME = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]{{16}}")
+"""Name of a directory that a flow builds (`pipelines.places.store_path`)."""
+UNFINISHED = re.compile(rf"\.({STORE_NAME.pattern})\.(partial|retired)")
+"""Name of what a build works in, or has replaced."""
+PRUNED = "pruned: its files are being removed"
+
+
+class Removal(NamedTuple):
+    """A removed thing: `store` (a build), or `unfinished`: a folder of a killed build that has no row any more."""
+
+    what: str
+    build_id: int | None
+    path: str
+    bytes: int
+
+
+class Pruning(NamedTuple):
+    """What was removed, or would be, and the stores that stay because a process has them open."""
+
+    removed: list[Removal]
+    in_use: list[str]
+
+    @property
+    def bytes(self) -> int:
+        """Size of everything that was removed."""
+        return sum(removal.bytes for removal in self.removed)
+
+
+class _Old(NamedTuple):
+    """A build to remove: its id, path, digest, state and size."""
+
+    id: int
+    path: Path
+    digest: str | None
+    state: str
+    bytes: int
+
+
+def prune(
+    transaction: Transaction,
+    home: Path,
+    keep: int,
+    *,
+    older_than: timedelta = timedelta(0),
+    dry_run: bool = False,
+) -> Pruning:
+    """Remove old builds and leftovers.
+
+    Args:
+        transaction: begins a transaction in the catalogue.
+        home: data folder of the flows.
+        keep: number of finished builds of each kind and name that stay.
+        older_than: age below which everything stays.
+        dry_run: whether to change nothing.
+    """
+    stores, before = (home / "stores").resolve(), datetime.now(UTC) - older_than
+    with transaction() as session:
+        fail_cut_off(session)
+        old = _old_builds(session, stores, keep, before)
+        gone = {build.id for build in old}
+        rows = session.execute(select(Build.id, Build.path, Build.state)).all()
+        resumable = {Path(path) for id_, path, state in rows if state != "finished" and id_ not in gone}
+    found = Pruning([], [])
+    for build in old:
+        with exclusive(build.path) as free:
+            in_use = build.digest is not None and not free
+        try:
+            if in_use:
+                found.in_use.append(str(build.path))
+            elif dry_run or _remove_build(transaction, build):
+                found.removed.append(Removal("store", build.id, str(build.path), build.bytes))
+        except StoreError:  # just opened: the next pruning goes on
+            found.in_use.append(str(build.path))
+    for folder in _lost_folders(stores, resumable, before):
+        with exclusive(folder) as free:
+            if free:
+                found.removed.append(Removal("unfinished", None, str(folder), _size(folder)))
+                if not dry_run:
+                    remove(folder)
+    if not dry_run:
+        for folder in stores.glob("*/"):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+    return found
+
+
+def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> list[_Old]:
+    """Return the builds to remove, oldest first; one that was killed may have left a whole store without a digest."""
+    kept = _used_builds(session)
+    seen: dict[tuple[str, str], int] = {}
+    old, held = [], set()
+    for build in session.scalars(select(Build).order_by(Build.id.desc())):
+        path = Path(build.path)
+        if not _is_ours(path, stores):
+            continue
+        newer = seen.get((build.kind, build.name), 0)
+        if build.state == "finished":
+            seen[build.kind, build.name] = newer + 1
+        too_many = build.state == "finished" and newer >= keep
+        superseded = build.state == "failed" and (newer > 0 or build.error == PRUNED)
+        if (
+            (too_many or superseded)
+            and build.id not in kept
+            and (build.finished_at or build.started_at) <= before
+        ):
+            old.append(_Old(build.id, path, build.digest, build.state, build.size_bytes or 0))
+        else:
+            held.add(path)
+    return [
+        each._replace(digest=_digest(each.path)) if each.digest is None and each.path not in held else each
+        for each in old[::-1]
+    ]
+
+
+def _used_builds(session: Session) -> set[int]:
+    """Return the builds of releases, now or after a rollback, and the sources of live and running builds."""
+    used = set(
+        session.scalars(
+            select(Build.source_id).filter_by(state="running").where(Build.source_id.is_not(None))
+        )
+    )
+    for release in list_releases(session):
+        used |= {release.build_id, release.build.source_id}
+        with suppress(CatalogueError):  # nothing to roll back to
+            used.add(build_before(session, release))
+    return {build_id for build_id in used if build_id is not None}
+
+
+def _is_ours(path: Path, stores: Path) -> bool:
+    """Return True if a flow built a store there, and no link leads elsewhere."""
+    return path.parent.parent == stores and bool(STORE_NAME.fullmatch(path.name)) and path.resolve() == path
+
+
+def _remove_build(transaction: Transaction, build: _Old) -> bool:
+    """Remove a build's files and tables; return False if it changed meanwhile."""
+    with transaction() as session:
+        row = get_build(session, build.id, lock=True)
+        live = session.scalars(select(func.count()).select_from(Release).filter_by(build_id=build.id)).one()
+        if row.state != build.state or live:
+            return False
+        if row.state == "finished":
+            row.state, row.error = "failed", PRUNED  # it can no longer be published
+    if build.digest is not None and _digest(build.path) == build.digest:
+        remove_store(build.path)
+    with transaction() as session:
+        drop_build(session, build.id)
+    return True
+
+
+def _digest(store: Path) -> str | None:
+    """Return the digest of what lies there; None: no finished store."""
+    try:
+        return manifest_digest(store)
+    except StoreError:
+        return None
+
+
+def _lost_folders(stores: Path, resumable: set[Path], before: datetime) -> Iterator[Path]:
+    """Yield the folders of killed builds that no build in the catalogue would resume."""
+    for folder in sorted(stores.glob("*/.*")):
+        name = UNFINISHED.fullmatch(folder.name)
+        if name is None or folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
+            continue
+        if folder.with_name(name[1]) not in resumable and _last_change(folder) <= before:
+            yield folder
+
+
+def _last_change(folder: Path) -> datetime:
+    return datetime.fromtimestamp(max(path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), UTC)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,263 @@
+"""Moving releases: publishing a build, and rolling back to the one before.
+
+    publish(sessionmaker(make_engine()).begin, "chat-vicuna", build_id)
+
+A move has three parts. A short transaction reads both builds, and the gates compare them (`gates`). Then every
+byte of the new store is read, and the recordings of the release are replayed with both builds (`replaying`),
+without a transaction: that takes minutes, and an open one would hold back cleaning, and be ended by
+`idle_in_transaction_session_timeout`. A second short transaction checks that nothing moved meanwhile, and moves the
+release. Readers see the old or the new build.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from draftstore.errors import DraftstoreError, StoreError, counted
+from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
+from draftstore.stores.registry import KINDS, kind_of
+from schema.catalogue.builds import CatalogueError, get_build, record_replay
+from schema.catalogue.gates import Candidate, RefusedError, Verdict, judge
+from schema.catalogue.recordings import Replayed, Rule, rules_of
+from schema.catalogue.releases import build_before, get_release, last_lengths
+from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
+
+if TYPE_CHECKING:
+    from schema.catalogue.replaying import Measure
+
+Transaction = Callable[[], AbstractContextManager[Session]]
+"""Begins a transaction, committed at the end of the block: `sessionmaker(engine).begin`."""
+Verify = Callable[[Candidate], list[str]]
+"""Returns the problems of a store, one sentence each."""
+GATES = "gates"
+"""Key of the verdicts by release among the parameters of a build."""
+PASSED = Verdict({}, {}, {})
+
+
+class Moved(NamedTuple):
+    """A release after a move: its `build`, the id of the one `before`, the `verdict` of the gates.
+
+    `live` is the build that it was compared with, with its replays; None: there was none.
+    """
+
+    name: str
+    build: Candidate
+    before: int | None
+    moved_at: datetime
+    verdict: Verdict
+    live: Candidate | None = None
+
+    @property
+    def build_id(self) -> int:
+        """Id of the build that it points at."""
+        return self.build.id
+
+
+def publish(
+    transaction: Transaction,
+    name: str,
+    build_id: int,
+    *,
+    force: Collection[str] = (),
+    verify: Verify | None = None,
+    measure: "Measure | None" = None,
+) -> Moved:
+    """Point a release at a build; publishing the live build again changes nothing.
+
+    Args:
+        transaction: begins a transaction in the catalogue.
+        name: name of the release, created if new.
+        build_id: id of a finished build.
+        force: names of checks to override (`schema.catalogue.gates.CHECKS`).
+        verify: returns the problems of the store; None: `verify_build`.
+        measure: replays a recording; None: `schema.catalogue.replaying.measure`.
+
+    Raises:
+        CatalogueError: no such build, it is unfinished, fails verification or cannot draft, the name is invalid, or
+            another process moved the release meanwhile.
+        RefusedError: the build is too different from the live one; the catalogue keeps the reasons, too.
+    """
+    if not re.fullmatch(RELEASE_NAME, name):
+        raise CatalogueError(
+            f"{name!r} cannot be the name of a release: expected letters, digits, '.', '_' and '-', with a letter or "
+            "digit first"
+        )
+    with transaction() as session:
+        new = _candidate(get_build(session, build_id))
+        release = session.scalars(select(Release).filter_by(name=name)).one_or_none()
+        live = Candidate.of(release.build) if release else None
+        rules = rules_of(session, name)
+    if new.kind not in KINDS:
+        raise CatalogueError(
+            f"build {build_id} is of kind {new.kind!r}, which gives no drafts: publish a store instead"
+        )
+    if live and live.id == new.id:
+        _require_whole(new, verify or verify_build)
+        with transaction() as session:
+            return _move(session, name, new, live, "publish", PASSED)
+    new = new._replace(replays=tuple(Replayed(rule) for rule in rules))
+    _require_passed(transaction, name, new, live, force)  # in milliseconds, before the store is read
+    _require_whole(new, verify or verify_build)
+    if rules:
+        new, live = _replayed(rules, new, live, measure)
+        with transaction() as session:
+            _record_replays(session, [new, live] if live else [new])
+    verdict = _require_passed(transaction, name, new, live, force)
+    with transaction() as session:
+        return _move(session, name, new, live, "publish", verdict)
+
+
+def _require_passed(
+    transaction: Transaction, name: str, new: Candidate, live: Candidate | None, force: Collection[str]
+) -> Verdict:
+    """Return the verdict of the gates; where they refuse the build, the catalogue keeps the reasons."""
+    verdict = judge(new, live, force)
+    if verdict.refused:
+        with transaction() as session:
+            _record(get_build(session, new.id, lock=True), name, verdict)
+        raise RefusedError(name, verdict.refused, new, live)
+    return verdict
+
+
+def _replayed(
+    rules: tuple[Rule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
+) -> tuple[Candidate, Candidate | None]:
+    """Return both builds with their replays of each recording."""
+    if measure is None:  # imports the kernels of all drafters, which nothing else here needs
+        from schema.catalogue.replaying import measure as measured
+
+        measure = measured
+    done = list(zip(*(measure(rule, [new, live] if live else [new]) for rule in rules), strict=True))
+    return new._replace(replays=done[0]), live and live._replace(replays=done[1])
+
+
+def _record_replays(session: Session, builds: list[Candidate]) -> None:
+    """Record the replays of builds, except of one that was dropped meanwhile."""
+    for build in builds:
+        if session.get(Build, build.id, with_for_update={"key_share": True}) is None:
+            continue
+        for rule, strategy, summary, *_ in build.replays:
+            if summary is not None:
+                record_replay(
+                    session, build.id, summary, recordings=rule.path.name, strategy=strategy,
+                    budget=rule.budget, model=rule.model, recording=rule.name,
+                )  # fmt: skip
+
+
+def rollback(transaction: Transaction, name: str, *, verify: Verify | None = None) -> Moved:
+    """Point a release at the previous build; repeated calls go back through all published builds.
+
+    A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
+    back to 1. Builds dropped since are skipped. It takes no longer for a large store: its bytes were verified when it
+    was published.
+
+    Raises:
+        CatalogueError: no such release, no previous build, its files are missing or changed in size, or another
+            process moved the release meanwhile.
+    """
+    with transaction() as session:
+        release = get_release(session, name)
+        live = Candidate.of(release.build)
+        new = _candidate(get_build(session, build_before(session, release)))
+    _require_whole(new, verify or verify_present)
+    with transaction() as session:
+        return _move(session, name, new, live, "rollback", PASSED)
+
+
+def verify_present(build: Candidate) -> list[str]:
+    """Return the problems of a store without reading its files, in milliseconds: it is gone, or another one."""
+    path = Path(build.path)
+    try:
+        load_manifest(path, build.kind)
+        found = manifest_digest(path)
+    except (DraftstoreError, OSError) as error:
+        return [str(error)]
+    if found != build.digest:
+        return [f"{path} now holds another store (manifest {found[:12]}, expected {build.digest[:12]})"]
+    return []
+
+
+def verify_build(build: Candidate, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
+    """Read every byte of a build's store, in files and database, and return the differences from its hashes.
+
+    `on_bytes` is called with the size of each file after it was read.
+    """
+    problems = verify_present(build)
+    if problems:
+        return problems
+    path = Path(build.path)
+    manifest = load_manifest(path, build.kind)
+    return verify_files(path, manifest, on_bytes) or _entry_problems(path, manifest)
+
+
+def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
+    """Return the problems of a store's entries in PostgreSQL."""
+    if not manifest.parameters.get("backends"):
+        return []  # avoids importing the kind's kernels
+    try:
+        return kind_of(manifest.kind).verify_entries(path, manifest)
+    except StoreError as error:
+        return [str(error)]
+
+
+def _candidate(build: Build) -> Candidate:
+    """Copy a build for the checks; raise CatalogueError if it is not finished."""
+    if build.state != "finished":
+        reason = f": {build.error}" if build.error else ""
+        raise CatalogueError(
+            f"build {build.id} is {build.state}{reason}; only finished builds can be published"
+        )
+    return Candidate.of(build)
+
+
+def _require_whole(build: Candidate, verify: Verify) -> None:
+    problems = verify(build)
+    if problems:
+        more = f" (and {counted(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
+        raise CatalogueError(f"build {build.id} does not verify: {problems[0]}{more}")
+
+
+def _move(
+    session: Session, name: str, new: Candidate, live: Candidate | None, action: str, verdict: Verdict
+) -> Moved:
+    """Point a release at a verified build and record the move; raise CatalogueError if either has changed meanwhile."""
+    build = get_build(session, new.id, lock=True)  # cannot be dropped from here on
+    if _candidate(build) != new._replace(replays=()):
+        raise CatalogueError(f"build {new.id} has just been changed by another process: try again")
+    before = live and live.id
+    if before != new.id and action == "publish":
+        _record(build, name, verdict)
+    made = insert(Release).values(name=name, build_id=new.id).on_conflict_do_nothing()
+    is_new = live is None and session.scalars(made.returning(Release.name)).one_or_none() is not None
+    release = get_release(session, name, lock=True)
+    if not is_new:
+        if release.build_id == new.id and action == "publish":
+            return Moved(name, new, release.build_id, release.moved_at, verdict, live)
+        if release.build_id != before:
+            raise CatalogueError(
+                f"the release {name} has just been moved by another process: see `draftstore releases list`, and try "
+                "again"
+            )
+    measured = {replay.rule.name: replay.accepted_length for replay in new.replays if replay.summary}
+    lengths = measured if action == "publish" else last_lengths(session, name, new.id)
+    session.add(ReleaseMove(release=name, from_build=before, to_build=new.id, action=action, lengths=lengths))
+    release.build_id, release.moved_at = new.id, func.now()
+    session.flush()
+    session.refresh(release)
+    return Moved(name, new, before, release.moved_at, verdict, live)
+
+
+def _record(build: Build, name: str, verdict: Verdict) -> None:
+    """Record the verdict on a build, for `draftstore builds show`."""
+    found = {how: reasons for how, reasons in verdict._asdict().items() if reasons}
+    others = {release: old for release, old in (build.parameters.get(GATES) or {}).items() if release != name}
+    gates = others | ({name: found} if found else {})
+    rest = {key: value for key, value in build.parameters.items() if key != GATES}
+    build.parameters = rest | ({GATES: gates} if gates else {})

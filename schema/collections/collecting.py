@@ -1,0 +1,289 @@
+"""Collections in the catalogue: named sets of sources, as flows scan them.
+
+    with transaction() as session:
+        collection = get_collection(session, "chat")
+    folder = collection_folder("chat")
+    sources = open_sources(collection, tokenizer, folder)
+    scan = scan_sources(sources, scan_path(folder))
+    digests = wanted_of(collection, scan, now=time.time())
+
+Functions that take a session run in the caller's transaction. `scan_collection` does what lies between.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session, selectinload
+
+from draftstore.errors import CorpusError
+from draftstore.options import Bytes, Duration, Options, Shown
+from draftstore.storage.mirroring import is_url, mirror
+from draftstore.text.chat import Message
+from draftstore.text.corpus import SOURCE_PATTERNS
+from draftstore.text.digests import DIGEST_BYTES
+from draftstore.text.fragments import Fragment
+from draftstore.text.scans import OnScan, Scan, scan_sources
+from draftstore.text.sources import Source, no_template
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.wanted import Cap, Removal, wanted_digests
+from schema.catalogue.builds import CatalogueError, storable
+from schema.catalogue.lineage import ancestors
+from schema.collections.models import Collection, CollectionRemoval, CollectionSource
+from schema.collections.removal_files import collection_folder, complete, remove_files
+from schema.models import RELEASE_NAME, Release
+
+NAME_CHARACTERS = 200
+"""Folders and releases have a collection's name with a few characters more."""
+TREES, VECTORS = DERIVED = ("-crest", "-dense")
+"""What `rebuild` appends to a collection's name for the releases of stores made from it."""
+
+
+class SourceOptions(Options):
+    """How a source is read, and what of it is wanted; see `CollectionSource`."""
+
+    column: str = Field("text", description="Key or column of the text in records.")
+    globs: Annotated[tuple[str, ...], Shown(metavar="G", flags=("--glob",))] = Field(
+        (), description="Which files of a folder are read, such as '*.md'. May be repeated."
+    )
+    licence: Annotated[str | None, Shown(metavar="TEXT")] = Field(
+        None, description="What the licence allows, as a note for people."
+    )
+    retention: Duration | None = Field(
+        None,
+        gt=timedelta(0),
+        description="Documents leave with the first rebuild after they were first seen so long ago, such as 90d.",
+    )
+    max_bytes: Bytes | None = Field(
+        None, gt=0, lt=1 << 63, description="Most text of each source, such as 10GB."
+    )
+    first_out: Literal["oldest", "largest"] = Field(
+        "oldest", description="Which documents go first above --max-bytes."
+    )
+
+
+class NewSource(SourceOptions):
+    """A source to add."""
+
+    place: str
+    log: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return its kind in the catalogue."""
+        return "url" if is_url(self.place) else "log" if self.log else "files"
+
+    def settled(self) -> "NewSource":
+        """Return it with an absolute path.
+
+        Raises:
+            CorpusError: it is no log, and nothing is there; or a log is a URL.
+        """
+        if is_url(self.place):
+            if self.log:
+                raise CorpusError(f"{self.place} is no response log: give the log's own path")
+            return self
+        place = os.path.abspath(Path(self.place).expanduser())  # noqa: PTH100 (links may move on purpose)
+        if not self.log:
+            Source(0, place, glob=self.globs or SOURCE_PATTERNS).files()
+        return self.changed(place=place)
+
+
+def add_sources(
+    session: Session, name: str, sources: Sequence[NewSource], tokenizer: str | None = None
+) -> Collection:
+    """Add sources to a collection, which is made if it is new; known places take the new settings.
+
+    Args:
+        session: open session.
+        name: name of the collection.
+        sources: the sources.
+        tokenizer: folder, file or hub name; None: as it was.
+
+    Raises:
+        CatalogueError: the name is invalid, or other stores have it as a release.
+        CorpusError: nothing is at a place, or see `NewSource.settled`.
+    """
+    if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
+        raise CatalogueError(
+            f"{name!r} cannot be the name of a collection: expected letters, digits, '.', '_' and '-', with a letter "
+            f"or digit first, and at most {NAME_CHARACTERS} of them"
+        )
+    settled = [source.settled() for source in sources]
+    found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
+    if found is None:
+        _require_own_releases(session, name)
+    collection = found or Collection(name=name)
+    session.add(collection)
+    if tokenizer:
+        given = Path(tokenizer).expanduser()
+        collection.tokenizer = storable(str(given.resolve()) if given.exists() else tokenizer)
+    known = {source.place: source for source in collection.sources}
+    for source in settled:
+        row = known.get(str(storable(source.place))) or CollectionSource(place=storable(source.place))
+        row.kind, row.column_name, row.globs = source.kind, storable(source.column), list(source.globs)
+        row.licence = storable(source.licence)
+        row.retention, row.max_bytes, row.first_out = source.retention, source.max_bytes, source.first_out
+        if row not in collection.sources:
+            collection.sources.append(row)
+    session.flush()
+    return get_collection(session, name)
+
+
+def releases_of(name: str) -> tuple[str, ...]:
+    """Return the names under which a collection's stores are published."""
+    return name, *(name + suffix for suffix in DERIVED)
+
+
+def _require_own_releases(session: Session, name: str) -> None:
+    """Refuse a name whose releases another collection has, or a build that is not of this collection."""
+    stems = [name.removesuffix(suffix) for suffix in DERIVED if name.endswith(suffix)]
+    rivals = Collection.name.in_((*stems, *releases_of(name)[1:]))
+    if (rival := session.scalars(select(Collection.name).where(rivals)).first()) is not None:
+        raise CatalogueError(
+            f"the collections {rival} and {name} would publish the same release, "
+            f"{max(rival, name, key=len)}: choose another name"
+        )
+    for release in session.scalars(select(Release).where(Release.name.in_(releases_of(name)))):
+        if all(build.parameters.get("collection") != name for build in ancestors(release.build)):
+            raise CatalogueError(
+                f"the release {release.name} holds build {release.build_id}, a {release.build.kind} store that the "
+                f"collection {name} did not make: choose another name, or `draftstore releases remove {release.name}`"
+            )
+
+
+def get_collection(session: Session, name: str, *, lock: bool = False) -> Collection:
+    """Return a collection with its sources and removals, which can be read after the session is closed.
+
+    Removals that only files or only the database have are back in both; see `schema.collections.removal_files`.
+
+    Raises:
+        CatalogueError: there is none of this name.
+        CorpusError: the file of a removal cannot be read.
+    """
+    query = select(Collection).filter_by(name=name).execution_options(populate_existing=True)
+    query = query.options(selectinload(Collection.sources), selectinload(Collection.removals))
+    found = session.scalars(query.with_for_update(of=Collection) if lock else query).one_or_none()
+    if found is None:
+        raise CatalogueError(f"no collection {name!r}: `draftstore corpus list` shows all")
+    complete(session, found)
+    return found
+
+
+def list_collections(session: Session) -> list[Collection]:
+    """Return all collections sorted by name, with their sources and removals."""
+    loaded = selectinload(Collection.sources), selectinload(Collection.removals)
+    return list(session.scalars(select(Collection).options(*loaded).order_by(Collection.name)))
+
+
+def drop_collection(session: Session, name: str) -> None:
+    """Remove the definition of a collection and its take-downs; stores and texts stay.
+
+    Raises:
+        CatalogueError: there is none of this name.
+    """
+    session.delete(get_collection(session, name, lock=True))
+    session.flush()
+    remove_files(name)
+
+
+def scan_path(folder: Path) -> Path:
+    """Return the file of a collection's scan."""
+    return folder / "scan.parquet"
+
+
+def open_tokenizer(collection: Collection) -> TextTokenizer | None:
+    """Load the tokenizer of a collection; None if it names none.
+
+    Raises:
+        TokenizerError: it cannot be loaded.
+    """
+    return load_tokenizer(collection.tokenizer) if collection.tokenizer else None
+
+
+def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
+    """Return the sources of a collection on this machine; objects are mirrored first."""
+    refused = tuple(
+        Fragment(**removal.rule["containing"])
+        for removal in collection.removals
+        if "containing" in removal.rule
+    )
+
+    def render(messages: Sequence[Message]) -> str:
+        return (
+            tokenizer.render_chat(messages, add_generation_prompt=False)
+            if tokenizer
+            else no_template(messages)
+        )
+
+    return [
+        Source(
+            row.id,
+            str(mirror(row.place, folder / "mirror" / str(row.id)).path) if row.kind == "url" else row.place,
+            log=row.kind == "log",
+            column=row.column_name,
+            glob=tuple(row.globs) or SOURCE_PATTERNS,
+            render=render,
+            template=tokenizer.template_fingerprint if tokenizer else "",
+            refused=refused,
+            added=int(row.added_at.timestamp()),
+        )
+        for row in collection.sources
+    ]
+
+
+def scan_collection(
+    collection: Collection,
+    tokenizer: TextTokenizer | None,
+    *,
+    now: float | None = None,
+    on_progress: OnScan = lambda _done, _all, _documents: None,
+) -> Scan:
+    """Scan a collection's sources; see `scan_sources`.
+
+    Raises:
+        CorpusError: it has no sources, or one cannot be read.
+    """
+    folder = collection_folder(collection.name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not collection.sources:
+        raise CorpusError(f"{collection.name} has no sources: `draftstore corpus add {collection.name} PATH`")
+    sources = open_sources(collection, tokenizer, folder)
+    return scan_sources(sources, scan_path(folder), now=now, on_progress=on_progress)
+
+
+def removals_of(collection: Collection) -> list[Removal]:
+    """Return the take-downs of a collection; texts that they refuse are the scan's to find, see `open_sources`."""
+    numbers = {source.place: source.id for source in collection.sources}
+    return [_removal(row, numbers) for row in collection.removals]
+
+
+def _removal(row: CollectionRemoval, numbers: Mapping[str, int]) -> Removal:
+    """Return a take-down; a rule for a source that the collection lacks finds nothing."""
+    digests = np.frombuffer(row.digests, np.uint8).reshape(-1, DIGEST_BYTES)
+    place, before = row.rule.get("place"), row.rule.get("before")
+    source = numbers.get(place or "")
+    return Removal(digests, row.rule.get("document"), source, before if source or place is None else None)
+
+
+def wanted_of(collection: Collection, scan: Scan, *, now: float | None = None) -> NDArray[np.uint8]:
+    """Return the digests of a collection's documents that stores may hold; see `wanted_digests`."""
+    return wanted_digests(
+        scan,
+        removals_of(collection),
+        now=time.time() if now is None else now,
+        retention={row.id: row.retention.total_seconds() for row in collection.sources if row.retention},
+        caps={
+            row.id: Cap(row.max_bytes, "largest" if row.first_out == "largest" else "oldest")
+            for row in collection.sources
+            if row.max_bytes
+        },
+    )

@@ -1,0 +1,110 @@
+"""Removals as files beside the scan: a database restored from before them brings no document back.
+
+    collections/NAME/removed/20260131T120000000000-1a2b3c4d.json      its time, and the start of a hash of its content
+
+Every reading of a collection (`schema.collections.collecting.get_collection`) completes each side from the other.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from draftstore.errors import CorpusError, counted
+from draftstore.storage.files import replacing
+from schema.collections.models import Collection, CollectionRemoval
+from schema.db.home import data_home
+
+LOG = logging.getLogger(__name__)
+MODE = 0o600
+
+
+def collection_folder(name: str) -> Path:
+    """Return the folder of a collection's scan, mirrors and removals."""
+    return data_home() / "collections" / name
+
+
+def removed_folder(name: str) -> Path:
+    """Return the folder of what was removed from a collection."""
+    return collection_folder(name) / "removed"
+
+
+def complete(session: Session, collection: Collection) -> None:
+    """Write the removals that only the database has to files, and those that only files have to the database.
+
+    Raises:
+        CorpusError: a file cannot be read.
+    """
+    folder = removed_folder(collection.name)
+    files, rows = _files(folder), {_key(row): row for row in collection.removals}
+    for key in rows.keys() - files.keys():
+        write_file(folder, rows[key])
+    if not files.keys() - rows.keys():
+        return
+    # Another process may be removing documents: its row is there after its commit.
+    session.execute(select(Collection.id).filter_by(id=collection.id).with_for_update())
+    session.refresh(collection, ["removals"])
+    if missing := sorted(files.keys() - {_key(row) for row in collection.removals}):
+        LOG.warning(
+            "collection %s: %s in %s and not in the database, which is older: back in force",
+            collection.name, counted(len(missing), "removal"), folder,
+        )  # fmt: skip
+        collection.removals += [CollectionRemoval(**files[key]) for key in missing]
+        session.flush()
+
+
+def write_file(folder: Path, row: CollectionRemoval) -> None:
+    """Write a removal to a file, readable by its owner only."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fields = {
+        "rule": row.rule,
+        "digests": base64.b64encode(row.digests).decode(),
+        "documents": row.documents,
+        "reason": row.reason,
+        "created_at": row.created_at.astimezone(UTC).isoformat(),
+    }
+    with replacing(folder / f"{_key(row)}.json", MODE) as temporary:
+        temporary.write_text(json.dumps(fields), encoding="utf-8")
+
+
+def remove_files(name: str) -> None:
+    """Remove the files of a collection's removals."""
+    for path in removed_folder(name).glob("*.*"):  # hashes of n-grams, too, as they were once kept
+        path.unlink()
+
+
+def _files(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the columns of the removals in a folder, by key."""
+    return {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields["digests"] = base64.b64decode(fields["digests"], validate=True)
+        fields["created_at"] = datetime.fromisoformat(fields["created_at"])
+        problem = (
+            None if _key(CollectionRemoval(**fields)) == path.stem else "its name does not fit its content"
+        )
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise CorpusError(
+            f"the removal {path} cannot be read ({problem}): bring it back from a backup, or delete it and remove the "
+            "documents again"
+        )
+    return fields
+
+
+def _key(row: CollectionRemoval) -> str:
+    """Return the name of a removal's file, without its ending."""
+    when = row.created_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S%f")
+    content = row.digests + json.dumps(row.rule, sort_keys=True).encode()
+    return f"{when}-{hashlib.sha256(content).hexdigest()[:8]}"

@@ -1,0 +1,1 @@
+"""The database itself: connections, migrations, the reader, and the embedded server."""

@@ -1,0 +1,238 @@
+"""The catalogue's database: the server that `DRAFTSTORE_DATABASE_URL` names, else the embedded one.
+
+    with connect() as connection:                  # psycopg: bulk loads and lookups
+        connection.execute("SELECT ...")
+    with Session(make_engine()) as session:        # SQLAlchemy: the catalogue
+        ...
+
+Both are the owner of the tables. `connect(reading=True)` is a role that may only read them (`access`), named by
+`DRAFTSTORE_READER_URL` or that of the embedded server. All keep the embedded server running for the rest of the
+process, and refuse tables of another revision: the embedded server is migrated automatically, a named one only by
+`draftstore db migrate`.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from schema.db.access import make_reader
+from schema.db.embedded import NAME, READER, join
+from schema.db.errors import DatabaseUrlError, SchemaError
+from schema.db.failures import database_errors, describe, translate
+from schema.db.home import data_home
+
+if TYPE_CHECKING:
+    import alembic.config
+    import sqlalchemy
+
+MIGRATIONS = Path(__file__).parents[2] / "migrations"
+REVISION = "0004"
+"""The newest of them. Alembic says the same, but takes longer to import than most commands take to run."""
+URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
+READER_VARIABLE = "DRAFTSTORE_READER_URL"
+SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
+RECOVERY_PAUSES = (0.1, 0.5)
+"""Seconds before another attempt to reach the embedded server."""
+CONNECT_TIMEOUT = 5
+"""Seconds."""
+ANSWER_SECONDS = 5
+"""Time limit for a statement of `connect_reader`, and for the network to bring an answer."""
+Connected = TypeVar("Connected")
+
+_current: set[str] = set()
+"""URLs whose tables this process has checked successfully."""
+
+
+def is_embedded(*, reading: bool = False) -> bool:
+    """Return True if no server is named; `reading`: for the reader, which another variable may name."""
+    return _variable(reading) is None
+
+
+def database_url(*, reading: bool = False) -> str:
+    """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
+
+    The embedded server is started, or joined, and stays up for the rest of the process. The URL of the reader
+    (`reading`) is that of the owner on a named server without a named reader.
+
+    Raises:
+        DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
+        EmbeddedServerError: the embedded server cannot be started.
+    """
+    if variable := _variable(reading):
+        return _checked_url(variable)
+    url = join(data_home()).url
+    return url.replace(f"//{NAME}@", f"//{READER}@", 1) if reading else url
+
+
+def _variable(reading: bool) -> str | None:
+    variables = (READER_VARIABLE, URL_VARIABLE) if reading else (URL_VARIABLE,)
+    return next((variable for variable in variables if os.environ.get(variable)), None)
+
+
+def _checked_url(variable: str) -> str:
+    """Return a named URL without SQLAlchemy's driver name; errors never quote it, it may contain a password."""
+    scheme, separator, rest = os.environ[variable].partition("://")
+    url = f"postgresql://{rest}"
+    if scheme in SCHEMES and separator:
+        with suppress(ValueError, psycopg.Error):
+            for port in str(conninfo_to_dict(url).get("port") or "").split(","):  # one per host
+                int(port or 0)
+            return url
+    raise DatabaseUrlError(
+        f"{variable} is not the URL of a PostgreSQL database: expected "
+        "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with characters other than letters and digits "
+        "percent-encoded; unset it to use the embedded server"
+    )
+
+
+def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psycopg.Connection:
+    """Connect with psycopg, as the owner or as the reader (`reading`), with further `options` of `psycopg.connect`.
+
+    The revision of the tables is checked once per process, unless `check` is False.
+
+    Raises:
+        DatabaseError: the server is down or refuses, or the tables have another revision.
+    """
+    if check:
+        require_schema(reading=reading)
+    url = database_url(reading=reading)
+    options = {**_defaults(url), **options}
+    with database_errors():
+        return _patiently(lambda: psycopg.connect(url, **options), is_embedded(reading=reading))
+
+
+def connect_reader() -> psycopg.Connection:
+    """Connect as the reader in autocommit mode, for lookups, each of which gets an answer or DatabaseError soon."""
+    connection = connect(reading=True, autocommit=True)
+    with database_errors():
+        # The plan of a lookup does not depend on its keys: a generic one saves planning.
+        connection.execute(
+            f"SET statement_timeout = '{ANSWER_SECONDS}s'; SET plan_cache_mode = force_generic_plan".encode()
+        )
+    return connection
+
+
+def _patiently(connect: Callable[[], Connected], embedded: bool = True) -> Connected:
+    """Connect; an embedded server is started if it has ended, and may be recovering from a killed process."""
+    for pause in RECOVERY_PAUSES if embedded else ():
+        database_url()
+        with suppress(psycopg.OperationalError):
+            return connect()
+        time.sleep(pause)
+    return connect()
+
+
+def _defaults(url: str) -> dict[str, Any]:
+    """Return default connection options that the URL does not set."""
+    defaults = {
+        "application_name": "draftstore",
+        "connect_timeout": CONNECT_TIMEOUT,
+        "tcp_user_timeout": 1000 * ANSWER_SECONDS,
+        "keepalives_idle": ANSWER_SECONDS,
+    }
+    return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
+
+
+def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
+    """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
+
+    Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
+    those of `connect`, and `options` further ones of `sqlalchemy.create_engine`.
+
+    Raises:
+        DatabaseError: the server is down or refuses, or the tables have another revision.
+    """
+    import sqlalchemy
+
+    if check:
+        require_schema()
+    url = database_url()
+    engine = sqlalchemy.create_engine(
+        sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"),
+        **{"pool_pre_ping": True, "connect_args": _defaults(url), **options},
+    )
+    if is_embedded():
+
+        @sqlalchemy.event.listens_for(engine, "do_connect")
+        def connect_for_pool(dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
+            return _patiently(lambda: dialect.connect(*arguments, **parameters))
+
+    sqlalchemy.event.listen(engine, "handle_error", _raise_ours)
+    return engine
+
+
+def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:
+    """Replace SQLAlchemy's error; the pool handles failures of its own tests."""
+    return None if context.is_pre_ping else translate(context.original_exception)
+
+
+def database_revision(connection: psycopg.Connection) -> str | None:
+    """Return the revision of a database's tables; None if it has none of ours."""
+    present = connection.execute("SELECT to_regclass('alembic_version')").fetchone()
+    if present is None or present[0] is None:
+        return None
+    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return None if row is None else str(row[0])
+
+
+def require_schema(*, reading: bool = False) -> None:
+    """Check the revision of the tables once; the embedded server's are migrated by the owner, who makes the reader."""
+    reading = reading and not is_embedded(reading=True)
+    url = database_url(reading=reading)
+    if url in _current:
+        return
+    with connect(check=False, reading=reading, autocommit=True) as connection:
+        found = database_revision(connection)
+    if found != REVISION:
+        if not is_embedded(reading=reading):
+            holds = f"holds tables of revision {found}" if found else "holds no tables"
+            newer = ", or update draftstore if a newer version has migrated them" if found else ""
+            raise SchemaError(
+                f"{describe(url)} {holds}, and this version of draftstore needs revision {REVISION}: stop what uses "
+                f"it and run `draftstore db migrate`{newer}"
+            )
+        migrate()
+    _current.add(url)
+
+
+def migrate() -> str:
+    """Migrate the tables to the newest revision and return it; concurrent calls run one after the other.
+
+    The reader is made as well: that of the embedded server, or the one that `DRAFTSTORE_READER_URL` names.
+
+    Raises:
+        DatabaseError: the server is down or refuses, a lock cannot be taken, the tables are of an unknown revision, or
+            the owner may not make the reader.
+    """
+    import alembic.command
+    from alembic.util import CommandError
+
+    url = database_url()
+    with connect(check=False, autocommit=True) as connection, database_errors():
+        try:
+            alembic.command.upgrade(alembic_config(url), "head")
+        except CommandError as error:
+            raise SchemaError(
+                f"the tables in {describe(url)} cannot be migrated: {error}: update draftstore if a newer version has "
+                "migrated them, or use an empty database"
+            ) from None
+        if is_embedded() or os.environ.get(READER_VARIABLE):
+            make_reader(connection, database_url(reading=True))
+    return REVISION
+
+
+def alembic_config(url: str | None = None) -> "alembic.config.Config":
+    """Return Alembic's configuration for the migrations of this checkout; `url` is None for the default database."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["url"] = url or database_url()
+    return config

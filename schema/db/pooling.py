@@ -1,0 +1,55 @@
+"""Connections for lookups that the threads of a process share; a forked process connects anew."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from schema.db.database import connect_reader
+from schema.db.failures import database_errors
+
+
+class Pool:
+    """As many connections of the reader as threads ask at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[psycopg.Connection[Any]] = []
+        self._owner = os.getpid()
+        self._inherited: list[psycopg.Connection[Any]] = []
+
+    def fetch(self, query: bytes, parameters: Sequence[object]) -> list[Any]:
+        """Run a prepared statement in one round trip and return its rows; a lost connection is replaced, unnoticed.
+
+        Raises DatabaseError if the server is down or refuses, or does not answer in time.
+        """
+        with database_errors():
+            for last in (False, True):
+                connection = self._take()
+                try:
+                    with connection.cursor(binary=True) as cursor:
+                        return cursor.execute(query, parameters, prepare=True).fetchall()
+                except psycopg.OperationalError:
+                    if last or not connection.closed:
+                        raise
+                    self.close()  # the others are lost too
+                finally:
+                    if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                        self._idle.append(connection)
+                    else:
+                        connection.close()
+        raise AssertionError("two rounds end in an answer or an error")
+
+    def close(self) -> None:
+        """Close all connections that are not in use; later calls connect anew."""
+        while self._idle and self._owner == os.getpid():
+            self._idle.pop().close()
+
+    def _take(self) -> psycopg.Connection[Any]:
+        if self._owner != os.getpid():  # the connections are the parent's, and stay open
+            self._inherited, self._idle, self._owner = self._idle, [], os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return connect_reader()

@@ -1,1 +1,0 @@
-"""Location, creation, start and end of the embedded PostgreSQL server; its interface is `schema.embedded`."""

@@ -1,0 +1,1 @@
+"""n-gram statistics for SQL, and trees as text."""

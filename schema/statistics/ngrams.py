@@ -1,0 +1,184 @@
+"""n-gram statistics for SQL: a store's Parquet files loaded into the catalogue's tables.
+
+For counts (kind `ngrams`): the most common n-grams of each n with their text, and the whole spectrum, the number of
+n-grams with each count. For a CREST store: all its n-grams, and the trees of the most common ones as text.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
+from draftstore.stores.crest.store import KEPT_FILE
+from draftstore.text.drawing import TreeText
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.tree import DraftTree
+from schema.db.partitions import copy_statement, filling, loading
+from schema.statistics.texts import ngram_texts
+
+HEAD = 1_000_000
+DRAWN = 1_000
+BATCH_ROWS = 1 << 16
+
+NGRAM_COLUMNS = ("build_id", "n", "rank", "tokens", "text", "count")
+SPECTRUM_COLUMNS = ("build_id", "n", "count", "ngrams")
+KEPT_NUMBERS = ("n", "rank", "count", "nodes", "raw_bytes", "bytes")
+KEPT_COLUMNS = ("build_id", "tokens", "text", "tree", *KEPT_NUMBERS)
+
+Progress = Callable[[int, int], None]
+TreeOf = Callable[[tuple[int, ...]], DraftTree | None]
+
+
+def load_counts(
+    connection: psycopg.Connection[Any],
+    build_id: int,
+    counts: Path,
+    *,
+    head: int = HEAD,
+    progress: Progress = lambda *_: None,
+) -> None:
+    """Load n-gram counts (a directory of kind `ngrams`), atomically replacing those of this build.
+
+    `head` n-grams of each n get a row, the most common ones; ties go to lower tokens.
+    """
+    manifest = load_manifest(counts, "ngrams")
+    tokenizer = store_tokenizer(counts, manifest)
+    files = count_files(counts, manifest)
+    spectra = {n: spectrum(path) for n, path in files.items()}
+    total = sum(min(head, int(found["ngrams"].sum())) for found in spectra.values())
+    progress(0, total)
+
+    def rows() -> Iterator[pl.DataFrame]:
+        done = 0
+        for n, path in files.items():
+            columns = [f"t{i + 1}" for i in range(n)]
+            for batch in most_common(path, spectra[n], head).iter_slices(BATCH_ROWS):
+                yield batch.with_columns(
+                    build_id=pl.lit(build_id),
+                    n=pl.lit(n),
+                    tokens=array_text(pl.concat_str(columns, separator=",")),
+                    text=ngram_texts(tokenizer, batch.select(columns).to_numpy().tolist()),
+                )
+                done += len(batch)
+                progress(done, total)
+
+    with loading(connection, build_id):
+        _load_spectra(connection, build_id, spectra)
+        with filling(connection, "ngrams", build_id) as table:
+            copy_frames(connection, table, NGRAM_COLUMNS, rows(), freeze=True)
+
+
+def count_files(counts: Path, manifest: Manifest) -> dict[int, Path]:
+    """Return the Parquet file of each n, in ascending order."""
+    names = (re.fullmatch(r"n([0-9]+)\.parquet", name) for name in manifest.files)
+    found = {int(match[1]): counts / match[0] for match in names if match}
+    return dict(sorted(found.items()))
+
+
+def spectrum(path: Path) -> pl.DataFrame:
+    """Return the number of n-grams with each count: columns `count` (ascending) and `ngrams`, int64."""
+    rows = pl.scan_parquet(path).group_by("count").agg(pl.len().cast(pl.Int64).alias("ngrams"))
+    return rows.sort("count").collect(engine="streaming")
+
+
+def most_common(path: Path, found: pl.DataFrame, head: int) -> pl.DataFrame:
+    """Return the `head` most common n-grams of a file, with their rank from 1; ties by lower tokens.
+
+    The spectrum gives the count from which on all n-grams are included, and how many of the next count are needed, so
+    that only the result is sorted.
+    """
+    above = found.sort("count", descending=True).with_columns(pl.col("ngrams").cum_sum().alias("top"))
+    whole = above.filter(pl.col("top") <= head)
+    next_count = above["count"][len(whole)] if len(whole) < len(above) else 0
+    ties = head - (int(whole["top"][-1]) if len(whole) else 0)
+    scan = pl.scan_parquet(path)
+    # Both keep the order of the file, which is token order.
+    rows = scan.filter(pl.col("count") > next_count).collect(engine="streaming")
+    rest = scan.filter(pl.col("count") == next_count).head(ties).collect(engine="streaming")
+    return pl.concat([rows.sort("count", descending=True, maintain_order=True), rest]).with_row_index(
+        "rank", 1
+    )
+
+
+def _load_spectra(
+    connection: psycopg.Connection[Any], build_id: int, spectra: Mapping[int, pl.DataFrame]
+) -> None:
+    connection.execute("DELETE FROM ngram_spectrum WHERE build_id = %s", (build_id,))
+    frames = (rows.with_columns(build_id=pl.lit(build_id), n=pl.lit(n)) for n, rows in spectra.items())
+    copy_frames(connection, "ngram_spectrum", SPECTRUM_COLUMNS, frames)
+    connection.execute("ANALYZE ngram_spectrum")  # queried right after the load
+
+
+def fill_kept(
+    connection: psycopg.Connection[Any],
+    build_id: int,
+    store: Path,
+    tokenizer: TextTokenizer,
+    *,
+    tree_of: TreeOf,
+    drawn: int = DRAWN,
+    progress: Progress = lambda *_: None,
+) -> None:
+    """Replace the n-grams of a CREST build, inside `loading`; `store` may be unfinished.
+
+    `tree_of` returns the draft tree of an n-gram; those of the `drawn` most common ones of each n are stored as text.
+    """
+    drawing = TreeText(tokenizer)
+    kept = pl.read_parquet(store / KEPT_FILE)
+    by_count = kept.sort("count", descending=True, maintain_order=True)
+    to_draw = map(tuple, by_count.group_by("n").head(drawn)["tokens"].to_list())
+    drawings = {ngram: drawing.draw(tree) for ngram in to_draw if (tree := tree_of(ngram)) is not None}
+
+    def rows() -> Iterator[pl.DataFrame]:
+        done = 0
+        for batch in kept.iter_slices(BATCH_ROWS):
+            ngrams = batch["tokens"].to_list()
+            yield batch.with_columns(
+                build_id=pl.lit(build_id),
+                tokens=array_text(pl.col("tokens").cast(pl.List(pl.String)).list.join(",")),
+                text=ngram_texts(tokenizer, ngrams),
+                tree=pl.Series([drawings.get(tuple(ngram)) for ngram in ngrams], dtype=pl.String),
+            )
+            done += len(batch)
+            progress(done, len(kept))
+
+    with filling(connection, "kept_ngrams", build_id) as table:
+        copy_frames(connection, table, KEPT_COLUMNS, rows(), freeze=True)
+
+
+def copy_frames(
+    connection: psycopg.Connection[Any],
+    table: str,
+    names: Sequence[str],
+    frames: Iterable[pl.DataFrame],
+    *,
+    freeze: bool = False,
+) -> None:
+    """Copy frames into a table as CSV, whose values the server converts and checks: all or, on an exception, none.
+
+    NULL and empty text stay distinct. A list must be text in PostgreSQL's array syntax: see `array_text`. With `freeze`
+    rows are written as already vacuumed; PostgreSQL allows this for tables created in the same transaction.
+    """
+    statement = copy_statement(table, names, "csv", freeze=freeze)
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for frame in frames:
+            buffer = io.BytesIO()
+            frame.select(names).write_csv(buffer, include_header=False, quote_style="non_numeric")
+            copy.write(buffer.getbuffer())
+
+
+def array_text(items: pl.Expr) -> pl.Expr:
+    """Return PostgreSQL's array syntax, `{1,2}`, from comma-separated items."""
+    return pl.lit("{") + items + pl.lit("}")
+
+
+def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:
+    """Return a store's tokenizer."""
+    tokenizer = load_tokenizer(directory / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
+    manifest.require_tokenizer(tokenizer.identity, directory)
+    return tokenizer

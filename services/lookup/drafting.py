@@ -1,0 +1,198 @@
+"""Draft requests, whatever they came by: what is allowed, the lookup on the event loop or in a thread, refusals."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from time import monotonic, perf_counter
+from typing import NamedTuple, TypeVar
+
+from draftstore.errors import DraftstoreError, counted
+from draftstore.remote.wire import DraftRequest, Failure, Status
+from draftstore.trees.batch import DraftBatch
+from services.common.permissions import Grant
+from services.lookup.metrics import Metrics
+from services.lookup.releases.following import Releases
+from services.lookup.releases.served import Served
+from services.lookup.settings import Limits
+
+LOG = logging.getLogger(__name__)
+INLINE_SECONDS = 0.001
+"""Estimated seconds of a lookup up to which the event loop makes it; a thread takes 60 µs to begin."""
+DEFAULT_BUDGET = 64
+"""Nodes of the drafts by which stores are measured."""
+BUSY_SECONDS = 0.01
+"""Seconds that a decoder should wait when too many contexts do."""
+AGAIN_SECONDS = 1.0
+"""Seconds that a decoder should wait after a store could not be read."""
+LOG_SECONDS = 1.0
+"""Minimum seconds between two log lines about failing lookups."""
+
+Result = TypeVar("Result")
+
+
+class RefusedError(DraftstoreError):
+    """A request that is answered with a failure; counted under a release if it is served."""
+
+    def __init__(self, status: Status, message: str, retry_after: float = 0.0, release: str = "") -> None:
+        super().__init__(message)
+        self.failure = Failure(status, retry_after, message)
+        self.release = release
+
+
+class Drafted(NamedTuple):
+    """The drafts of a request, the store that they come from, and the duration of the lookup in microseconds."""
+
+    served: Served
+    drafts: DraftBatch
+    micros: int
+
+
+class Lookup(NamedTuple):
+    """An allowed request and its store."""
+
+    request: DraftRequest
+    served: Served
+
+    @property
+    def inline(self) -> bool:
+        """Whether it is short enough for the event loop."""
+        request, served = self
+        seconds = len(request.contexts) * served.pace * max(request.budget / DEFAULT_BUDGET, 0.25)
+        return seconds <= INLINE_SECONDS and not served.slow
+
+
+class Drafting:
+    """Answers the draft requests of a service."""
+
+    def __init__(self, releases: Releases, metrics: Metrics, limits: Limits) -> None:
+        self.metrics = metrics
+        self.limits = limits
+        self.releases = releases
+        self._waiting = 0
+        metrics.waiting.set_function(lambda: self._waiting)
+        self._logged = -LOG_SECONDS
+        cores = len(os.sched_getaffinity(0))
+        self._computing = ThreadPoolExecutor(max(1, cores - 1), thread_name_prefix="lookup")
+        self._asking = ThreadPoolExecutor(limits.threads, thread_name_prefix="lookup-database")
+
+    def allow(self, request: DraftRequest, grant: Grant, budget: int) -> Lookup:
+        """Check a request.
+
+        Args:
+            request: the request.
+            grant: what the client may ask for.
+            budget: maximum nodes of a draft, unless the grant names another limit.
+
+        Raises:
+            RefusedError: the client may not ask for that, it is too large, or nothing of that name is served.
+        """
+        if not grant.allows(request.name):  # whether or not it exists
+            raise RefusedError(
+                Status.FORBIDDEN,
+                f"the token {grant.name!r} may not use {request.name!r}: see `draftstore tokens`",
+            )
+        limits, (batch, width) = self.limits, request.contexts.shape
+        most = grant.max_budget or budget
+        if batch > limits.batch or width > limits.context or request.budget > most:
+            raise RefusedError(
+                Status.TOO_LARGE,
+                f"{counted(batch, 'context')} of {counted(width, 'token')} with a budget of {request.budget}: expected "
+                f"at most {limits.batch} contexts of {limits.context} tokens with a budget of {most}",
+            )
+        try:
+            served = self.releases.get(request.name)
+        except KeyError:
+            message = f"nothing is served under the name {request.name!r}: publish a release of that name"
+            raise RefusedError(Status.NOT_FOUND, message) from None
+        if request.strategy and request.strategy not in served.strategies:
+            known = ", ".join(served.strategies)
+            raise RefusedError(
+                Status.NOT_FOUND,
+                f"{request.name!r} has no strategy {request.strategy!r}: expected one of {known}",
+                release=request.name,
+            )
+        size = served.hidden_size
+        if size and request.hidden is not None and request.hidden.shape[1] != size:
+            raise RefusedError(
+                Status.BAD_REQUEST,
+                f"hidden states of {request.hidden.shape[1]:,} numbers, expected {size:,}: {request.name!r} is made "
+                "for another model",
+                release=request.name,
+            )
+        return Lookup(request, served)
+
+    def draft(self, lookup: Lookup) -> Drafted:
+        """Look a request up in this thread.
+
+        Raises:
+            RefusedError: the store cannot be read.
+        """
+        request, served = lookup
+        begin = perf_counter()
+        try:
+            drafts = served.draft(request)
+        except DraftstoreError as error:
+            raise self._failed(served, Status.UNAVAILABLE, error) from None
+        except Exception as error:  # noqa: BLE001 - one request must not end the others
+            raise self._failed(served, Status.INTERNAL, error) from None
+        return Drafted(served, drafts, ceil((perf_counter() - begin) * 1e6))
+
+    async def draft_in_thread(
+        self, lookup: Lookup, finish: Callable[[Drafted], Result], gone: Callable[[], bool]
+    ) -> Result:
+        """Look a request up in a thread.
+
+        Args:
+            lookup: the request.
+            finish: called with the drafts in the thread.
+            gone: whether the client has left, so that nothing is to be done.
+
+        Raises:
+            RefusedError: the store cannot be read, or too many contexts wait.
+        """
+        batch = len(lookup.request.contexts)
+        if self._waiting and self._waiting + batch > self.limits.waiting:
+            message = f"too many contexts wait for their turn ({self._waiting:,}): try again later"
+            raise RefusedError(Status.BUSY, message, BUSY_SECONDS, lookup.request.name)
+
+        def work() -> Result:
+            if gone():
+                raise RefusedError(Status.BUSY, "the client has left", release=lookup.request.name)
+            return finish(self.draft(lookup))
+
+        self._waiting += batch
+        try:
+            pool = self._asking if lookup.served.slow else self._computing
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        finally:
+            self._waiting -= batch
+
+    def close(self) -> None:
+        """Wait for the lookups in threads, and start no more."""
+        for pool in (self._computing, self._asking):
+            pool.shutdown(cancel_futures=True)
+
+    def _failed(self, served: Served, status: Status, error: Exception) -> RefusedError:
+        """Return the refusal for an error, and log that, rate-limited; clients see no paths or system messages."""
+        now = monotonic()
+        if now - self._logged >= LOG_SECONDS:
+            self._logged = now
+            unexpected = error if status == Status.INTERNAL else None
+            LOG.error(
+                "no drafts from %r: %s", served.name, error or type(error).__name__, exc_info=unexpected
+            )
+        what = "its store cannot be read now" if status == Status.UNAVAILABLE else "an unexpected error"
+        message = f"no drafts from {served.name!r}: {what}; the log of the service says why"
+        return RefusedError(status, message, AGAIN_SECONDS, served.name)
+
+    def count(self, drafted: Drafted, request_bytes: int, answer_bytes: int, seconds: float) -> None:
+        """Count an answered request."""
+        self.metrics.of(drafted.served.name).answer(drafted.drafts, request_bytes, answer_bytes, seconds)
+
+    def count_failure(self, refused: RefusedError) -> None:
+        """Count a refusal under its release if that is served, else under none."""
+        figures = self.metrics.of(refused.release) if refused.release else self.metrics.nothing
+        figures.fail(refused.failure.status)

@@ -1,1 +1,0 @@
-"""The server of the binary protocol: connections, their scheduling, and the answers."""

@@ -1,0 +1,148 @@
+"""The HTTP application of the lookup service: drafts in JSON, releases, health, metrics, and a page for people.
+
+It shares the event loop with decoders, so whatever takes more than a fraction of a millisecond runs in a thread.
+"""
+
+import asyncio
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from services.common.guards import Guard, ProblemError, identify, read_body
+from services.common.permissions import Grant, Permissions
+from services.lookup import page
+from services.lookup.drafting import Drafting
+from services.lookup.http import openapi
+from services.lookup.http.drafting import Questions
+from services.lookup.http.live import Live
+from services.lookup.http.messages import MAX_BODY, Problem, ProblemReply, ReadyReply
+from services.lookup.releases.following import Releases
+
+NO_STORE = {"Cache-Control": "no-store"}
+JSON = "application/json"
+ADVICE = "send only the last tokens of a text: they alone decide the draft"
+
+
+class Site:
+    """What the HTTP application shows.
+
+    Attributes:
+        permissions: who may ask for what; replaced when the token file is read again.
+        stopping: whether the service is about to stop.
+        live: its live figures.
+        max_budget: maximum nodes of a draft, unless a token names another limit.
+    """
+
+    def __init__(self, releases: Releases, drafting: Drafting, permissions: Permissions) -> None:
+        self.permissions = permissions
+        self.stopping = False
+        self.max_budget = drafting.limits.shared_budget
+        self._releases = releases
+        self._metrics = drafting.metrics
+        self._questions = Questions(drafting)
+        self.live = Live(drafting.metrics)
+
+    def _grant(self, request: Request) -> Grant:
+        return identify(request, self.permissions)
+
+    async def draft(self, request: Request) -> Response:
+        """POST /v1/draft."""
+        grant = self._grant(request)
+        body = await read_body(request, MAX_BODY, ADVICE)
+        return _reply(await self._questions.answer(body, grant))
+
+    async def releases(self, request: Request) -> Response:
+        """GET /v1/releases."""
+        return _reply(json.dumps({"releases": self._releases.describe(self._grant(request).allows)}))
+
+    async def figures(self, request: Request) -> Response:
+        """GET /v1/figures."""
+        return _reply(json.dumps(await asyncio.to_thread(self.live.report, self._grant(request).allows)))
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        if not self._grant(request).allows("*"):
+            raise ProblemError(403, "metrics cover all releases: this needs a token for the release '*'")
+        text = await asyncio.to_thread(self._metrics.text)
+        return _reply(text, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def ready(self, _request: Request) -> Response:
+        """GET /readyz; a release that cannot be opened does not make the service unready.
+
+        The status is public; names are shown to those who may see them.
+        """
+        names, unopened, failures = self._releases.names, self._releases.unopened, self._releases.failures
+        problems = ["the service is about to stop"] if self.stopping else []
+        problems += [f"the release {name!r} is not open" for name in unopened]
+        problems += [f"the latest build of {name!r} cannot be opened" for name in names if name in failures]
+        if not names and not unopened:
+            problems.append("nothing is served yet: publish a release, or start the service with --store")
+        ready = bool(names) and not self.stopping
+        if self.permissions.identify(None) is None:
+            names, problems = [], ["not everything is open: the log says more"] if problems else []
+        reply = ReadyReply(status="ready" if ready else "not ready", releases=names, problems=problems)
+        return _reply(reply, 200 if ready else 503)
+
+
+def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
+    """Return the application.
+
+    Args:
+        site: what it shows.
+        hosts: its names beside localhost and IP addresses; None accepts any, see `guards.Guard`.
+    """
+    fixed = {
+        "/openapi.json": _reply(json.dumps(openapi.document(site.max_budget))),
+        "/healthz": _reply('{"status":"alive"}'),
+        "/": _reply(page.render(site.max_budget), media="text/html"),
+    }
+    # From memory: request paths never reach the file system.
+    fixed |= {f"/static/{name}": _reply(asset.data, media=asset.media) for name, asset in page.ASSETS.items()}
+    routes = [
+        Route("/v1/draft", site.draft, methods=["POST"]),
+        Route("/v1/releases", site.releases),
+        Route("/v1/figures", site.figures),
+        Route("/metrics", site.metrics),
+        Route("/readyz", site.ready),
+        *[Route(path, response, methods=["GET"]) for path, response in fixed.items()],
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, refusal=_problem, hosts=hosts)],
+        exception_handlers={ProblemError: _on_problem, HTTPException: _on_http_error},
+    )
+
+
+def _reply(
+    content: BaseModel | bytes | str,
+    status: int = 200,
+    media: str = JSON,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    if isinstance(content, BaseModel):
+        content = content.model_dump_json()
+    return Response(content, status, {**NO_STORE, **(headers or {})}, media)
+
+
+def _problem(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error in the service's error format."""
+    return _reply(ProblemReply(error=Problem(status=status, message=message)), status, headers=headers)
+
+
+async def _on_problem(_request: Request, error: Any) -> Response:
+    return _problem(error.status, error.message, error.headers)
+
+
+async def _on_http_error(request: Request, error: Any) -> Response:
+    """Answer an unknown path or method, as reported by Starlette."""
+    message = f"{request.method} {request.url.path}: {error.detail}: see /openapi.json"
+    return _problem(error.status_code, message, error.headers)

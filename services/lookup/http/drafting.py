@@ -1,0 +1,162 @@
+"""Answers to questions in JSON: each is parsed, tokenized, looked up and spelled out in a thread.
+
+That takes milliseconds of Python, while the event loop answers decoders in a tenth of one.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from draftstore.remote.wire import DraftRequest, Status
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.batch import Draft
+from services.common.guards import ProblemError
+from services.common.permissions import Grant
+from services.lookup.drafting import Drafted, Drafting, RefusedError
+from services.lookup.http.messages import MAX_NODES, DraftedContext, DraftReply, Node, Question, Token
+
+AT_ONCE = 32
+"""Maximum questions that are being answered; more get status 429."""
+THREADS = 2
+MAX_PROBLEMS = 3
+"""Maximum problems reported at once."""
+STATUSES = {
+    Status.BAD_REQUEST: 400, Status.FORBIDDEN: 403, Status.NOT_FOUND: 404, Status.TOO_LARGE: 413,
+    Status.BUSY: 429, Status.UNAVAILABLE: 503,
+}  # fmt: skip
+LAST = 64
+"""Tokens of a context to look up: drafters use 16, with room to grow."""
+SHOWN = 32
+"""Maximum tokens of the context in an answer."""
+_NO_CONTEXTS = np.empty((0, 0), np.int32)
+
+
+class Questions:
+    """Answers a limited number of questions at a time, in threads of its own: decoders do not wait for them."""
+
+    def __init__(self, drafting: Drafting) -> None:
+        self._drafting = drafting
+        self._open = 0
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="questions")
+
+    async def answer(self, body: bytes, grant: Grant) -> bytes:
+        """Return the `DraftReply` to a question, both as JSON; the grant says what the sender may ask for.
+
+        Raises:
+            ProblemError: the question is invalid or not allowed, there are too many at once, its release needs hidden
+                states, or the store cannot be read.
+        """
+        if self._open >= AT_ONCE:
+            message = f"{self._open} questions are being answered: try again in a second"
+            raise ProblemError(429, message, {"Retry-After": "1"})
+        self._open += 1
+        try:
+            loop = asyncio.get_running_loop()
+            drafted, data = await loop.run_in_executor(self._threads, self._answer, body, grant)
+        except RefusedError as refused:
+            self._drafting.count_failure(refused)
+            failure = refused.failure
+            wait = {"Retry-After": str(math.ceil(failure.retry_after))} if failure.retry_after else None
+            raise ProblemError(STATUSES.get(failure.status, 500), failure.message, wait) from None
+        finally:
+            self._open -= 1
+        self._drafting.count(drafted, len(body), len(data), drafted.micros / 1e6)
+        return data
+
+    def _answer(self, body: bytes, grant: Grant) -> tuple[Drafted, bytes]:
+        most = self._drafting.limits.shared_budget
+        question = parse_question(body, grant.max_budget or most)
+        request = DraftRequest(
+            question.release, question.strategy, _NO_CONTEXTS, question.budget, question.min_prob, None
+        )
+        lookup = self._drafting.allow(request, grant, most)
+        if lookup.served.hidden_size:
+            raise ProblemError(
+                409,
+                f"{question.release!r} drafts from a model's hidden states, which a text does not hold: ask with the "
+                f"decoder, `draftstore generate --release {question.release}`",
+            )
+        tokenizer = lookup.served.text
+        contexts = pack_contexts(question.contexts or [tokenizer.encode(question.text, bos=False).tolist()])
+        drafted = self._drafting.draft(lookup._replace(request=request._replace(contexts=contexts)))
+        drafts = zip(drafted.drafts.drafts(), contexts, strict=True)
+        reply = DraftReply(
+            release=question.release,
+            strategy=question.strategy,
+            build=f"{lookup.served.build:016x}",
+            tokenizer=f"{lookup.served.tokenizer:016x}",
+            lookup_us=drafted.micros,
+            drafts=[show_draft(draft, context, tokenizer) for draft, context in drafts],
+        )
+        return drafted, reply.model_dump_json().encode()
+
+
+def parse_question(body: bytes, most: int) -> Question:
+    """Return the question in a body; without a budget of its own it gets at most `most` nodes.
+
+    Raises:
+        ProblemError: the body is not JSON, or not such a question.
+    """
+    try:
+        question = Question.model_validate(json.loads(body.decode(), parse_float=_number))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+        problems = [".".join(map(str, each["loc"])) + ": " + each["msg"] for each in details[:MAX_PROBLEMS]]
+        raise ProblemError(422, "; ".join(problems).removeprefix(": ")) from None
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(400, f"the body is not JSON: {error}") from None
+    if "budget" not in question.model_fields_set:
+        question = question.model_copy(update={"budget": min(question.budget, most)})
+    if question.budget > most:
+        raise ProblemError(422, f"budget: {question.budget:,} nodes, expected at most {most:,}")
+    if (nodes := len(question.contexts) * question.budget) > MAX_NODES:
+        message = f"contexts: {nodes:,} nodes in all, expected at most {MAX_NODES:,}: send fewer at once"
+        raise ProblemError(422, message)
+    return question
+
+
+def _number(text: str) -> float:
+    """Parse a number with a point or an exponent; 20.0 counts as an integer."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def pack_contexts(contexts: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """Return the last ids of each context, right-aligned and padded with -1: int32 [batch, LAST]."""
+    packed = np.full((len(contexts), LAST), -1, np.int32)
+    for row, ids in zip(packed, contexts, strict=True):
+        row[LAST - len(ids[-LAST:]) :] = ids[-LAST:]
+    return packed
+
+
+def show_draft(draft: Draft, context: NDArray[np.int32], tokenizer: TextTokenizer) -> DraftedContext:
+    """Return a draft in readable form."""
+    exact, shown = tokenizer.exact_text, tokenizer.token_text
+    ids: list[int] = context[context >= 0].tolist()
+    tree = draft.tree
+    rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True)
+    return DraftedContext(
+        match_length=draft.match_length,
+        match_count=draft.match_count,
+        matched_text=_matched_text(ids[len(ids) - draft.match_length :], tokenizer),
+        context=[Token(token=i, text=exact(i), shown=shown(i)) for i in ids[-SHOWN:]],
+        nodes=[
+            Node(token=i, text=exact(i), shown=shown(i), parent=parent, prob=round(prob, 6))
+            for i, parent, prob in rows
+        ],
+    )
+
+
+def _matched_text(ids: list[int], tokenizer: TextTokenizer) -> str | None:
+    """Return the text of ids; None if it begins or ends inside a character."""
+    pieces = [tokenizer.exact_text(token) for token in ids]
+    if None in pieces:  # tokens that share a character decode only together
+        text = tokenizer.decode(ids)
+        return None if "\ufffd" in text else text
+    return "".join(piece for piece in pieces if piece is not None)

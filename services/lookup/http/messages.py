@@ -1,0 +1,112 @@
+"""JSON messages of the lookup service as pydantic models, from which the OpenAPI document is generated."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
+
+from draftstore.trees.frontier import MAX_BUDGET
+from services.lookup.settings import SHARED_BUDGET
+
+MAX_BODY = 256 * 1024
+"""Maximum bytes of a body."""
+MAX_TEXT = 65_536
+"""Maximum characters; only the last few matter."""
+MAX_CONTEXTS = 64
+MAX_CONTEXT = 4096
+MAX_NODES = MAX_CONTEXTS * SHARED_BUDGET
+"""Maximum nodes of all drafts of one answer: as JSON each takes 70 bytes and 14 microseconds."""
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Context = Annotated[list[TokenId], Field(max_length=MAX_CONTEXT)]
+_SCHEMA: dict[str, JsonValue] = {
+    "oneOf": [{"required": ["text"]}, {"required": ["contexts"]}],
+    "examples": [
+        {"release": "chat", "text": "The quick brown", "budget": 16},
+        {"release": "chat", "contexts": [[450, 4996, 17354]], "budget": 16},
+    ],
+}
+
+
+class Question(BaseModel):
+    """A question for drafts, for one text or for several contexts; other keys and types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_SCHEMA)
+
+    release: str = Field(min_length=1, max_length=255, description="A name, as `/v1/releases` lists them.")
+    text: str = Field(default_factory=str, max_length=MAX_TEXT, description="The text so far, or its end.")
+    contexts: list[Context] = Field(
+        default_factory=list, min_length=1, max_length=MAX_CONTEXTS, description="Or ids."
+    )
+    strategy: str = Field("", max_length=255, description="A strategy of the release; empty for its default.")
+    budget: int = Field(64, ge=0, le=MAX_BUDGET, description="Most nodes of a tree.")
+    min_prob: float = Field(0.0, ge=0.0, le=1.0, description="Least probability of a node.")
+
+    @model_validator(mode="after")
+    def _check_one_is_given(self) -> Self:
+        if len(self.model_fields_set & {"text", "contexts"}) != 1:
+            raise PydanticCustomError("question", "give `text`, or token ids in `contexts`")
+        return self
+
+
+class Token(BaseModel):
+    """One token."""
+
+    token: TokenId = Field(description="Its id.")
+    text: str | None = Field(description="What it adds inside a text; null for a part of a character.")
+    shown: str = Field(description="The same with visible blanks, line breaks and control characters.")
+
+
+class Node(Token):
+    """A node of a draft tree."""
+
+    parent: int = Field(ge=-1, description="Index of its parent in `nodes`; -1 is the end of the text.")
+    prob: float = Field(ge=0.0, le=1.0, description="Chance of being accepted; never above its parent's.")
+
+
+class DraftedContext(BaseModel):
+    """The draft for one context."""
+
+    match_length: int = Field(ge=0, description="Tokens of the longest match in the store.")
+    match_count: int = Field(ge=0, description="Its occurrences.")
+    matched_text: str | None = Field(description="The matching end of the text; null if it cuts a character.")
+    context: list[Token] = Field(description="The last tokens of the context.")
+    nodes: list[Node] = Field(description="Parents before children, in descending probability.")
+
+
+class DraftReply(BaseModel):
+    """One draft for each context, all from one build."""
+
+    release: str
+    strategy: str = Field(description="As asked for; empty is the default of the release.")
+    build: str = Field(description="The first 16 hexadecimal digits of the digest of the build's manifest.")
+    tokenizer: str = Field(description="The first 16 hexadecimal digits of the tokenizer's fingerprint.")
+    lookup_us: int = Field(ge=0, description="Microseconds in the store.")
+    drafts: list[DraftedContext]
+
+
+class ReleasesReply(BaseModel):
+    """What is served to the one who asks."""
+
+    releases: list[dict[str, JsonValue]] = Field(description="As `RELEASES` in docs/frames.md lists them.")
+
+
+class ReadyReply(BaseModel):
+    """Whether drafts are served."""
+
+    status: Literal["ready", "not ready"]
+    releases: list[str] = Field(description="Releases that are open.")
+    problems: list[str] = Field(description="What is missing, in sentences.")
+
+
+class Problem(BaseModel):
+    """Why a request failed."""
+
+    status: int = Field(ge=400, le=599, description="The HTTP status.")
+    message: str = Field(description="What was found, what was expected, what to do.")
+
+
+class ProblemReply(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: Problem

@@ -1,0 +1,178 @@
+"""The counters of the service, for Prometheus and for the live figures of the page.
+
+Each is increased by one thread alone, requests by the event loop. As objects of prometheus_client they would take 5 µs
+a request, a tenth of a lookup: it collects them when it is asked.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Gauge, Info, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+import draftstore
+from draftstore.remote.wire import Status
+from draftstore.trees.batch import DraftBatch
+
+SECONDS_BUCKETS = (
+    25e-6, 50e-6, 75e-6, 100e-6, 150e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3,
+)  # fmt: skip
+_COUNTERS = {
+    "contexts": "Contexts that were answered with drafts, empty ones included.",
+    "misses": "Contexts that got an empty draft.",
+    "nodes": "Nodes of all drafts.",
+    "matched_tokens": "Tokens of the longest match, summed over contexts.",
+    "request_bytes": "Bytes of requests that were answered with drafts.",
+    "answer_bytes": "Bytes of their answers.",
+    "swaps": "Times that another build took over under the name.",
+    "open_failures": "Failed attempts to open a store under the name.",
+}
+_OF_RELEASE, _BY_STATUS = ["release"], ["release", "status"]
+NO_RELEASE = ""
+"""Label of requests that name nothing served: every name would occupy a label for good."""
+
+
+class Build(Protocol):
+    """What is shown of an open store; see `releases.served.Served`."""
+
+    kind: str
+    build: int
+    tokenizer: int
+
+
+class Totals(NamedTuple):
+    """The counters of one release since the start; `seconds` are requests by their time, float64 [bounds + 1]."""
+
+    contexts: float = 0
+    misses: float = 0
+    nodes: float = 0
+    matched_tokens: float = 0
+    swaps: float = 0
+    failures: float = 0
+    seconds: NDArray[np.float64] = np.zeros(len(SECONDS_BUCKETS) + 1)
+
+    @property
+    def queries(self) -> int:
+        """Number of requests answered with drafts."""
+        return int(self.seconds.sum())
+
+
+class ReleaseMetrics:
+    """The counters of one release.
+
+    Attributes:
+        counts: numbers by their names in `_COUNTERS`; `swaps` and `open_failures` are increased by others.
+    """
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(_COUNTERS, 0)
+        self.failures = dict.fromkeys((status for status in Status if status), 0)
+        self.seconds = [0] * (len(SECONDS_BUCKETS) + 1)
+        self.sum_of_seconds = 0.0
+
+    def answer(self, drafts: DraftBatch, request_bytes: int, answer_bytes: int, seconds: float) -> None:
+        """Count an answered request; `seconds` is from its arrival to its answer."""
+        counts, sizes = self.counts, drafts.sizes.tolist()
+        counts["contexts"] += len(sizes)
+        counts["misses"] += sizes.count(0)
+        counts["nodes"] += sum(sizes)
+        counts["matched_tokens"] += sum(drafts.match_lengths.tolist())
+        counts["request_bytes"] += request_bytes
+        counts["answer_bytes"] += answer_bytes
+        self.seconds[bisect_left(SECONDS_BUCKETS, seconds)] += 1
+        self.sum_of_seconds += seconds
+
+    def fail(self, status: Status) -> None:
+        """Count a request that failed."""
+        self.failures[status] += 1
+
+    def totals(self) -> Totals:
+        """Return the counters since the start."""
+        counts = {key: count for key, count in self.counts.items() if key in Totals._fields}
+        return Totals(**counts, failures=sum(self.failures.values()), seconds=np.array(self.seconds, float))
+
+
+class Metrics:
+    """The counters of a service.
+
+    Attributes:
+        connections: open connections of the binary protocol.
+        waiting: contexts that threads look up or that wait for one.
+    """
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._releases: dict[str, ReleaseMetrics] = {}
+        ProcessCollector(registry=registry)
+        registry.register(self)
+        self.connections = self._gauge("connections", "Connections that are open.")
+        self.waiting = self._gauge("waiting_contexts", "Contexts that wait for a thread, or are in one.")
+        self._ready = self._gauge("ready", "1 where the release is served.", _OF_RELEASE)
+        self._builds = Info("draftstore_release", "What is served.", _OF_RELEASE, registry=registry)
+        service = Info("draftstore_service", "The version that runs.", registry=registry)
+        service.info({"version": draftstore.__version__})
+        self.nothing = self.of(NO_RELEASE)
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"draftstore_{name}", text, labels, registry=self._registry)
+
+    def of(self, name: str) -> ReleaseMetrics:
+        """Return the counters of a release that is or was served."""
+        if (found := self._releases.get(name)) is None:  # for two threads at once, the same
+            found = self._releases.setdefault(name, ReleaseMetrics())
+        return found
+
+    def show(self, served: Mapping[str, Build], unopened: Iterable[str]) -> None:
+        """Show which releases are served, and which should be."""
+        self._ready.clear()
+        self._builds.clear()
+        for name, store in served.items():
+            self.of(name)
+            self._ready.labels(name).set(1)
+            self._builds.labels(name).info(
+                {"kind": store.kind, "build": f"{store.build:016x}", "tokenizer": f"{store.tokenizer:016x}"}
+            )
+        for name in unopened:
+            self._ready.labels(name).set(0)
+
+    def watch_catalogue(self, up: Callable[[], float], age: Callable[[], float]) -> None:
+        """Show whether the catalogue can be read, and the seconds since it was, NaN if it never was."""
+        self._gauge("catalogue_up", "1 where the catalogue can be read.").set_function(up)
+        text = "Seconds since the catalogue was last read."
+        self._gauge("catalogue_age_seconds", text).set_function(age)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counters of all releases; called by the registry."""
+        releases = list(self._releases.items())
+        for key, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"draftstore_{key}", text, labels=_OF_RELEASE)
+            for name, release in releases:
+                counter.add_metric([name], release.counts[key])
+            yield counter
+        failures = CounterMetricFamily("draftstore_failures", "Requests that failed.", labels=_BY_STATUS)
+        text = "From the arrival of a whole request to its answer."
+        seconds = HistogramMetricFamily("draftstore_lookup_seconds", text, labels=_OF_RELEASE)
+        for name, release in releases:
+            for status, count in release.failures.items():
+                failures.add_metric([name, status.name.lower()], count)
+            below = zip([*map(str, SECONDS_BUCKETS), "+Inf"], accumulate(release.seconds), strict=True)
+            seconds.add_metric([name], list(below), release.sum_of_seconds)
+        yield from (failures, seconds)
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format of Prometheus, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def totals(self) -> dict[str, Totals]:
+        """Return the counters by release; the empty name is for requests that belong to none."""
+        return {name: release.totals() for name, release in list(self._releases.items())}
+
+
+def read(gauge: Gauge) -> int:
+    """Return the value of a gauge without labels."""
+    [family] = gauge.collect()
+    return int(family.samples[0].value)

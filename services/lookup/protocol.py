@@ -1,0 +1,337 @@
+"""The connections of decoders: each reads frames and writes answers, in order.
+
+A short request is answered in the callback that received it, without an asyncio task: a task takes 40 µs, as much as a
+lookup. A longer one is looked up in a thread; those behind it on its connection wait for it.
+"""
+
+import asyncio
+import socket
+from collections import Counter
+from math import ceil
+from time import perf_counter
+from typing import cast
+
+from draftstore.errors import WireError
+from draftstore.remote import wire
+from draftstore.remote.wire import HEADER, VERSION, Frame, Header, Operation, Status
+from services.common.permissions import Grant, Permissions
+from services.lookup.drafting import Drafted, Drafting, Lookup, RefusedError
+
+TURN = 16
+"""Frames answered before other connections get a turn."""
+LINGER = 1.0
+"""Seconds for a client to read the last frame."""
+FLOOD = 64
+"""Strangers that there may be for a moment, as a multiple of their limit."""
+_NOBODY = Header(0, VERSION, 0, 0, 0, 0)
+"""In place of a header that cannot be read."""
+
+
+class Connection(asyncio.Protocol):
+    """One client.
+
+    Attributes:
+        peer: address of a client over TCP; empty for others.
+        grant: what it may ask for; None before it presented a token, where one is needed.
+        due: time of the loop at which the client has been silent or deaf for too long; None: no such time.
+        known: whether it has presented a token, or without tokens sent a valid request.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, clients: "Clients", drafting: Drafting) -> None:
+        """Serve one client.
+
+        Args:
+            clients: all connections, which this one joins.
+            drafting: answers requests.
+        """
+        self.peer = ""
+        self.grant: Grant | None = None
+        self.due: float | None = None
+        self.known = False
+        self._clients = clients
+        self._drafting = drafting
+        self._limits = drafting.limits
+        self._budget = self._limits.budget
+        self._loop = asyncio.get_running_loop()
+        self._rest = b""
+        self._paused = False  # reading
+        self._full = False  # of answers that the client does not read
+        self._dismissed = False
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Join the clients."""
+        self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
+        transport.set_write_buffer_limits(high=1)  # uvloop would write at the end of its turn otherwise
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._budget = self._limits.shared_budget
+            self.peer = str((transport.get_extra_info("peername") or [""])[0])  # none if it has left already
+        self.due = self._loop.time() + self._limits.silent_seconds
+        self.grant = self._clients.permissions.identify(None)
+        self._clients.join(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Drop pending work; a lookup in a thread completes, its result is ignored."""
+        self._rest = b""
+        if self._task is not None:
+            self._task.cancel()
+        self._clients.leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what is complete."""
+        self._rest = self._rest + data if self._rest else data
+        if not self._paused:
+            self._answer()
+
+    def pause_writing(self) -> None:
+        """Stop answering a client that does not read its answers."""
+        self._full = True
+        self.due = self._loop.time() + self._limits.stall_seconds
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._full = False
+        self.due = None if self.known else self.due
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer frames until one is looked up in a thread, the client does not read, or others get a turn."""
+        try:
+            for _ in range(TURN):
+                if self._dismissed or self.transport.is_closing():
+                    self._rest = b""
+                    return
+                if self._task is not None or self._full:
+                    # To read on tells whether the client leaves.
+                    self._read(paused=self._full or len(self._rest) > self._limits.greeting)
+                    return
+                if (frame := self._next_frame()) is None:
+                    self._read(paused=False)
+                    return
+                self._take(frame)
+        except wire.LongFrameError as error:
+            self.dismiss(RefusedError(Status.TOO_LARGE, str(error)), error.header)
+        except WireError as error:
+            self.dismiss(RefusedError(Status.BAD_REQUEST, str(error)))
+        else:
+            self._read(paused=True)
+            self._loop.call_soon(self._answer)
+
+    def _read(self, *, paused: bool) -> None:
+        """Pause or resume reading; a client has a while to send the rest of a frame."""
+        if paused != self._paused:
+            self._paused = paused
+            if paused:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+        if not paused and self.known and not self._dismissed:
+            if not self._rest:
+                self.due = None
+            elif self.due is None:
+                self.due = self._loop.time() + self._limits.stall_seconds
+
+    def _next_frame(self) -> Frame | None:
+        """Return the next whole frame."""
+        data = self._rest
+        if len(data) < HEADER.size:
+            return None
+        header = wire.read_header(data, self._limits.greeting if self.grant is None else self._limits.payload)
+        end = HEADER.size + header.length
+        if len(data) < end:
+            return None
+        self._rest = data[end:]
+        return Frame(header, data[HEADER.size : end])
+
+    def _take(self, frame: Frame) -> None:
+        """Answer one frame, or begin to."""
+        began = perf_counter()
+        header = frame.header
+        try:
+            if header.operation == Operation.DRAFT:
+                self._draft(frame, began)
+            elif header.operation == Operation.HELLO:
+                self._greet(frame)
+            elif header.operation == Operation.RELEASES:
+                document = {"releases": self._drafting.releases.describe(self._enter().allows)}
+                self.transport.write(wire.encode_json(header.operation, header.request_id, document))
+            else:
+                message = f"operation {header.operation} is unknown: this service speaks version {VERSION}"
+                self._refuse(header, RefusedError(Status.BAD_REQUEST, message))
+        except RefusedError as refused:
+            if refused.failure.status in (Status.UNAUTHORIZED, Status.BUSY) and not self.known:
+                self.dismiss(refused, header)
+            else:
+                self._refuse(header, refused)
+
+    def _enter(self) -> Grant:
+        """Return the client's grant; with the first valid request it is known.
+
+        Raises:
+            RefusedError: it has none, or there is no room for another client.
+        """
+        if self.grant is None:
+            raise RefusedError(
+                Status.UNAUTHORIZED, "this service needs a token: `draftstore tokens new` makes one"
+            )
+        if not self.known:
+            self._clients.welcome(self)
+            self.known, self.due = True, None
+        return self.grant
+
+    def _greet(self, frame: Frame) -> None:
+        """Take the token of a client, which has one attempt a connection."""
+        header = frame.header
+        self.grant = self._clients.permissions.identify(frame.payload)
+        if self.grant is None:
+            raise RefusedError(Status.UNAUTHORIZED, "this token is not known here")
+        limits = self._limits.public(self._enter().max_budget or self._budget)
+        document = {"version": VERSION, "limits": limits}
+        self.transport.write(wire.encode_json(header.operation, header.request_id, document))
+
+    def _draft(self, frame: Frame, began: float) -> None:
+        try:
+            request = wire.decode_request(frame.payload)
+        except WireError as error:
+            raise RefusedError(Status.BAD_REQUEST, str(error)) from None
+        lookup = self._drafting.allow(request, self._enter(), self._budget)
+        if not lookup.inline:
+            self._task = self._loop.create_task(self._draft_in_thread(frame.header, lookup, began))
+            return
+        drafted = self._drafting.draft(lookup)
+        data = _encode(frame.header.request_id, drafted)
+        self.transport.write(data)  # counted while the client wakes up
+        self._drafting.count(drafted, len(frame.payload), len(data), perf_counter() - began)
+
+    async def _draft_in_thread(self, header: Header, lookup: Lookup, began: float) -> None:
+        def finish(drafted: Drafted) -> tuple[Drafted, bytes]:
+            return drafted, _encode(header.request_id, drafted)
+
+        try:
+            found = await self._drafting.draft_in_thread(lookup, finish, self.transport.is_closing)
+            self.transport.write(found[1])
+            self._drafting.count(found[0], header.length, len(found[1]), perf_counter() - began)
+        except RefusedError as refused:
+            self._refuse(header, refused)
+        self._task = None
+        self._answer()
+
+    def _refuse(self, header: Header, refused: RefusedError) -> None:
+        self._drafting.count_failure(refused)
+        self.transport.write(wire.encode_failure(header.operation, header.request_id, refused.failure))
+
+    def dismiss(self, refused: RefusedError, header: Header = _NOBODY) -> None:
+        """Send an error, then close; further input is dropped, since an early close could discard the error."""
+        if self._dismissed or self.transport.is_closing():
+            return
+        self._refuse(header, refused)
+        self._dismissed = True
+        self._rest = b""
+        self._clients.leave(self)
+        self._clients.join(self)
+        self.due = self._loop.time() + LINGER
+        if self.transport.can_write_eof():  # encrypted connections have no half
+            self.transport.write_eof()
+        self._read(paused=False)
+
+    def change_grant(self, permissions: Permissions) -> None:
+        """Apply changed permissions; a client whose token is gone is dismissed."""
+        grant = permissions.identify(None) if self.grant is None else permissions.renew(self.grant)
+        if grant is None and self.grant is not None:
+            self.dismiss(RefusedError(Status.UNAUTHORIZED, "this token is no longer known here"))
+        self.grant = grant
+
+
+class Clients:
+    """The connections of a service: a bounded number of strangers, and of clients that are known.
+
+    Attributes:
+        permissions: which token may ask for what.
+    """
+
+    def __init__(self, drafting: Drafting, permissions: Permissions) -> None:
+        """Start without connections."""
+        self.permissions = permissions
+        self._drafting = drafting
+        self._limits = drafting.limits
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._known: set[Connection] = set()
+        self._peers: Counter[str] = Counter()
+
+    def connect(self) -> Connection:
+        """Return the protocol of a new connection."""
+        return Connection(self, self._drafting)
+
+    def join(self, connection: Connection) -> None:
+        """Add a stranger; in a flood the oldest one goes at once."""
+        self._strangers[connection] = None
+        if len(self._strangers) > FLOOD * self._limits.strangers:
+            oldest = next(iter(self._strangers))
+            self.leave(oldest)
+            oldest.transport.abort()
+        self._count()
+
+    def welcome(self, connection: Connection) -> None:
+        """Make a stranger a client that is known.
+
+        Raises:
+            RefusedError: there is no room for it: others are not closed for it.
+        """
+        most, each = self._limits.connections, self._limits.peer_connections
+        if len(self._known) >= most:
+            raise RefusedError(Status.BUSY, f"all {most} connections are in use: try again later", 1.0)
+        if connection.peer and each is not None and self._peers[connection.peer] >= each:
+            message = f"all {each} connections of this address are in use: try again later"
+            raise RefusedError(Status.BUSY, message, 1.0)
+        self._strangers.pop(connection, None)
+        self._known.add(connection)
+        self._peers[connection.peer] += 1
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._strangers.pop(connection, None)
+        if connection in self._known:
+            self._known.remove(connection)
+            self._peers -= Counter([connection.peer])
+        self._count()
+
+    def _count(self) -> None:
+        self._drafting.metrics.connections.set(len(self._strangers) + len(self._known))
+
+    def close_overdue(self, now: float) -> None:
+        """Close who has been silent or deaf for too long, and the oldest of too many strangers; called every 0.1 s.
+
+        Of those an eighth at a time: clients that connect again at once would otherwise keep the event loop busy.
+        """
+        spare = ceil((len(self._strangers) - self._limits.strangers) / 8)
+        for number, connection in enumerate([*self._strangers, *self._known]):
+            if number < spare or (connection.due is not None and now > connection.due):
+                connection.transport.abort()
+
+    def change_permissions(self, permissions: Permissions) -> None:
+        """Apply a changed token file."""
+        self.permissions = permissions
+        for connection in [*self._strangers, *self._known]:
+            connection.change_grant(permissions)
+
+    async def close(self, seconds: float) -> None:
+        """Close all connections, once written answers are sent, or `seconds` have passed."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        for connection in [*self._strangers, *self._known]:
+            connection.transport.close()
+        while left := [*self._strangers, *self._known]:
+            if loop.time() > end:
+                for connection in left:
+                    connection.transport.abort()
+            await asyncio.sleep(0.01)
+
+
+def _encode(number: int, drafted: Drafted) -> bytes:
+    served = drafted.served
+    return wire.encode_answer(number, served.build, served.tokenizer, drafted.micros, drafted.drafts)

@@ -1,0 +1,1 @@
+"""The served releases: finding, opening, warming and swapping their stores."""

@@ -1,0 +1,258 @@
+"""The served releases, and a thread that follows the catalogue: opens and warms new builds, and swaps.
+
+    releases = Releases(settings, metrics)
+    releases.start(opened)                      # calls `opened` when all that can be opened at the start is open
+    served = releases.get("chat")               # on any thread, for one request
+
+A swap replaces an entry of a dict, so requests before it use one build to their end, and those after it the other. The
+build before stays open for 15 minutes: a rollback, which is for emergencies, is then a swap and nothing else. While
+the database is away, what is served stays.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from math import nan
+from typing import Any, NamedTuple
+
+from draftstore.errors import DraftstoreError
+from schema.catalogue.live_releases import LiveReleases
+from services.lookup.metrics import Metrics
+from services.lookup.releases.served import Served
+from services.lookup.settings import LookupSettings
+from services.lookup.targets import Target, catalogue_targets, with_digest
+
+LOG = logging.getLogger(__name__)
+KEPT_SECONDS = 900.0
+"""Seconds that the build before stays open, for a rollback."""
+LAST_READERS = 60.0
+"""Seconds after which no request uses a store that was replaced."""
+LAST_SECONDS = 1.0
+"""Maximum seconds to wait for the thread at the end."""
+AGAIN_SECONDS = 10.0
+"""Seconds until a store that could not be opened is tried again."""
+
+
+class _Failure(NamedTuple):
+    """A target that cannot be opened, why, and when it is tried again."""
+
+    target: Target
+    message: str
+    again_at: float
+
+
+class Releases:
+    """The open stores by name, kept up to date by a thread.
+
+    Attributes:
+        settings: what to serve; may be replaced between two looks.
+        problem: why the catalogue cannot be read; None when it can, or is not used.
+        read_at: when it was last read, as Unix time in seconds; None: never.
+        unopened: names that should be served and are not.
+    """
+
+    def __init__(
+        self, settings: LookupSettings, metrics: Metrics, kept_seconds: float = KEPT_SECONDS
+    ) -> None:
+        """Open nothing yet; `kept_seconds` is the time that the build before stays open."""
+        self.problem: str | None = None
+        self.read_at: float | None = None
+        self.unopened: list[str] = []
+        self.settings = settings
+        self._metrics = metrics
+        self._kept_seconds = kept_seconds
+        self._catalogue: LiveReleases | None = None
+        if settings.uses_catalogue:
+            metrics.watch_catalogue(lambda: not self.problem, lambda: time.time() - (self.read_at or nan))
+        self._released: list[Target] = []
+        self._open: dict[str, Served] = {}
+        self._retired: dict[Served, float] = {}
+        """Stores that are served no more, the latest last, and since when."""
+        self._failed: dict[str, _Failure] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def get(self, name: str) -> Served:
+        """Return the store of a name; KeyError if nothing of this name is served."""
+        return self._open[name]
+
+    def describe(self, allowed: Callable[[str], bool] = lambda _: True) -> list[dict[str, Any]]:
+        """Return descriptions of the stores that a client may see, as JSON values."""
+        return [served.describe() for name, served in sorted(self._open.items()) if allowed(name)]
+
+    @property
+    def names(self) -> list[str]:
+        """Names that are served."""
+        return sorted(self._open)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Reasons why a name is not served, or from an older build."""
+        return {name: failure.message for name, failure in self._failed.items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """Releases that were asked for and that the catalogue does not have."""
+        known = {target.name for target in self._released}
+        return sorted(set(self.settings.releases) - known) if self.read_at is not None else []
+
+    def start(self, opened: Callable[[], object]) -> None:
+        """Start the thread, which calls `opened` once all that can be opened at the start is open."""
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="releases", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and close all stores, unless it is opening one: all ends with the process then."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(LAST_SECONDS)
+            if self._thread.is_alive():
+                return
+        for held in (self._catalogue, *self._open.values(), *self._retired):
+            if held is not None:
+                held.close()
+
+    def problem_at_start(self) -> str | None:
+        """Return why the service should not start; None if it may.
+
+        A store or release that was named must open. Of unnamed releases, one is enough.
+        """
+        if self.settings.wait:
+            return None
+        for name, reason in sorted(self.failures.items()):
+            if name in self.settings.names or not self._open:
+                return f"{name!r} cannot be served: {reason}"
+        if self.problem and self.read_at is None:
+            return f"the catalogue cannot be read: {self.problem} (--store serves directories without one)"
+        if self.missing:
+            missing = ", ".join(map(repr, self.missing))
+            return f"the catalogue has no release {missing}: see `draftstore releases list`, or publish it"
+        if not self._open:
+            return (
+                "there is nothing to serve: publish a release with `draftstore releases publish`, name a directory "
+                "with --store, or start with --wait"
+            )
+        return None
+
+    def _run(self, opened: Callable[[], object]) -> None:
+        self._follow()
+        opened()
+        while not self._stopping.wait(self.settings.poll_seconds):
+            self._follow()
+
+    def _follow(self) -> None:
+        try:
+            self.follow()
+        except Exception:  # the thread must go on, whatever happens
+            LOG.exception("following the releases failed, trying again")
+
+    def follow(self) -> None:
+        """Read the catalogue, open what is missing, close what is no longer wanted."""
+        if self.settings.uses_catalogue:
+            self._read()
+        backend = self.settings.backend
+        stores = [with_digest(target, backend) for target in self.settings.stores]
+        targets = {target.name: target for target in (*self._released, *stores)}
+        for name in self._open.keys() - targets.keys():
+            LOG.info("no longer serving %r", name)
+            self._retire(self._open.pop(name))
+        self._failed = {name: failure for name, failure in self._failed.items() if name in targets}
+        for target in targets.values():
+            self._serve(target)
+        self.unopened = sorted({*self.settings.names, *targets} - self._open.keys())
+        self._metrics.show(self._open, self.unopened)
+        self._close_retired()
+
+    def _read(self) -> None:
+        """Read the releases, reconnecting if necessary; what was read before stays if that fails."""
+        missing = self.missing
+        try:
+            if self._catalogue is None:
+                self._catalogue = LiveReleases()
+            live = self._catalogue.read()
+        except (DraftstoreError, OSError) as error:
+            self._lose(str(error))
+            return
+        if self.problem is not None:
+            LOG.info("the catalogue can be read again")
+        self.problem, self.read_at = None, time.time()
+        self._released = catalogue_targets(live, self.settings.releases, self.settings.backend)
+        if self.missing and self.missing != missing:
+            LOG.warning("the catalogue has no release %s", ", ".join(map(repr, self.missing)))
+
+    def _lose(self, problem: str) -> None:
+        """Go on without the catalogue."""
+        if self._catalogue is not None:
+            self._catalogue.close()
+            self._catalogue = None
+        if self.problem is None:
+            LOG.warning("the catalogue cannot be read, what is served stays: %s", problem)
+        self.problem = problem
+
+    def _serve(self, target: Target) -> None:
+        """Open a target unless it is open or has failed recently."""
+        name = target.name
+        before, failure = self._open.get(name), self._failed.get(name)
+        if before is not None and before.damage is not None:
+            LOG.error("%r is no longer served: %s", name, before.damage)
+            self._retire(self._open.pop(name))
+            before = None
+        if before is None or before.target != target:
+            if failure is not None and failure.target == target and time.monotonic() < failure.again_at:
+                return
+            served = self._find_retired(target) or self._open_store(target)
+            if served is None:
+                return
+            self._open[name] = served
+            if before is not None:
+                self._metrics.of(name).counts["swaps"] += 1
+                self._retire(before)
+        self._failed.pop(name, None)
+
+    def _open_store(self, target: Target) -> Served | None:
+        """Open the store of a target; a failure is noted."""
+        began = time.monotonic()
+        texts = [served.text for served in self._open.values()]
+        try:
+            served = Served(target, texts)
+        except Exception as error:  # noqa: BLE001 - the other releases must go on
+            self._fail(target, error)
+            return None
+        LOG.info("serving %s, opened in %.2f seconds", served, time.monotonic() - began)
+        return served
+
+    def _fail(self, target: Target, error: Exception) -> None:
+        """Note why a target cannot be opened; it is logged unless that is known."""
+        self._metrics.of(target.name).counts["open_failures"] += 1
+        expected = isinstance(error, (DraftstoreError, OSError))
+        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        known, before = self._failed.get(target.name), self._open.get(target.name)
+        if known is None or (known.target, known.message) != (target, message):
+            instead = f"; serving {before} as before" if before else ""
+            unexpected = None if expected else error
+            LOG.error("%r cannot be opened: %s%s", target.name, message, instead, exc_info=unexpected)
+        self._failed[target.name] = _Failure(target, message, time.monotonic() + AGAIN_SECONDS)
+
+    def _find_retired(self, target: Target) -> Served | None:
+        """Return the build before, if that is wanted again."""
+        for served in self._retired:
+            if served.damage is None and served.target == target:
+                LOG.info("serving %s again", served)
+                del self._retired[served]
+                return served
+        return None
+
+    def _retire(self, served: Served) -> None:
+        self._retired[served] = time.monotonic()
+
+    def _close_retired(self) -> None:
+        """Close the stores that no request uses any more, except the build before of a name for a while."""
+        now = time.monotonic()
+        latest = {served.name: served for served in self._retired if served.name in self._open}
+        for served, since in list(self._retired.items()):
+            may_return = served is latest.get(served.name)
+            if now - since > (self._kept_seconds if may_return else min(LAST_READERS, self._kept_seconds)):
+                del self._retired[served]
+                served.close()
+                LOG.info("closed %s", served)

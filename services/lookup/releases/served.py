@@ -1,0 +1,150 @@
+"""An open store and the name that it is served by.
+
+A reader takes it from `Releases.get` for one request and keeps it to the end of that, so that no answer mixes builds.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from typing import Any
+
+from draftstore.errors import StoreError
+from draftstore.remote.wire import DraftRequest, short_hash
+from draftstore.storage.locks import StoreLease
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest, manifest_digest
+from draftstore.storage.watching import WatchedFiles
+from draftstore.stores.crest.entries import POSTGRES
+from draftstore.stores.registry import kind_of, open_store
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.batch import DraftBatch
+from services.lookup.releases.warming import warm_store
+from services.lookup.targets import Target
+
+FILES = "files"
+"""Backend of stores without a choice."""
+
+
+class Served:
+    """An open store, warmed, with all that answers need.
+
+    Attributes:
+        target: what was opened; its digest is that of the manifest.
+        name: name that clients use.
+        build: prefix of the digest, as sent in answers.
+        tokenizer: fingerprint of the tokenizer, as sent in answers.
+        text: the tokenizer.
+        kind: kind of the store.
+        backend: that of the entries; `FILES` without a choice.
+        slow: whether lookups wait for a server, and belong in a thread.
+        strategies: supported strategies.
+        hidden_size: numbers of the hidden states that a dense store needs; 0 for others.
+        pace: seconds of a draft of 64 nodes for one context of a batch, measured when it was warmed.
+    """
+
+    def __init__(self, target: Target, texts: Iterable[TextTokenizer] = ()) -> None:
+        """Open and warm the store of a target.
+
+        Args:
+            target: name and directory.
+            texts: tokenizers that are loaded already: loading one holds the interpreter's lock for 0.2 s.
+
+        Raises:
+            DraftstoreError: the store cannot be opened or is damaged, its directory holds another build, stores of this
+                kind have no drafter, or its database is down.
+            OSError: a file cannot be read.
+        """
+        with ExitStack() as opened:
+            opened.enter_context(closing(StoreLease(target.path)))
+            digest = _require_digest(target, target.digest)
+            self._manifest = manifest = load_manifest(target.path)
+            kind = kind_of(manifest.kind)
+            backend = kind.backend(manifest, target.backend)
+            store = opened.enter_context(closing(open_store(target.path, backend)))
+            self._files = opened.enter_context(closing(WatchedFiles(target.path, manifest)))
+            # A new build replaces the whole directory: files of both builds may have been opened here.
+            _require_digest(target, digest)
+            self._drafters = {name: store.drafter(name) for name in store.strategies}
+            self.text = _tokenizer(target, manifest, texts)
+            self.pace = warm_store(store, self._drafters.values())
+            self._drafters[""] = self._drafters[store.default_strategy]
+            self._opened = opened.pop_all()
+        self.target = target._replace(digest=digest)
+        self.name = target.name
+        self.build = short_hash(digest)
+        self.tokenizer = short_hash(manifest.tokenizer.fingerprint)
+        self.kind = manifest.kind
+        self.backend = backend or FILES
+        self.slow = backend == POSTGRES
+        self.strategies = store.strategies
+        self._default_strategy = store.default_strategy
+        self.hidden_size = self._drafters[""].hidden_size
+        self._opened_at = datetime.now(UTC)
+
+    def __str__(self) -> str:
+        """Return the name and the build, for logs."""
+        return f"{self.name!r} from build {self.build:016x}"
+
+    def draft(self, request: DraftRequest) -> DraftBatch:
+        """Draft for the contexts of a request; thread-safe.
+
+        Raises:
+            KeyError: no such strategy.
+            StoreError: a file of the store was cut: reading behind its end would end the process.
+            DraftstoreError: the store's database is down, or a hidden state has another size.
+        """
+        drafter = self._drafters[request.strategy]
+        damage = self._files.check()
+        if damage is not None:
+            raise StoreError(damage)
+        return drafter.draft_batch(request.contexts, request.budget, request.min_prob, request.hidden)
+
+    @property
+    def damage(self) -> str | None:
+        """Why it drafts no more; None while its files were whole at the last draft."""
+        return self._files.damage
+
+    def close(self) -> None:
+        """Close its files and connections; no request may use it any more."""
+        self._drafters.clear()
+        self._opened.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Return its public description as JSON values, without its path."""
+        manifest = self._manifest
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "build": f"{self.build:016x}",
+            "tokenizer": {"name": manifest.tokenizer.name, "fingerprint": manifest.tokenizer.fingerprint},
+            "vocab_size": manifest.vocab_size,
+            "target_model": manifest.target_model,
+            "hidden_size": self.hidden_size or None,
+            "context_size": self._drafters[""].context_size,
+            "strategies": list(self.strategies),
+            "default_strategy": self._default_strategy,
+            "backend": self.backend,
+            **{what: manifest.counts.get(what, 0) for what in ("documents", "tokens", "entries")},
+            "created": manifest.created,
+            "opened_at": self._opened_at.isoformat(timespec="seconds"),
+        }
+
+
+def _require_digest(target: Target, expected: str | None) -> str:
+    """Return the digest of the store at a target's path."""
+    digest = manifest_digest(target.path)
+    if expected not in (None, digest):
+        raise StoreError(
+            f"{target.path} now holds another store (manifest {digest[:12]}, expected {str(expected)[:12]}): "
+            "publish the build that lies there, or build the expected one again"
+        )
+    return digest
+
+
+def _tokenizer(target: Target, manifest: Manifest, loaded: Iterable[TextTokenizer]) -> TextTokenizer:
+    """Return the tokenizer of a store, one of those that are loaded if it is among them."""
+    for text in loaded:
+        if text.fingerprint == manifest.tokenizer.fingerprint:
+            return text
+    text = load_tokenizer(target.path / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
+    manifest.require_tokenizer(text.identity, target.path)
+    return text

@@ -1,1 +1,0 @@
-"""The served stores: finding, opening, warming, swapping and closing them."""

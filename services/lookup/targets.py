@@ -1,0 +1,69 @@
+"""The stores to serve: named directories, and releases of the catalogue."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.remote.wire import MAX_NAME
+from draftstore.storage.manifest import manifest_digest
+from schema.catalogue.live_releases import LiveRelease
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""Valid names; the catalogue has the same rule for releases."""
+
+
+class Target(NamedTuple):
+    """A name and the store to serve under it.
+
+    Attributes:
+        name: name that clients use.
+        path: directory of the store.
+        digest: SHA-256 of the expected manifest; None if it cannot be read.
+        backend: backend for the entries of a CREST store; None: the first that it was built for.
+    """
+
+    name: str
+    path: Path
+    digest: str | None = None
+    backend: str | None = None
+
+
+def parse_store(argument: str) -> Target:
+    """Return the target of `--store [NAME=]DIR`; the default name is that of the directory.
+
+    Raises:
+        DraftstoreError: the name is invalid.
+    """
+    name, separator, folder = argument.partition("=")
+    if not separator or "/" in name:
+        name, folder = "", argument
+    path = Path(folder).expanduser().resolve()
+    name = name or path.name
+    if not re.fullmatch(NAME, name) or len(name) > MAX_NAME:
+        raise DraftstoreError(
+            f"{name!r} cannot be the name of a store: expected letters, digits, '.', '_' and '-', with a letter or "
+            f"digit first; give it one with --store NAME={folder}"
+        )
+    return Target(name, path)
+
+
+def with_digest(target: Target, backend: str | None = None) -> Target:
+    """Return the target with the digest of its directory's present content, which a new build may have replaced."""
+    try:
+        return target._replace(digest=manifest_digest(target.path), backend=backend)
+    except (StoreError, OSError):
+        return target._replace(digest=None, backend=backend)
+
+
+def catalogue_targets(
+    live: Iterable[LiveRelease], names: Iterable[str] = (), backend: str | None = None
+) -> list[Target]:
+    """Return the targets of releases, of those with these names if there are any."""
+    wanted = set(names)
+    return [
+        Target(name, Path(path), digest, backend if backend in backends else None)
+        for name, _, _, path, digest, backends in live
+        if not wanted or name in wanted
+    ]

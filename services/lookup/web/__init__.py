@@ -1,1 +1,0 @@
-"""HTTP: JSON, health, metrics, and the page for people."""

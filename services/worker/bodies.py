@@ -1,0 +1,204 @@
+"""The fields of requests: OpenAI's, and some of vLLM's.
+
+A field that is passed over in silence gives another answer than the one asked for. So fields that are not declared are
+refused, and those without effect are declared: with any value, or with the one that says what happens anyway. `null`
+leaves a field out.
+"""
+
+import json
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from draftstore.text.chat import Message
+from draftstore.trees.frontier import MAX_BUDGET
+from services.worker.problems import ApiError
+
+
+def _as_stops(value: Any) -> Any:
+    return [value] if isinstance(value, str) and value else value or []
+
+
+def _as_prompts(value: Any) -> Any:
+    """Return prompts, each a text or a list of ids."""
+    return value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
+
+
+def _as_text(value: Any) -> Any:
+    """Return the content of a message, possibly given in parts, as text."""
+    if not isinstance(value, list):
+        return "" if value is None else value
+    for part in value:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise ValueError(f"this model reads only text, not {str(part)[:80]}")
+    return "".join(part["text"] for part in value)
+
+
+def _as_calls(value: Any) -> Any:
+    """Return calls with their arguments, which OpenAI writes as JSON in a string, as templates expect them."""
+    try:
+        functions = [call["function"] for call in value or []]
+        given = [function["arguments"] for function in functions]
+        arguments = [json.loads(each) if isinstance(each, str) else each for each in given]
+        pairs = zip(functions, arguments, strict=True)
+        return [{"type": "function", "function": {**each, "arguments": found}} for each, found in pairs]
+    except (LookupError, TypeError, RecursionError):
+        raise ValueError("expected calls of functions with arguments") from None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Limit = Count | Literal[-1]
+"""Tokens of an answer; -1: as many as fit into the model's positions and the worker's limit."""
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Text = Annotated[str, BeforeValidator(_as_text)]
+Prompt: TypeAlias = str | list[int]
+
+
+class StreamOptions(_Strict):
+    """How a stream should be; only the first has an effect."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChatMessage(_Strict):
+    """One turn of a conversation; clients repeat the last five fields of an answer."""
+
+    role: str = Field(min_length=1, max_length=64)
+    content: Text = ""
+    name: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]], BeforeValidator(_as_calls)] = []
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def message(self) -> Message:
+        """Return it in the form of chat templates and corpora."""
+        given = {name: value for name, value in self.model_dump().items() if value or name == "content"}
+        return given | {"role": "system" if self.role == "developer" else self.role}
+
+
+class Prediction(_Strict):
+    """What is expected as the answer: drafts are taken from it."""
+
+    type: Literal["content"]
+    content: Text
+
+
+class Drafting(_Strict):
+    """How this answer is drafted."""
+
+    budget: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+
+
+class Body(_Strict):
+    """The fields of every request."""
+
+    model: str | None = None
+    n: Count | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[int, Bias] | None = Field(None, max_length=1024)
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=128)]],
+        BeforeValidator(_as_stops),
+        Field(max_length=16),
+    ] = []
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prediction: Prediction | None = None
+    # vLLM's
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10.0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=256)
+    # ours
+    draftstore: Drafting | None = None
+    # without effect, whatever they say
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    parallel_tool_calls: Any = None
+    priority: Any = None
+    request_id: Any = None
+    cache_salt: Any = None
+    # what happens anyway
+    best_of: Literal[1] | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+
+
+class CompletionBody(Body):
+    """Texts to go on with."""
+
+    prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts)]
+    logprobs: Literal[False] | None = None
+    echo: Literal[False] | None = None
+    suffix: Literal[""] | None = None
+
+
+class ChatBody(Body):
+    """A conversation to answer."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    modalities: list[Literal["text"]] | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    verbosity: Literal["medium"] | None = None
+    audio: None = None
+    moderation: None = None
+    reasoning_effort: None = None
+    web_search_options: None = None
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages in the form of chat templates and corpora."""
+        return [turn.message() for turn in self.messages]
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+AnyBody: TypeAlias = CompletionBody | ChatBody
+Parsed = TypeVar("Parsed", bound=Body)
+
+
+def parse(body: bytes, kind: type[Parsed]) -> Parsed:
+    """Parse a request body; raises `ApiError` if it is not a valid request."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = detail["loc"]
+    where = "".join(f"{str(step)[:100]}." for step in place)[:-1] or "the body"
+    message = detail["msg"].removeprefix("Value error, ")
+    code = "unknown_parameter" if detail["type"] == "extra_forbidden" else None
+    raise ApiError(400, f"{where}: {message}", param=str(place[0])[:100] if place else None, code=code)

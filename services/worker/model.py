@@ -1,0 +1,199 @@
+"""A transformers model with its drafters as an engine; torch is imported with this module."""
+
+import logging
+from math import inf
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+from transformers.utils import logging as transformers_log
+
+from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.decoding.planners import Planner
+from draftstore.drafting.drafter import Drafter
+from draftstore.errors import LookupServiceError
+from draftstore.hf.answering import batch_member, decode_plainly
+from draftstore.hf.batches import Batch
+from draftstore.hf.exactness import why_plain
+from draftstore.hf.loading import LoadedModel, ModelOptions
+from draftstore.hf.members import Member
+from draftstore.hf.planning import Effort, choose_plan
+from draftstore.hf.requests import GenerationRequest, Sampling
+from services.worker.answers import Answer, EndedError, Terms
+from services.worker.engine import Engine, Facts
+from services.worker.settings import WorkerSettings
+
+LOG = logging.getLogger(__name__)
+LOOKUP_WAIT_SECONDS = 10.0
+"""Seconds that the lookup service has to start serving the release, unless the worker waits for it."""
+UNBOUNDED = 1 << 20
+"""Positions of models without a stated maximum."""
+Ended = list[tuple[Answer, Exception | None]]
+
+
+class BatchEngine:
+    """Decodes several answers together, with drafts; see `services.worker.engine.Engine`."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        batch: Batch,
+        drafters: Assembly,
+        planner: Planner,
+        name: str | None,
+        min_prob: float,
+    ) -> None:
+        """Decode with a batch; `name` is that for clients, `min_prob` the least probability of a drafted node."""
+        self.tokenizer = loaded.text
+        self.facts = _facts(loaded, name, batch.positions, tuple(part.label for part in drafters.parts))
+        self._loaded, self._batch = loaded, batch
+        self._drafters, self._planner, self._min_prob = drafters, planner, min_prob
+        self._answers: dict[Member, Answer] = {}
+
+    @property
+    def room(self) -> int:
+        """Number of answers that can be started now."""
+        return self._batch.most - len(self._batch)
+
+    def _drafter(self, request: GenerationRequest) -> Drafter | None:
+        """Return the drafter for a request: none if it wants none, and one that knows its prediction."""
+        if request.budget == 0:
+            return None
+        if request.prediction is not None and len(request.prediction):
+            return self._drafters.predicting(request.prediction, self._loaded.vocab_size)
+        return self._drafters if self._drafters.parts else None
+
+    def join(self, answer: Answer) -> None:
+        """Start an answer."""
+        request, drafter, least = answer.request, self._drafter(answer.request), self._min_prob
+        member = batch_member(self._loaded, request, drafter=drafter, planner=self._planner, min_prob=least)
+        self._batch.join(member)
+        self._answers[member] = answer
+
+    def leave(self, answer: Answer) -> None:
+        """End an answer."""
+        for member in [member for member, other in self._answers.items() if other is answer]:
+            self._batch.leave(member)
+            del self._answers[member]
+
+    def step(self) -> Ended:
+        """Run a forward pass over all answers; if it fails, all of them do."""
+        ended: Ended = []
+        try:
+            outcomes = self._batch.step()
+        except Exception as fault:  # noqa: BLE001 (reported for each answer)
+            outcomes, ended = [], [(answer, fault) for answer in self._answers.values()]
+        for member, step, error in outcomes:
+            answer = self._answers[member]
+            try:
+                if step is not None:
+                    answer.take(step)
+            except Exception as reason:  # noqa: BLE001 (that is how an answer ends)
+                error = reason
+            if error is not None or member.over:
+                ended.append((answer, error))
+        for answer, _ in ended:
+            self.leave(answer)
+        return ended
+
+    def close(self) -> None:
+        """Close stores and connections."""
+        self._batch.close()
+        self._drafters.close()
+
+
+class PlainEngine:
+    """Decodes one answer after the other without drafts, for models that allow nothing else; see `Engine`."""
+
+    def __init__(self, loaded: LoadedModel, *, name: str | None = None) -> None:
+        """Decode with `generate` of transformers."""
+        self.tokenizer = loaded.text
+        self.facts = _facts(loaded, name)
+        self._loaded = loaded
+        self._answer: Answer | None = None
+
+    @property
+    def room(self) -> int:
+        """Number of answers that can be started now."""
+        return int(self._answer is None)
+
+    def join(self, answer: Answer) -> None:
+        """Start an answer."""
+        self._answer = answer
+
+    def leave(self, answer: Answer) -> None:  # noqa: ARG002 (there is no other)
+        """End the answer."""
+        self._answer = None
+
+    def step(self) -> Ended:
+        """Decode the whole answer."""
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        try:
+            decode_plainly(self._loaded, answer.request, answer.take)
+        except Exception as error:  # noqa: BLE001 (reported)
+            return [(answer, error)]
+        return [(answer, None)]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _facts(
+    loaded: LoadedModel, name: str | None, positions: int = UNBOUNDED, drafters: tuple[str, ...] = ()
+) -> Facts:
+    """Return the facts about a model and its drafters."""
+    positions, ends = min(positions, loaded.positions or UNBOUNDED), frozenset(loaded.ends)
+    device = str(loaded.model.device)
+    return Facts(name or loaded.name, positions, loaded.vocab_size, ends, drafters, device)
+
+
+def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings: WorkerSettings) -> Engine:
+    """Load the model with its drafters from `sources`; `effort` says how much of drafts is verified."""
+    begin = monotonic()
+    transformers_log.disable_default_handler()
+    transformers_log.enable_propagation()
+    transformers_log.set_verbosity(logging.ERROR)  # it warns about intended settings
+    loaded = model.load(model.model)
+    LOG.info("model loaded", extra={"model": loaded.name, "seconds": round(monotonic() - begin, 1)})
+    if why := why_plain(loaded.model):
+        LOG.warning("one answer at a time, without drafts", extra={"reason": why})
+        return PlainEngine(loaded, name=settings.name)
+    plan = choose_plan(effort, loaded)
+    drafters = _assembled(loaded, sources, inf if settings.wait else LOOKUP_WAIT_SECONDS)
+    LOG.info("drafting", extra={"plan": plan.words, "drafters": [part.name for part in drafters.parts]})
+    batch = Batch(loaded.model, most=settings.max_batch, tokens=settings.max_tokens_in_flight)
+    LOG.info("batches", extra={"most": batch.most, "tokens": batch.positions})
+    engine = BatchEngine(loaded, batch, drafters, plan.planner, settings.name, effort.min_prob)
+    for count in (1, min(2, batch.most)):
+        _warm_up(engine, count)
+    return engine
+
+
+def _assembled(loaded: LoadedModel, sources: Sources, patience: float) -> Assembly:
+    """Return the assembled drafters; retries while the lookup service does not serve the release yet."""
+    model: dict[str, Any] = {"model": loaded.name, "hidden_size": loaded.hidden_size}
+    model |= {"vocab_size": loaded.vocab_size, "tokenizer": loaded.text.identity}
+    end = monotonic() + patience
+    while True:
+        try:
+            return assemble(sources, **model)
+        except LookupServiceError as error:
+            if monotonic() > end:
+                raise
+            LOG.warning("no drafts from the lookup service yet: trying again", extra={"error": str(error)})
+            sleep(1.0)
+
+
+def _warm_up(engine: Engine, count: int) -> None:
+    """Compile what the first answers would wait for, with so many of them together."""
+    ids = np.zeros(2, np.int32)
+    # A prediction is drafted from by kernels that no other drafter may need.
+    request = GenerationRequest(ids, 4, Sampling(temperature=0.0), prediction=ids)
+    for choice in range(count):
+        engine.join(Answer(choice, request, Terms("warm-up", engine.tokenizer), lambda _: None))
+    while count:
+        for _, error in engine.step():
+            count -= 1
+            if error is not None and not isinstance(error, EndedError):
+                raise error

@@ -1,0 +1,172 @@
+"""Conversion of request bodies for the decoder: token ids, limits, and records for the response log."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.decoding.conversation import Content, answer_lead, encode_conversation
+from draftstore.errors import DraftstoreError, counted
+from draftstore.hf.requests import GenerationRequest, Sampling
+from draftstore.text.tokenizer import TextTokenizer
+from services.worker.answers import Answered, Terms
+from services.worker.bodies import AnyBody, Body, ChatBody, CompletionBody
+from services.worker.engine import Engine, Facts
+from services.worker.problems import ApiError
+from services.worker.settings import WorkerSettings
+
+USUAL_TOKENS = 16
+"""Default maximum tokens of a completion, as in OpenAI's API; a chat has no default."""
+
+
+def check_model(name: str | None, facts: Facts) -> None:
+    """Refuse requests for another model; a request may leave the model out."""
+    if name is not None and name != facts.name:
+        message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> list[GenerationRequest]:
+    """Return one generation request for each answer: `n` for the first prompt, then for the second."""
+    check_model(body.model, engine.facts)
+    count, asked = body.n or 1, len(body.prompt) if isinstance(body, CompletionBody) else 1
+    if asked * count > settings.max_choices:
+        found = f"{counted(asked, 'prompt')} with {counted(count, 'answer')} each"
+        message = (
+            f"{found}, this worker gives at most {settings.max_choices} answers to a request: send several"
+        )
+        raise ApiError(400, message, param="n" if count > 1 else "prompt")
+    sampling, prediction = _sampling(body, engine.facts.vocab_size), _prediction(body, engine)
+    stop_ids = _known(body.stop_token_ids or (), "stop_token_ids", engine.facts.vocab_size)
+    requests = []
+    for prompt in _prompts(body, engine):
+        request = GenerationRequest(
+            prompt,
+            _room(body, settings.max_tokens, len(prompt), engine.facts),
+            min_tokens=body.min_tokens or 0,
+            ignore_eos=bool(body.ignore_eos),
+            budget=body.draftstore.budget if body.draftstore else None,
+            prediction=prediction,
+            stop_ids=stop_ids,
+        )
+        for number in range(count):  # with a seed, each answer has its own
+            seed = None if body.seed is None else body.seed + number
+            requests.append(replace(request, sampling=replace(sampling, seed=seed)))
+    return requests
+
+
+def make_terms(body: AnyBody, engine: Engine, id_: str, bearer: str, log: bool) -> Terms:
+    """Return what the answers to a request have in common; `log`: whether they go to the response log."""
+    tools = isinstance(body, ChatBody) and bool(body.callable_tools)
+    lead, record = _lead(body, engine.tokenizer), _recorder(body, engine, id_) if log else None
+    return Terms(id_, engine.tokenizer, engine.facts.ends, body.stop, lead, tools, bearer, record)
+
+
+def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:
+    """Return the prompts as ids; ids in the request are used as they are."""
+    contents: Sequence[Content | list[int]] = (
+        body.prompt if isinstance(body, CompletionBody) else [body.conversation]
+    )
+    settings, param, found = dict[str, Any](), "prompt", []
+    if isinstance(body, ChatBody):
+        settings = {
+            **(body.chat_template_kwargs or {}),
+            **({"tools": body.callable_tools} if body.callable_tools else {}),
+        }
+        param = "tools" if body.callable_tools else "chat_template_kwargs" if settings else "messages"
+    for content in contents:
+        ids = content
+        if isinstance(body, ChatBody) or isinstance(content, str):
+            try:
+                ids = encode_conversation(
+                    engine.tokenizer, cast(Content, content), settings=settings
+                ).tolist()
+            except DraftstoreError as error:
+                raise ApiError(400, str(error), param=param) from None
+        if not ids:
+            raise ApiError(
+                400, "the prompt is empty, and this model needs a token to begin with", param=param
+            )
+        found.append(np.array(_known(cast(list[int], ids), param, engine.facts.vocab_size), np.int32))
+    return found
+
+
+def _prediction(body: AnyBody, engine: Engine) -> NDArray[np.int32] | None:
+    """Return the prediction, as far as there are positions for it and the model knows its ids."""
+    if body.prediction is None:
+        return None
+    ids = engine.tokenizer.encode(_lead(body, engine.tokenizer) + body.prediction.content, bos=False)
+    return ids[ids < engine.facts.vocab_size][: engine.facts.positions]
+
+
+def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids of a parameter."""
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        message = f"the token id {str(wrong)[:30]} is outside this model's vocabulary of {vocab_size:,} ids"
+        raise ApiError(400, message, param=param)
+    return tuple(ids)
+
+
+def _room(body: Body, most: int, prompt: int, facts: Facts) -> int:
+    """Return the maximum number of tokens of an answer."""
+    asked = body.max_completion_tokens or body.max_tokens
+    wanted = None if asked == -1 else asked
+    rest = facts.positions - prompt
+    if rest < (wanted or 1):
+        taken = (
+            f"this model has {facts.positions:,} positions, and the prompt takes {counted(prompt, 'token')}"
+        )
+        message = f"{taken}, the answer up to {wanted or 1:,} more: shorten it, or ask for fewer"
+        param = "messages" if isinstance(body, ChatBody) else "prompt"
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
+    if wanted and wanted > most:
+        message = f"{wanted:,} tokens are wanted, this worker writes at most {most:,}: ask for fewer"
+        raise ApiError(400, message, param="max_tokens")
+    usual = most if isinstance(body, ChatBody) or asked else USUAL_TOKENS
+    room = min(wanted or usual, rest, most)
+    if (body.min_tokens or 0) > room:
+        message = f"{body.min_tokens:,} tokens or more are wanted, and the answer has at most {counted(room, 'token')}"
+        raise ApiError(400, message, param="min_tokens")
+    return room
+
+
+def _sampling(body: Body, vocab_size: int) -> Sampling:
+    """Return the sampling settings, without the seed."""
+    bias = body.logit_bias or {}
+    _known(tuple(bias), "logit_bias", vocab_size)
+    return Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence=body.presence_penalty or 0.0,
+        frequency=body.frequency_penalty or 0.0,
+        bias=bias,
+    )
+
+
+def _lead(body: AnyBody, tokenizer: TextTokenizer) -> str:
+    """Return a prefix of answers that is not part of them."""
+    return answer_lead(tokenizer, ()) if isinstance(body, ChatBody) else ""
+
+
+def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], Mapping[str, Any]]:
+    """Return a function from an answer to its record in the response log."""
+    created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    head, bos = {"id": id_, "created": created, "model": engine.facts.name}, engine.tokenizer.bos_ids
+
+    def record(answer: Answered) -> Mapping[str, Any]:
+        named = head | ({"id": f"{id_}-{answer.choice}"} if answer.choice else {})
+        if isinstance(body, ChatBody):
+            return named | {"messages": [*body.conversation, {"role": "assistant", "content": answer.text}]}
+        prompt = body.prompt[answer.choice // (body.n or 1)]
+        if not isinstance(prompt, str):  # the tokenizer will add BOS again
+            prompt = engine.tokenizer.decode(prompt[len(bos) * (tuple(prompt[: len(bos)]) == bos) :])
+        return named | {"text": prompt + answer.text}
+
+    return record

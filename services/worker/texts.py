@@ -1,0 +1,60 @@
+"""What a growing text shows: stop strings, and calls of tools as JSON between tags."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+"""Tags around a call, as Qwen, Hermes and others write it: `{"name": "f", "arguments": {"x": 1}}`."""
+
+
+class StopStrings:
+    """Holds back text that may become a stop string, and ends the text before one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Look for stop strings, none of them empty."""
+        self._stops = tuple(stops)
+        self._held = ""
+        self._found = False
+
+    def found(self) -> bool:
+        """Return True if a stop string was found."""
+        return self._found
+
+    def push(self, text: str) -> str:
+        """Append `text`; return what can be shown now."""
+        if self._found:
+            return ""
+        held = self._held + text
+        places = [place for stop in self._stops if (place := held.find(stop)) >= 0]
+        if places:
+            self._found, self._held = True, ""
+            return held[: min(places)]
+        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def finish(self) -> str:
+        """Return the text held back at the end, which did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of a text that is a prefix of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def parse_calls(text: str) -> list[dict[str, Any]]:
+    """Return the calls of tools in an answer as OpenAI writes them; none if one of them is not JSON with a name."""
+    calls = []
+    for piece in text.split(CALL)[1:]:
+        try:
+            call = json.loads(piece.partition(CALL_END)[0])
+            function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments", {}))}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return []
+        calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
+    return calls

@@ -1,0 +1,38 @@
+"""What commands print, against everything that names, places and reasons may hold."""
+
+import json
+import unicodedata
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftstore.cli import output
+
+TEXTS = st.text(st.characters(categories=["Cc", "Lu", "Zs"]), max_size=20)
+
+
+@settings(max_examples=50)
+@given(TEXTS)
+def test_no_control_character_reaches_a_terminal(text: str) -> None:
+    with redirect_stdout(StringIO()) as shown:
+        output.say(text)
+        output.print_table((text, "number"), [(text, 3), ([text], None)])
+        output.print_fields({text: text, "nested": {text: text}})
+    printed = shown.getvalue()
+    assert {character for character in printed if unicodedata.category(character) == "Cc"} <= {"\n"}
+
+
+def test_rows_are_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "a", "size": 12_345, "more": None}, {"name": "b", "size": 1, "more": ["x", "y"]}]
+    columns: output.Columns = {"name": "name", "doubled": lambda row: row["size"] * 2, "more": "more"}
+    output.print_rows(rows, columns, as_json=True)
+    assert json.loads(capsys.readouterr().out) == rows
+    output.print_rows(rows, columns, as_json=False)
+    table = capsys.readouterr().out
+    assert "│ a    │  24,690 │" in table
+    assert "x, y" in table
+    output.print_rows([], columns, as_json=False, empty="nothing here")
+    assert capsys.readouterr().out == "nothing here\n"

@@ -1,0 +1,157 @@
+"""The HTTP server of the services and its guard: clients that are slow, many, foreign or not what they seem."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from services.common import guards, http_server
+from services.common.addresses import ListenAddress
+from services.common.guards import Guard, ProblemError, is_own_host, own_names, read_body
+from tests.fakes.sites import browse, connect, hold, serving
+from tests.fakes.waiting import SECONDS, until
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+async def echo(request: Request) -> Response:
+    return Response(await read_body(request, 64, "send less"))
+
+
+async def wait(request: Request) -> Response:
+    await read_body(request, 64, "send less")
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.01)
+    return Response()
+
+
+async def health(_: Request) -> Response:
+    return Response("alive")
+
+
+async def on_problem(_: Request, problem: Any) -> Response:
+    return refuse(problem.status, problem.message)
+
+
+def refuse(status: int, message: str) -> Response:
+    return Response(message, status)
+
+
+@pytest.fixture
+def app() -> Starlette:
+    return Starlette(
+        routes=[
+            Route("/", echo, methods=["POST"]),
+            Route("/wait", wait, methods=["POST"]),
+            Route("/healthz", health),
+            Route("/readyz", health),
+        ],
+        middleware=[Middleware(Guard, refusal=refuse, hosts=("box",))],
+        exception_handlers={ProblemError: on_problem},
+    )
+
+
+@pytest.fixture
+def address(app: Starlette) -> Iterator[str]:
+    with serving(app) as address:
+        yield address
+
+
+def statuses_of_health(address: str) -> list[int]:
+    with browse(address) as client:
+        return [client.get(path).status_code for path in guards.HEALTH]
+
+
+def test_health_is_answered_beyond_the_limit_of_requests(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guards, "REQUESTS", 2)
+    with hold(address, "/wait") as first, hold(address, "/wait") as second, browse(address) as client:
+        for waiting in (first, second):
+            waiting.sendall(b"{}")
+        until(lambda: client.post("/", json=1).status_code == 503)
+        assert client.post("/", json=1).headers["retry-after"] == "1"
+        assert statuses_of_health(address) == [200, 200]
+
+
+def test_slow_bodies_get_an_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "BODY_SECONDS", 0.2)
+    with hold(address, "/") as slow:
+        assert slow.recv(65_536).startswith(b"HTTP/1.1 408")
+
+
+def test_endless_headers_are_refused(address: str) -> None:
+    with connect(address, HEAD + b"X: " + b"x" * (2 * http_server.HEADERS)) as endless:
+        assert endless.recv(65_536).startswith(b"HTTP/1.1 400")
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_error(
+    app: Starlette, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(app, drain_seconds=SECONDS) as address:
+        hold(address, "/").close()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_body_of_two_lengths_is_refused(address: str) -> None:
+    lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    hidden = b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(address, HEAD + lengths + hidden) as smuggler:
+        answer = b"".join(iter(lambda: smuggler.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_requests_under_way_are_finished_at_the_end(app: Starlette) -> None:
+    with serving(app, drain_seconds=SECONDS) as address:
+        begun = hold(address, "/", b"[1]")
+        threading.Timer(0.1, begun.sendall, (b"[1]",)).start()
+    with begun:
+        assert begun.recv(65_536).endswith(b"[1]")
+
+
+def test_requests_that_do_not_end_are_refused_at_the_end(
+    app: Starlette, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(app, drain_seconds=0) as address:
+        begun = hold(address, "/")
+    with begun:
+        assert begun.recv(65_536).startswith(b"HTTP/1.1 503")
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "host", ["LocalHost:80", "a.localhost", "192.168.1.5", "[::1]:7780", "[::1]", "box.:80"]
+)
+def test_names_of_this_machine(host: str) -> None:
+    assert is_own_host(host, {"box"})
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "notlocalhost", ""]
+)
+def test_names_of_others(host: str) -> None:
+    assert not is_own_host(host, {"box"})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "allowed", "tokens", "names"),
+    [
+        ("127.0.0.1:1", (), True, ("127.0.0.1",)),
+        ("0.0.0.0:1", ("box",), False, ("0.0.0.0", "box")),
+        ("0.0.0.0:1", (), True, None),
+        ("0.0.0.0:1", ("box",), True, ("0.0.0.0", "box")),
+    ],
+)
+def test_names_that_requests_may_use(
+    endpoint: str, allowed: tuple[str, ...], tokens: bool, names: tuple[str, ...] | None
+) -> None:
+    assert own_names(ListenAddress.parse(endpoint, 1), allowed, tokens=tokens) == names

@@ -1,0 +1,143 @@
+"""Cost curves: what a pass takes by its rows, and their files."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.decoding.curve import Conditions, CostCurve
+from draftstore.errors import CurveError
+
+CPU = CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (0.041, 0.062, 0.062, 0.074, 0.090, 0.115, 0.176, 0.287))
+WHERE = Conditions("org/model", "0123", "some processor", "float32", "sdpa", 2)
+CURVE_ROWS = st.lists(st.integers(2, 300), max_size=8, unique=True).map(lambda rows: (1, *sorted(rows)))
+
+
+@given(st.data(), CURVE_ROWS, st.booleans())
+def test_curves_ascend(data: st.DataObject, rows: tuple[int, ...], padded: bool) -> None:
+    seconds = data.draw(st.lists(st.floats(1e-4, 1.0), min_size=len(rows), max_size=len(rows)))
+    curve = CostCurve(rows, tuple(seconds), padded)
+    costs = [curve.cost(count) for count in range(1, 400)]
+    assert all(before <= after + 1e-12 for before, after in itertools.pairwise(costs))
+    assert min(seconds) - 1e-12 <= costs[0]
+    assert np.mean(curve.seconds) == pytest.approx(np.mean(seconds))
+    again = CostCurve(rows, curve.seconds, padded)
+    assert again.seconds == curve.seconds
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=7))
+def test_the_ascending_numbers_are_the_nearest(seconds: list[float]) -> None:
+    """The nearest ascending numbers are greatest of least means (Barlow et al., 1972)."""
+    curve = CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds))
+    for i, found in enumerate(curve.seconds):
+        least = [
+            min(float(np.mean(seconds[start:stop])) for stop in range(i + 1, len(seconds) + 1))
+            for start in range(i + 1)
+        ]
+        assert found == pytest.approx(max(least))
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    curve = CostCurve((1, 4, 8), (1.0, 4.0, 6.0))
+    assert [curve.cost(rows) for rows in (1, 2, 3, 4, 6, 8, 10)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert CostCurve((1,), (2.0,)).cost(50) == 2.0
+
+
+def test_padded_costs_are_those_of_the_next_number() -> None:
+    curve = CostCurve((1, 4, 8), (1.0, 4.0, 6.0), padded=True)
+    assert [curve.cost(rows) for rows in (1, 2, 4, 5, 8, 10)] == [1.0, 4.0, 4.0, 6.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "words"),
+    [
+        ((2, 4), (1.0, 2.0), "expected ascending numbers of rows from 1 on"),
+        ((1, 4, 4), (1.0, 2.0, 3.0), "expected ascending"),
+        ((1, 4), (1.0,), "with 1 times"),
+        ((), (), "expected ascending"),
+        ((1, 4), (1.0, 0.0), "a forward pass of 0.0 seconds"),
+        ((1, 4), (1.0, float("nan")), "a forward pass of nan seconds"),
+        ((1, 4), (1.0, float("inf")), "expected a positive number"),
+    ],
+)
+def test_invalid_curves_are_refused(rows: tuple[int, ...], seconds: tuple[float, ...], words: str) -> None:
+    with pytest.raises(CurveError, match=words):
+        CostCurve(rows, seconds)
+
+
+def test_curves_are_kept_in_files(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "curve.json"
+    curve = CostCurve((1, 8), (0.5, 1.25), True, WHERE, 512, "2025-01-01T00:00:00+00:00")
+    curve.save(path)
+    assert CostCurve.load(path) == curve
+    CPU.save(path)
+    assert CostCurve.load(path) == CPU
+
+
+def change(document: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps(document | changes).encode()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text, document: b"", "is not a cost curve .JSONDecodeError"),
+        (lambda text, document: text[: len(text) // 2], "is not a cost curve .JSONDecodeError"),
+        (lambda text, document: b"\xff\xfe", "is not a cost curve"),
+        (lambda text, document: b"[1, 2]", "is not a cost curve .TypeError"),
+        (
+            lambda text, document: change(document, kind="store"),
+            "is a store of version 1, expected a cost curve",
+        ),
+        (lambda text, document: change(document, format=2), "version 2, expected a cost curve of version 1"),
+        (lambda text, document: change(document, rows=None), "is not a cost curve .TypeError"),
+        (lambda text, document: change(document, seconds=[1, -1]), "a forward pass of -1.0 seconds"),
+        (
+            lambda text, document: change(document, conditions={"model": "m"}),
+            "is not a cost curve .TypeError",
+        ),
+        (lambda text, document: b"{}", "is not a cost curve .KeyError"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, damage: Any, words: str) -> None:
+    path = tmp_path / "curve.json"
+    CostCurve((1, 8), (0.5, 1.0), False, WHERE).save(path)
+    text = path.read_bytes()
+    path.write_bytes(damage(text, json.loads(text)))
+    with pytest.raises(CurveError, match=words) as refusal:
+        CostCurve.load(path)
+    assert str(path) in str(refusal.value)
+    assert "measure it again with `draftstore tune`" in str(refusal.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CurveError, match=r"no cost curve at .*none\.json \(No such file"):
+        CostCurve.load(tmp_path / "none.json")
+
+
+def test_a_curve_holds_for_what_was_measured() -> None:
+    curve = dataclasses.replace(CPU, conditions=WHERE)
+    curve.require(WHERE)
+    curve.require(dataclasses.replace(WHERE, model="the same under another name"))
+    CPU.require(WHERE)
+    other = dataclasses.replace(WHERE, device="another processor", dtype="bfloat16")
+    words = (
+        "measured with device 'some processor', found 'another processor' and dtype 'float32', found 'bfloat16': "
+        "run `draftstore tune --model org/model` for this one"
+    )
+    with pytest.raises(CurveError, match=words):
+        curve.require(other)
+
+
+def test_a_pass_over_several_texts_costs_what_its_rows_cost() -> None:
+    costs = CPU.costs(4, 3)
+    assert costs.tolist() == [CPU.cost(4), CPU.cost(8), CPU.cost(12)]
+    padded = CostCurve((1, 4, 8), (1.0, 2.0, 4.0), padded=True)
+    assert padded.costs(1, 5).tolist() == [1.0, 2.0, 2.0, 2.0, 4.0]
+    assert padded.costs(2, 5).tolist() == pytest.approx([4 / 3, 4.0, 4.0, 4.0, 8.0])

@@ -1,0 +1,341 @@
+"""Passes in the shapes of CUDA graphs: the same texts as in exact shapes, and what only a GPU can show.
+
+There is no GPU here: passes are padded as for graphs, and not captured. The tests at the end are skipped without one.
+"""
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import DynamicCache
+
+from draftstore.decoding.planners import Fixed
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.request import RequestDrafter
+from draftstore.hf import generate, pools, runner
+from draftstore.hf.batches import Batch
+from draftstore.hf.generation import prepare_text
+from draftstore.hf.masks import views_of
+from draftstore.hf.members import Member
+from draftstore.hf.passes import Entry, Wants
+from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, PassShape, Runner, new_runner
+from draftstore.trees.tree import DraftTree
+from tests.fakes.adversaries import AlwaysWrong, Prophet, RandomTrees
+from tests.fakes.gpus import needs_gpu
+from tests.fakes.hf_models import STORIES, stories, story_ids, tiny
+
+VOCAB = 512
+NEW = 48
+PROMPT = torch.tensor([[9, 10, 11]])
+OPTIONS: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+DRAFTERS: dict[str, Callable[[list[int]], Drafter | None]] = {
+    "none": lambda truth: None,
+    "random": lambda truth: RandomTrees(VOCAB),
+    "always wrong": lambda truth: AlwaysWrong(VOCAB, [truth]),
+    "half a prophet": lambda truth: Prophet(VOCAB, [truth], error_rate=0.5),
+    "prophet": lambda truth: Prophet(VOCAB, [truth], depth=12),
+}
+
+
+@pytest.fixture
+def padding(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PassShape]]:
+    """Run passes in the shapes of graphs; return those shapes."""
+    shapes: list[PassShape] = []
+    compute = Runner._compute
+
+    def noted(own: Runner, shape: PassShape, start: int | None = None) -> Any:
+        shapes.append(shape)
+        return compute(own, shape, start)
+
+    monkeypatch.setattr(runner, "takes_graphs", lambda _model: True)
+    monkeypatch.setattr(Runner, "_compute", noted)
+    runner._IDLE.clear()
+    yield shapes
+    runner._IDLE.clear()
+
+
+@contextmanager
+def on_a_gpu(model: Any) -> Iterator[Any]:
+    """Bring a model to the GPU; it stays the same object."""
+    try:
+        yield torch.nn.Module.to(model, "cuda")
+    finally:
+        runner._IDLE.pop(model, None)
+        torch.nn.Module.to(model, "cpu")
+
+
+def told(model: Any, ids: torch.Tensor, **options: Any) -> list[int]:
+    """Return what plain generate returns."""
+    text: list[int] = model.generate(ids.to(model.device), **(OPTIONS | options))[0].tolist()
+    return text
+
+
+def drafted(model: Any, ids: torch.Tensor, drafter: Drafter | None, **options: Any) -> list[list[int]]:
+    texts: Any = generate(model, ids.to(model.device), drafter=drafter, **(OPTIONS | options))
+    found: list[list[int]] = texts.tolist()
+    return found
+
+
+def together(data: Path, model: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Decode stories together, of which one joins at each step; return them, and what plain generate returns."""
+    prompts = [story_ids(data, story).to(model.device) for story in STORIES]
+    truths = [told(model, ids) for ids in prompts]
+    batch, members = Batch(model, most=5), list[Member]()
+    for ids in prompts:
+        known = Prophet(VOCAB, [[*truth, *range(8)] for truth in truths], depth=20, error_rate=0.1)
+        members.append(prepare_text(model, ids, **OPTIONS).draft(known, Fixed(24)))
+        batch.join(members[-1])
+        batch.step()
+    while len(batch):
+        assert not [outcome.error for outcome in batch.step() if outcome.error]
+    batch.close()
+    return [member.text.ids.tolist() for member in members], truths
+
+
+def random_tree(nodes: int, rng: np.random.Generator) -> DraftTree:
+    """Return a tree of random shape; siblings may be alike, which no pass minds."""
+    parents = np.array([rng.integers(-1, node) if node else -1 for node in range(nodes)], np.int16)
+    return DraftTree(rng.integers(0, VOCAB, nodes).astype(np.int32), parents, np.zeros(nodes, np.uint8))
+
+
+# --- the shapes of graphs ---
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_padded_passes_give_the_texts_of_exact_ones(data: Path, name: str, padding: list[PassShape]) -> None:
+    model = stories(data)
+    for story in STORIES[:2]:
+        ids = story_ids(data, story)
+        truth = told(model, ids)
+        assert drafted(model, ids, DRAFTERS[name](truth)) == [truth]
+    assert {shape.rows for shape in padding} <= set(BUCKETS)
+    assert {shape.width for shape in padding} == {LEAST_WIDTH}
+
+
+def test_padded_batches_give_the_texts_of_exact_ones(data: Path, padding: list[PassShape]) -> None:
+    found, truths = together(data, stories(data))
+    assert found == truths
+    assert {shape.texts for shape in padding} == {1, 2, 4, 8}
+    assert {shape.rows for shape in padding} <= set(BUCKETS)
+
+
+def test_padded_passes_see_windows(padding: list[PassShape]) -> None:
+    model = tiny("mistral", vocab_size=VOCAB, sliding_window=12)
+    truth = told(model, PROMPT)
+    prophet = Prophet(VOCAB, [truth], error_rate=0.2)
+    assert drafted(model, PROMPT, prophet) == [truth]
+    assert prophet.moved > 3
+
+
+def test_attention_sees_more_columns_as_the_text_grows(data: Path, padding: list[PassShape]) -> None:
+    model, ids, longer = stories(data), story_ids(data), {"min_new_tokens": 480, "max_new_tokens": 480}
+    truth = told(model, ids, **longer)
+    assert drafted(model, ids, Prophet(VOCAB, [truth], depth=20), **longer) == [truth]
+    assert {shape.width for shape in padding} >= {256, 512}
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_rows_of_a_pass_are_shared_by_its_texts(graphs: bool) -> None:
+    cache: Any = DynamicCache(config=tiny().config)
+    tiny()(PROMPT, past_key_values=cache)
+    shared = Runner(tiny(), pools.CachePool(cache, 65, MAX_ROWS), {}, graphs=graphs)
+    rooms = [shared.room(texts) for texts in (1, 4, 5, 8, 16, 32, 64)]
+    assert rooms == [128, 128, 64 if graphs else 96, 64, 32, 16, 8]
+
+
+# --- memory and graphs go on with their model ---
+
+
+def runner_after(model: Any, texts: int, **options: Any) -> Runner:
+    """Decode some texts; return what ran the passes."""
+    truth = told(model, PROMPT, **options)
+    assert drafted(model, PROMPT.expand(texts, -1), RequestDrafter(VOCAB), **options) == [truth] * texts
+    return runner._IDLE[model][1]
+
+
+def test_the_next_batch_of_a_model_finds_memory_and_graphs(padding: list[PassShape]) -> None:
+    model: Any = tiny.__wrapped__(vocab_size=VOCAB)
+    first = runner_after(model, 3)
+    assert runner_after(model, 3, max_new_tokens=9) is first
+    assert runner_after(model, 2) is not first, "of another number of texts"
+    second = runner_after(model, 2)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    assert runner_after(model, 2) is not second, "of weights that are elsewhere now"
+    last = weakref.ref(runner._IDLE[model][1])
+    del model, first, second
+    gc.collect()
+    assert last() is None
+
+
+def test_memory_that_a_batch_has_already_is_no_limit(
+    padding: list[PassShape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(vocab_size=VOCAB)
+    runner_after(model, 16)
+    length = runner_after(model, 2).pool.length
+    monkeypatch.setattr(pools.CachePool, "most_tokens", lambda _pool: 0)  # the batch before has it all
+    assert Batch(model, most=2).positions == length - MAX_ROWS
+
+
+def test_a_text_that_failed_leaves_the_model_usable(padding: list[PassShape]) -> None:
+    def fail(_step: Any) -> None:
+        raise KeyError("enough")
+
+    model = tiny(vocab_size=VOCAB)
+    with pytest.raises(KeyError, match="enough"):
+        drafted(model, PROMPT, RandomTrees(VOCAB), on_step=fail)
+    assert runner_after(model, 1).pool.length
+
+
+def test_what_is_left_in_memory_is_never_seen(padding: list[PassShape]) -> None:
+    model = tiny(vocab_size=VOCAB)
+    pool = runner_after(model, 1).pool
+    layers: Any = pool.cache.layers
+    for layer in layers:
+        layer.keys.fill_(torch.nan)
+        layer.values.fill_(torch.inf)
+    runner_after(model, 1)
+
+
+def test_inference_mode_and_gradients_do_not_mix_up_the_buffers(padding: list[PassShape]) -> None:
+    model = tiny(vocab_size=VOCAB)
+    with torch.inference_mode():
+        first = runner_after(model, 1)
+    assert runner_after(model, 1, max_new_tokens=300) is first
+
+
+# --- what a batch reports of its passes ---
+
+
+# --- capture ---
+
+
+class OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes tensors of the host among those of another device: a copy of them cannot be part of a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.strangers: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.device.type != "meta" for tensor in tensors):
+            self.strangers.add(str(func))
+        return result
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
+
+
+def run_without_values(architecture: str, shapes: Sequence[PassShape], **changes: Any) -> set[str]:
+    """Run passes on the device `meta`, where tensors have no values; return what met tensors of the host."""
+    model: Any = torch.nn.Module.to(tiny.__wrapped__(architecture, dtype=torch.bfloat16, **changes), "meta")
+    cache = DynamicCache(config=model.config)
+    model(torch.zeros((1, 1), dtype=torch.int64, device="meta"), past_key_values=cache)
+    pool = pools.CachePool(cache, 9, MAX_ROWS)
+    pool.resize(256, 0, 0)
+    captured = Runner(model, pool, views_of(model.config), graphs=True)
+    with torch.no_grad(), OnDevice() as seen:
+        for shape in shapes:
+            logits = captured._compute(shape)._logits
+            assert logits.shape == (shape.texts * shape.rows, 64)
+    strangers: set[str] = seen.strangers
+    return strangers
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"rope_parameters": YARN}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("mistral", {"sliding_window": 8}),
+        ("gemma3_text", {"sliding_window": 8, "num_hidden_layers": 6}),
+    ],
+)
+def test_no_value_is_read_in_a_pass(architecture: str, changes: dict[str, Any]) -> None:
+    """A graph is recorded without values, on one device: on `meta` a pass that needs more fails."""
+    wants = (Wants(), Wants(candidates=True, hidden=True), Wants(best=False))
+    shapes = [PassShape(*size, 256, want) for size in ((1, 1), (1, 128), (4, 16), (8, 64)) for want in wants]
+    assert run_without_values(architecture, shapes, **changes) == set()
+
+
+def test_a_pass_that_reads_values_would_be_noticed() -> None:
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        run_without_values("llama", [PassShape(1, 1, 256, Wants())], rope_parameters=DYNAMIC)
+
+
+# --- on a GPU ---
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_graphs_give_the_texts_of_plain_generate(data: Path, dtype: torch.dtype) -> None:
+    with on_a_gpu(stories(data, dtype)) as model:
+        for make in DRAFTERS.values():
+            for story in STORIES[:3]:
+                truth = told(model, story_ids(data, story))
+                assert drafted(model, story_ids(data, story), make(truth)) == [truth]
+        _, alone = runner._IDLE[model]
+        found, truths = together(data, model)
+        assert found == truths
+        for graphs in (alone._captured, runner._IDLE[model][1]._captured):
+            assert len(graphs) > 1
+            assert None not in graphs.values()
+
+
+@needs_gpu
+def test_a_graph_gives_the_logits_of_the_same_pass_without(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MAX_GRAPHS", 3)  # those dropped are captured again
+    rng, wants = np.random.default_rng(0), Wants(candidates=True, hidden=True)
+    with on_a_gpu(stories(data, torch.float32)) as model, torch.no_grad():
+        graphs, exact = new_runner(model, 3), new_runner(model, 3)
+        exact._capturing = exact.graphs = False
+        for each in (graphs, exact):
+            each.pool.resize(512, 0, 0)
+            for slot in (0, 1):
+                each.read(slot, np.arange(3, 20 + slot), 0, wants)
+        for nodes in (0, 1, 3, 20, 63, 100, 127, 20, 0):
+            trees = [random_tree(nodes, rng), random_tree(nodes // 2, rng)]
+            entries = [
+                Entry(np.append(7, tree.tokens).astype(np.int64), tree, 17 + slot)
+                for slot, tree in enumerate(trees)
+            ]
+            mine, others = graphs.run(entries, wants), exact.run(entries, wants)
+            for rows, other, tree in zip(mine, others, trees, strict=True):
+                torch.testing.assert_close(rows.all_logits, other.all_logits, rtol=1e-3, atol=1e-3)
+                assert len(rows.best()) == len(rows.candidates()) == len(tree) + 1
+        assert 1 < len(graphs._captured) <= 3
+
+
+@needs_gpu
+def test_what_cannot_be_captured_runs_without(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compute = Runner._compute
+
+    def reading(own: Runner, shape: PassShape) -> Any:
+        own._integers.sum().item()  # no graph may read a value
+        return compute(own, shape)
+
+    monkeypatch.setattr(Runner, "_compute", reading)
+    with on_a_gpu(stories(data)) as model, caplog.at_level(logging.WARNING, "draftstore"):
+        truth = told(model, story_ids(data))
+        assert drafted(model, story_ids(data), Prophet(VOCAB, [truth])) == [truth]
+        shapes = runner._IDLE[model][1]._captured
+    assert len(caplog.records) == len(shapes) > 1
+    assert "LlamaForCausalLM cannot be captured as a CUDA graph" in caplog.messages[0]

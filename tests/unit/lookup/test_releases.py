@@ -1,0 +1,319 @@
+"""The served releases: following the catalogue, builds that cannot be opened, and an open store."""
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from draftstore.errors import StoreError
+from draftstore.remote.wire import DraftRequest
+from draftstore.storage.locks import exclusive
+from draftstore.storage.manifest import load_manifest, manifest_digest, save_manifest
+from draftstore.stores.registry import open_store
+from schema import catalogue
+from schema.db.database import URL_VARIABLE
+from services.lookup.metrics import Metrics
+from services.lookup.releases import following, served
+from services.lookup.releases.following import Releases
+from services.lookup.releases.served import Served
+from services.lookup.settings import LookupSettings
+from services.lookup.targets import Target
+from tests.fakes.databases import publish, rollback
+from tests.fakes.waiting import until
+
+REQUEST = DraftRequest("chat", "", np.array([[5, 6, 7, 300]], np.int32), 64, 0.0, None)
+AWAY = "postgresql://u:secret@127.0.0.1:1/d"  # where nobody answers
+Make = Callable[..., Releases]
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
+
+
+def copy_store(like: Path, path: Path, name: str) -> Path:
+    """Write a store that differs in its digest alone."""
+    shutil.copytree(like, path)
+    save_manifest(path, dataclasses.replace(load_manifest(path), name=name))
+    return path
+
+
+def cut(path: Path) -> None:
+    os.truncate(path / "trees.lmdb", 100)
+
+
+class Builds:
+    """Builds in the catalogue that differ in their digests alone, each in a folder of its number."""
+
+    def __init__(self, engine: Engine, tmp_path: Path, small_crest: Path) -> None:
+        self.engine = engine
+        self.paths = [copy_store(small_crest, tmp_path / number, number) for number in "012"]
+        with Session(engine) as session, session.begin():
+            self.ids = [catalogue.add_build(session, path).id for path in self.paths]
+        self.digests = [manifest_digest(path) for path in self.paths]
+
+    def change(self, function: Callable[..., object], name: str, *arguments: int) -> None:
+        """Change a release in a transaction."""
+        with Session(self.engine) as session, session.begin():
+            function(session, name, *arguments)
+
+    def publish(self, name: str, number: int) -> None:
+        self.change(publish, name, self.ids[number])
+
+
+@pytest.fixture
+def builds(engine: Engine, tmp_path: Path, small_crest: Path) -> Builds:
+    return Builds(engine, tmp_path, small_crest)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Return a function that makes releases by their settings; all are closed after the test."""
+    made: list[Releases] = []
+
+    def make(**settings: Any) -> Releases:
+        made.append(Releases(LookupSettings(socket=tmp_path / "s", **settings), Metrics()))
+        return made[-1]
+
+    yield make
+    for releases in made:
+        releases.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: Patch) -> SimpleNamespace:
+    """Return the time as releases see it, whose `seconds` a test sets."""
+    clock = SimpleNamespace(seconds=0.0, time=time.time)
+    clock.monotonic = lambda: clock.seconds
+    monkeypatch.setattr(following, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def copied(small_crest: Path, tmp_path: Path) -> Path:
+    """Return a store that a test may change."""
+    return copy_store(small_crest, tmp_path / "copied", "copied")
+
+
+def serving(releases: Releases) -> dict[str, str | None]:
+    """Return the digests that are served, by name, after one more look at the catalogue."""
+    releases.follow()
+    return {name: releases.get(name).target.digest for name in releases.names}
+
+
+def in_use(path: Path) -> bool:
+    """Return True if this process has a store open."""
+    with exclusive(path) as free:
+        return not free
+
+
+def test_publishing_rollback_and_removal(make: Make, builds: Builds) -> None:
+    releases = make()
+    one, two, _ = builds.digests
+    builds.publish("chat", 0)
+    assert serving(releases) == {"chat": one}
+    before = releases.get("chat")
+    builds.publish("chat", 1)
+    builds.publish("code", 0)
+    assert serving(releases) == {"chat": two, "code": one}
+    builds.change(rollback, "chat")
+    builds.change(catalogue.remove, "code")
+    assert serving(releases) == {"chat": one}
+    assert releases.get("chat") is before  # which was still open
+
+
+def test_a_thread_looks_every_two_seconds(make: Make, builds: Builds) -> None:
+    builds.publish("chat", 0)
+    opened, releases = Mock(), make()
+    assert releases.settings.poll_seconds == 2.0
+    releases.start(opened)
+    until(lambda: opened.called, "the first look")
+    assert releases.names == ["chat"]
+    builds.publish("code", 0)
+    until(lambda: releases.names == ["chat", "code"], "the next look")
+
+
+def test_whatever_happens_the_thread_goes_on(make: Make, small_store: Path, monkeypatch: Patch) -> None:
+    releases = make(stores=(Target("chat", small_store),), poll_seconds=0.05)
+    fail = Mock(side_effect=ZeroDivisionError)
+    monkeypatch.setattr(releases, "follow", fail)
+    releases.start(lambda: None)
+    until(lambda: fail.call_count > 2)
+
+
+def test_the_build_before_stays_15_minutes(make: Make, builds: Builds, clock: SimpleNamespace) -> None:
+    releases = make()
+    for number in range(3):
+        builds.publish("chat", number)
+        releases.follow()
+    found = []
+    for clock.seconds in (30.0, 120.0, 899.0, 901.0):
+        releases.follow()
+        found.append([in_use(path) for path in builds.paths])
+    assert found == [[True, True, True], [False, True, True], [False, True, True], [False, False, True]]
+    builds.change(catalogue.remove, "chat")
+    for clock.seconds in (1000.0, 1061.0):
+        releases.follow()
+    assert not in_use(builds.paths[2])
+
+
+def test_only_releases_that_were_asked_for(make: Make, builds: Builds, caplog: Log) -> None:
+    builds.publish("chat", 0)
+    builds.publish("code", 0)
+    releases = make(releases=("code", "none"))
+    for _ in range(2):
+        assert serving(releases).keys() == {"code"}
+    assert (releases.missing, releases.unopened) == (["none"], ["none"])
+    assert caplog.text.count("the catalogue has no release 'none'") == 1
+
+
+def test_a_directory_whose_build_is_replaced(make: Make, small_crest: Path, copied: Path) -> None:
+    releases = make(stores=(Target("chat", copied),))
+    assert serving(releases) == {"chat": manifest_digest(copied)}
+    shutil.rmtree(copied)
+    copy_store(small_crest, copied, "newer")
+    assert releases.get("chat").draft(REQUEST)  # what is open stays whole
+    assert serving(releases) == {"chat": manifest_digest(copied)}
+
+
+def test_a_database_that_is_away(make: Make, builds: Builds, monkeypatch: Patch, caplog: Log) -> None:
+    releases = make()
+    builds.publish("chat", 0)
+    releases.follow()
+    with monkeypatch.context() as patch, builds.engine.connect() as connection:
+        patch.setenv(URL_VARIABLE, AWAY)
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
+        for _ in range(3):
+            assert serving(releases) == {"chat": builds.digests[0]}
+        assert "draftstore db status" in str(releases.problem)
+        assert caplog.text.count("what is served stays") == 1
+    builds.publish("chat", 1)
+    assert (serving(releases), releases.problem) == ({"chat": builds.digests[1]}, None)
+
+
+def test_a_start_without_the_database(make: Make, monkeypatch: Patch) -> None:
+    monkeypatch.setenv(URL_VARIABLE, AWAY)
+    releases = make()
+    assert serving(releases) == {}
+    assert str(releases.problem_at_start()).startswith("the catalogue cannot be read: ")
+
+
+def test_a_build_that_is_damaged(make: Make, builds: Builds, caplog: Log, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(following, "AGAIN_SECONDS", 0.0)
+    releases = make()
+    builds.publish("chat", 0)
+    before = serving(releases)
+    builds.publish("chat", 1)
+    cut(builds.paths[1])
+    for _ in range(3):
+        assert serving(releases) == before
+    assert "has 100 bytes" in releases.failures["chat"]
+    assert caplog.text.count("; serving 'chat' from build " + builds.digests[0][:16] + " as before") == 1
+    builds.publish("chat", 2)
+    assert (serving(releases), releases.failures) == ({"chat": builds.digests[2]}, {})
+
+
+def test_failures(make: Make, small_crest: Path, clock: SimpleNamespace, monkeypatch: Patch) -> None:
+    """A store that cannot be opened is tried again after ten seconds."""
+    fail, tried = Mock(side_effect=ZeroDivisionError("nobody thought of this")), []
+    releases = make(stores=(Target("chat", small_crest),))
+    with monkeypatch.context() as patch:
+        patch.setattr(following, "Served", fail)
+        for clock.seconds in (0.0, 9.0, 11.0):
+            assert serving(releases) == {}
+            tried.append(fail.call_count)
+    assert (tried, releases.failures) == ([1, 1, 2], {"chat": "ZeroDivisionError: nobody thought of this"})
+    clock.seconds = 22.0
+    assert serving(releases).keys() == {"chat"}
+
+
+def test_a_cut_file_ends_the_store_not_the_process(make: Make, small_crest: Path, copied: Path) -> None:
+    releases = make(stores=(Target("chat", copied), Target("code", small_crest)))
+    releases.follow()
+    cut(copied)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"trees\.lmdb was cut"):
+            releases.get("chat").draft(REQUEST)
+    assert serving(releases).keys() == {"code"}
+    assert "has 100 bytes" in releases.failures["chat"]
+    shutil.rmtree(copied)
+    copy_store(small_crest, copied, "again")
+    assert serving(releases).keys() == {"chat", "code"}
+
+
+def test_what_the_start_needs(make: Make, builds: Builds, small_crest: Path, tmp_path: Path) -> None:
+    def problem(**settings: object) -> str | None:
+        releases = make(**settings)
+        releases.follow()
+        return releases.problem_at_start()
+
+    absent, whole = Target("absent", tmp_path / "absent"), Target("whole", small_crest)
+    assert str(problem()).startswith("there is nothing to serve: publish a release")
+    assert problem(wait=True) is None
+    assert str(problem(stores=(whole, absent))).startswith("'absent' cannot be served: ")
+    assert str(problem(releases=("chat",))).startswith("the catalogue has no release 'chat'")
+    builds.publish("chat", 0)
+    builds.publish("code", 1)
+    cut(builds.paths[1])
+    assert problem() is None
+    assert str(problem(releases=("code",))).startswith("'code' cannot be served: ")
+
+
+def test_closing_ends_the_thread_and_closes_the_stores(make: Make, copied: Path) -> None:
+    releases = make(stores=(Target("chat", copied),), poll_seconds=3600.0)
+    releases.start(lambda: None)
+    until(lambda: releases.names)
+    assert in_use(copied)
+    releases.close()
+    assert not in_use(copied)
+
+
+@pytest.mark.parametrize("name", ["small_store", "small_crest", "small_dense", "wide_store", "wide_crest"])
+def test_it_drafts_as_its_store_does(name: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(name)
+    with closing(Served(Target("chat", path))) as served, closing(open_store(path)) as store:
+        contexts, hidden = store.samples(5)
+        for strategy in ("", *served.strategies):
+            drafter = store.drafter(strategy or store.default_strategy)
+            expected = drafter.draft_batch(contexts, 20, 0.01, hidden)
+            found = served.draft(DraftRequest("chat", strategy, contexts, 20, 0.01, hidden))
+            assert found.encode_trees()[1].tobytes() == expected.encode_trees()[1].tobytes()
+        assert (served.hidden_size > 0) == (hidden is not None)
+
+
+def test_its_description_names_no_path(small_crest: Path) -> None:
+    with closing(Served(Target("chat", small_crest))) as served:
+        shown = served.describe()
+    assert str(small_crest.parent) not in json.dumps(shown)
+    manifest = load_manifest(small_crest)
+    assert shown.items() >= {
+        "name": "chat", "kind": "crest", "backend": "lmdb", "build": manifest_digest(small_crest)[:16],
+        "context_size": 4, "hidden_size": None, "entries": manifest.counts["entries"],
+    }.items()  # fmt: skip
+
+
+def test_a_store_that_is_being_removed_is_not_opened(small_crest: Path) -> None:
+    with exclusive(small_crest), pytest.raises(StoreError, match="is being removed"):
+        Served(Target("chat", small_crest))
+
+
+def test_a_build_that_moves_in_while_files_are_opened(copied: Path, monkeypatch: Patch) -> None:
+    def replaced(*arguments: Any) -> object:
+        store = open_store(*arguments)
+        save_manifest(copied, dataclasses.replace(load_manifest(copied), name="newer"))
+        return store
+
+    monkeypatch.setattr(served, "open_store", replaced)
+    with pytest.raises(StoreError, match="now holds another store"):
+        Served(Target("chat", copied))
+    assert not in_use(copied)

@@ -1,0 +1,255 @@
+"""Mirrors of objects: in memory, and on a real S3 server where its package is installed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from draftstore.errors import CorpusError, MissingExtraError
+from draftstore.storage import mirroring
+from draftstore.storage.files import write_json
+from draftstore.storage.mirroring import OBJECTS, STATE, is_url, mirror
+from draftstore.text.scans import documents_of, scan_sources
+from draftstore.text.sources import Source
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+
+
+def put(system: Any, name: str, content: str) -> None:
+    system.pipe_file(name, content.encode())
+
+
+def names(folder: Path) -> dict[str, str]:
+    objects = folder / OBJECTS
+    return {
+        path.relative_to(objects).as_posix(): path.read_text()
+        for path in objects.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_urls_are_told_from_paths() -> None:
+    assert is_url("s3://bucket/prefix")
+    assert not any(map(is_url, ["/data/a.jsonl", "data/s3:/x", "a b://c", "://x"]))
+
+
+def test_only_what_changed_is_fetched(memory: Any, tmp_path: Path) -> None:
+    put(memory, "/b/p/a.txt", "one")
+    put(memory, "/b/p/deep/c.txt", "three")
+    put(memory, "/b/other.txt", "not below")
+    seen: list[tuple[int, int]] = []
+    first = mirror("memory://b/p", tmp_path / "m", on_object=lambda *done: seen.append(done))
+    assert first == (tmp_path / "m" / OBJECTS, 2, 0, 2)
+    assert seen == [(2, 2)]
+    assert names(tmp_path / "m") == {"a.txt": "one", "deep/c.txt": "three"}
+    assert (tmp_path / "m" / OBJECTS / "a.txt").stat().st_mode & 0o777 == 0o600
+    assert mirror("memory://b/p", tmp_path / "m")[1:] == (0, 0, 2)
+    put(memory, "/b/p/a.txt", "another")
+    memory.rm_file("/b/p/deep/c.txt")
+    put(memory, "/b/p/d.txt", "four")
+    assert mirror("memory://b/p", tmp_path / "m")[1:] == (2, 1, 2)
+    assert names(tmp_path / "m") == {"a.txt": "another", "d.txt": "four"}
+
+
+def test_what_was_lost_here_is_fetched_again(memory: Any, tmp_path: Path) -> None:
+    put(memory, "/b/a.txt", "one")
+    mirror("memory://b", tmp_path)
+    (tmp_path / OBJECTS / "a.txt").unlink()
+    assert mirror("memory://b", tmp_path).fetched == 1
+    (tmp_path / STATE).write_text("[")
+    assert mirror("memory://b", tmp_path).fetched == 1
+
+
+def test_a_url_may_be_one_object(memory: Any, tmp_path: Path) -> None:
+    put(memory, "/b/a.jsonl", '{"text": "one"}\n')
+    path = mirror("memory://b/a.jsonl", tmp_path).path
+    assert path == tmp_path / OBJECTS / "a.jsonl"
+    scan = scan_sources([Source(1, str(path))], tmp_path / "scan")
+    assert [document.text for document in documents_of(scan, scan.digests)] == ["one"]
+
+
+def test_an_interrupted_mirror_goes_on(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        put(memory, f"/b/{name}.txt", name)
+    real = type(memory).get_file
+
+    def failing(self: Any, name: str, target: str, **how: Any) -> None:
+        if name.endswith("b.txt"):
+            raise OSError("cut off")
+        real(self, name, target, **how)
+
+    monkeypatch.setattr(mirroring, "BATCH", 1)
+    monkeypatch.setattr(type(memory), "get_file", failing)
+    with pytest.raises(CorpusError, match=r"b\.txt cannot be fetched: cut off"):
+        mirror("memory://b", tmp_path)
+    assert list(json.loads((tmp_path / STATE).read_text())) == ["a.txt"]
+    monkeypatch.undo()
+    assert mirror("memory://b", tmp_path).fetched == 2
+    assert not list((tmp_path / OBJECTS).glob(".*"))
+
+
+def test_an_object_that_vanishes_meanwhile_is_gone_here(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        put(memory, f"/b/{name}.txt", name)
+    mirror("memory://b", tmp_path)
+    put(memory, "/b/a.txt", "another")
+    put(memory, "/b/b.txt", "another")
+    listed = memory.find("/b", detail=True)
+    memory.rm_file("/b/b.txt")
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: listed)
+    assert mirror("memory://b", tmp_path)[1:3] == (1, 1)
+    assert names(tmp_path) == {"a.txt": "another"}
+
+
+def test_the_state_of_many_objects_is_written_seldom(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        put(memory, f"/b/{number}.txt", "one")
+    written: list[int] = []
+
+    def noted(path: Path, value: Any) -> None:
+        write_json(path, value)
+        written.append(path.stat().st_size)
+
+    monkeypatch.setattr(mirroring, "BATCH", 10)
+    monkeypatch.setattr(mirroring, "write_json", noted)
+    mirror("memory://b", tmp_path)
+    assert sum(written) < 16 * written[-1]
+
+
+def test_what_cannot_be_mirrored_leaves_it_as_it_was(memory: Any, tmp_path: Path) -> None:
+    put(memory, "/b/a.txt", "one")
+    mirror("memory://b", tmp_path)
+    memory.rm_file("/b/a.txt")
+    with pytest.raises(CorpusError, match="holds no objects"):
+        mirror("memory://b", tmp_path)
+    with pytest.raises(CorpusError, match="cannot be listed"):
+        mirror("nothing-like-it://b", tmp_path)
+    assert names(tmp_path) == {"a.txt": "one"}
+
+
+def test_names_that_lead_out_are_refused(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"/b/../../evil.txt": {"type": "file", "size": 1}}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
+    with pytest.raises(CorpusError, match="has a name that is no path"):
+        mirror("memory://b", tmp_path / "m")
+
+
+def test_placeholders_of_folders_are_no_objects(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(memory, "/b/p/sub/x.txt", "one")
+    real = memory.find("/b/p", detail=True)
+    empty = {"type": "file", "size": 0}
+    found = {"/b/p/": empty, "/b/p/sub/": empty, **real}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
+    assert mirror("memory://b/p", tmp_path).objects == 1
+    assert names(tmp_path) == {"sub/x.txt": "one"}
+
+
+def test_an_object_may_take_the_name_of_a_folder(memory: Any, tmp_path: Path) -> None:
+    put(memory, "/b/a/deep/x.txt", "one")
+    mirror("memory://b", tmp_path)
+    memory.rm("/b/a", recursive=True)
+    put(memory, "/b/a", "two")
+    assert mirror("memory://b", tmp_path)[1:] == (1, 1, 1)
+    assert names(tmp_path) == {"a": "two"}
+
+
+def test_an_object_and_a_folder_of_one_name_are_refused(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {name: {"type": "file", "size": 1} for name in ("/b/a", "/b/a/x.txt")}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
+    with pytest.raises(CorpusError, match="'a' has the name of a folder"):
+        mirror("memory://b", tmp_path)
+
+
+def test_two_at_once_do_not_write_into_each_others_files(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(memory, "/b/a.txt", "one")
+    real, beside = type(memory).get_file, list[Any]()
+
+    def slow(self: Any, name: str, target: str, **how: Any) -> None:
+        real(self, name, target, **how)
+        if not beside:
+            beside.append(Thread(target=mirror, args=("memory://b", tmp_path)))
+            beside[0].start()
+            beside[0].join(0.1)
+
+    monkeypatch.setattr(type(memory), "get_file", slow)
+    assert mirror("memory://b", tmp_path).fetched == 1
+    beside[0].join()
+    assert names(tmp_path) == {"a.txt": "one"}
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Start an S3 server on this machine, and yield a client of it."""
+    server = pytest.importorskip("moto.server", reason="moto and its server are not installed")
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    import boto3
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    running = server.ThreadedMotoServer(port=0, verbose=False)
+    running.start()
+    try:
+        host, port = running.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="bucket")
+        yield client
+    finally:
+        running.stop()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_real_s3_server(s3: Any, tmp_path: Path) -> None:
+    def upload(key: str, content: bytes) -> None:
+        s3.put_object(Bucket="bucket", Key=key, Body=content)
+
+    upload("texts/a.jsonl", b'{"text": "one"}\n')
+    upload("texts/sub/b.jsonl", b'{"text": "two"}\n')
+    upload("else.jsonl", b'{"text": "no"}\n')
+
+    def texts() -> list[str]:
+        folder = mirror("s3://bucket/texts", tmp_path / "m").path
+        scan = scan_sources([Source(1, str(folder), glob=("*.jsonl",))], tmp_path / "scan")
+        return [document.text for document in documents_of(scan, scan.digests)]
+
+    assert texts() == ["one", "two"]
+    assert mirror("s3://bucket/texts", tmp_path / "m").fetched == 0
+    upload("texts/a.jsonl", b'{"text": "new"}\n')  # of the same size: only the ETag tells
+    s3.delete_object(Bucket="bucket", Key="texts/sub/b.jsonl")
+    assert mirror("s3://bucket/texts", tmp_path / "m")[1:] == (1, 1, 1)
+    assert texts() == ["new"]
+    assert mirror("s3://bucket/texts/a.jsonl", tmp_path / "one").path.read_bytes() == b'{"text": "new"}\n'
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec.core
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(MissingExtraError, match=r"draftstore\[s3\]"):
+        mirror("s3://bucket", tmp_path)

@@ -1,0 +1,200 @@
+"""The fields of requests: those that reach the model, those that are ignored, and those that are refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.hf.requests import Sampling
+from draftstore.trees.frontier import MAX_BUDGET
+from services.worker.bodies import Body, ChatBody, CompletionBody
+from tests.examples import examples
+from tests.fakes.workers import CHAT, FakeEngine, Worker, refusal
+
+GENERAL = {"model": "small", "stream": True, "stream_options": {"include_usage": True}}
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+NAMED = [{"role": "user", "content": "Hi", "name": "x"}]
+SENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "AIPerf chat": ("chat", {**GENERAL, "messages": NAMED, "max_completion_tokens": 5}),
+    "AIPerf chat, usage in each chunk": ("chat", {**GENERAL, "messages": CHAT, "stream_options": CONTINUOUS}),
+    "AIPerf completions": ("completions", {**GENERAL, "prompt": ["a"], "max_tokens": 5, "min_tokens": 5}),
+    "guidellm chat": (
+        "chat",
+        {
+            **GENERAL, "stream_options": CONTINUOUS, "messages": PARTS, "max_completion_tokens": 5, "stop": None,
+            "ignore_eos": True,
+        },
+    ),
+    "guidellm completions": (
+        "completions",
+        {**GENERAL, "stream_options": CONTINUOUS, "prompt": "a", "max_tokens": 5, "stop": None, "ignore_eos": True},
+    ),
+    "vllm bench serve, openai": (
+        "completions",
+        {
+            **GENERAL, "prompt": "a", "repetition_penalty": 1.0, "max_tokens": 5, "logprobs": None, "ignore_eos": True,
+            "temperature": 0.0,
+        },
+    ),
+    "vllm bench serve, openai-chat": (
+        "chat",
+        {**GENERAL, "messages": PARTS, "max_completion_tokens": 5, "ignore_eos": True, "temperature": 0.0},
+    ),
+    "openai chat": (
+        "chat",
+        {
+            "model": "small", "messages": CHAT, "user": "u", "store": False, "metadata": {"a": "b"}, "n": 1,
+            "service_tier": "auto", "safety_identifier": "s", "prompt_cache_key": "k", "parallel_tool_calls": True,
+            "modalities": ["text"], "response_format": {"type": "text"}, "verbosity": "medium", "logprobs": False,
+            "tool_choice": "auto", "functions": [], "function_call": "none", "stream": False,
+        },
+    ),
+    "openai completions": (
+        "completions",
+        {"model": "small", "prompt": "a", "best_of": 1, "echo": False, "suffix": "", "stop": "", "logprobs": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", SENT)
+def test_what_clients_send_is_answered(worker: Worker, client: str) -> None:
+    what, asked = SENT[client]
+    assert worker.stream(what, **asked) if asked.get("stream") else worker.ask(what, **asked)[0] == 200
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
+def test_null_passes_for_every_optional_field(worker: Worker, kind: type[Body]) -> None:
+    what, needed = ("chat", {"messages": CHAT}) if kind is ChatBody else ("completions", {"prompt": "a"})
+    empty = {name: None for name in kind.model_fields if name not in needed}
+    assert worker.ask(what, **needed, **empty)[0] == 200
+
+
+def test_fields_of_the_openai_client_are_declared() -> None:
+    chat = pytest.importorskip("openai.types.chat.completion_create_params")
+    plain = pytest.importorskip("openai.types.completion_create_params")
+    assert chat.CompletionCreateParamsBase.__annotations__.keys() - ChatBody.model_fields.keys() == set()
+    assert (
+        plain.CompletionCreateParamsBase.__annotations__.keys() - CompletionBody.model_fields.keys() == set()
+    )
+
+
+def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
+    asked: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1,
+        "frequency_penalty": -0.5, "logit_bias": {"7": -100, "9": 1.5}, "seed": -4, "max_tokens": 5,
+        "min_tokens": 3, "ignore_eos": True, "stop_token_ids": [7, 9], "draftstore": {"budget": MAX_BUDGET},
+    }  # fmt: skip
+    assert worker.ask("completions", prompt="zero", **asked)[0] == 200
+    work = engine.works[-1]
+    assert work.sampling == Sampling(0.5, 0.9, 0, 0.1, 1.1, 1.0, -0.5, {7: -100.0, 9: 1.5}, -4)
+    assert (work.max_tokens, work.min_tokens, work.ends([1, 2])) == (5, 3, [7, 9])
+    assert work.budget == MAX_BUDGET
+    assert worker.ask("completions", prompt="zero")[0] == 200
+    assert engine.works[-1].sampling == Sampling()
+    assert engine.works[-1].budget is None
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", ""),
+    ({"prompt": {}}, "prompt", ""),
+    ({"prompt": [True]}, "prompt", ""),
+    ({"prompt": ["a", 5]}, "prompt", ""),
+    ({"prompt": [[1], []]}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "empty"),
+    ({"prompt": [384]}, "prompt", "outside this model's vocabulary"),
+    ({"prompt": [10**400]}, "prompt", "outside this model's vocabulary"),
+    ({"prompt": "a" * 2000}, "prompt", "positions"),
+    ({"max_tokens": 300}, "max_tokens", "at most 256"),
+    ({"max_tokens": 0}, "max_tokens", "greater"),
+    ({"max_tokens": -2}, "max_tokens", "greater"),
+    ({"max_tokens": "5"}, "max_tokens", "integer"),
+    ({"max_tokens": 1.5}, "max_tokens", "integer"),
+    ({"max_tokens": True}, "max_tokens", "integer"),
+    ({"temperature": 2.1}, "temperature", "less"),
+    ({"temperature": 1e999}, "temperature", "finite"),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty", "greater"),
+    ({"min_tokens": 17}, "min_tokens", "at most 16 tokens"),
+    ({"stop_token_ids": [384]}, "stop_token_ids", "384"),
+    ({"stop_token_ids": [3] * 257}, "stop_token_ids", "at most 256"),
+    ({"logit_bias": {"384": 1}}, "logit_bias", "384"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "integer"),
+    ({"seed": 1 << 63}, "seed", "less"),
+    ({"n": 0}, "n", "greater"),
+    ({"n": 7}, "n", "at most 6 answers"),
+    ({"prompt": ["a"] * 7}, "prompt", "at most 6 answers"),
+    ({"stop": [""]}, "stop", "at least 1"),
+    ({"stop": ["a"] * 17}, "stop", "at most 16"),
+    ({"logprobs": 1}, "logprobs", "False"),
+    ({"best_of": 3}, "best_of", "1"),
+    ({"echo": True}, "echo", "False"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+    ({"guided_json": {}}, "guided_json", "not permitted"),
+    ({"max_token": 5}, "max_token", "not permitted"),
+    ({"messages": CHAT}, "messages", "not permitted"),
+    ({"prediction": {"type": "text", "content": "a"}}, "prediction", "content"),
+    ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction", "only text"),
+    ({"draftstore": {"budget": MAX_BUDGET + 1}}, "draftstore", "less"),
+    ({"draftstore": {"budgets": 0}}, "draftstore", "not permitted"),
+]
+
+
+@pytest.mark.parametrize(("asked", "param", "words"), REFUSED)
+def test_completions_that_are_refused(worker: Worker, asked: dict[str, Any], param: str, words: str) -> None:
+    error = refusal(worker.ask("completions", **{"prompt": "a", **asked}), 400)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": ["hi"]}, "messages", "messages.0"),
+        ({"messages": [{"role": ""}]}, "messages", "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "'image_url'"),
+        ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "positions"),
+        ({"tool_choice": "required"}, "tool_choice", "auto"),
+        ({"logprobs": True}, "logprobs", "False"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "null"),
+        ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "no chat template"),
+    ],
+)
+def test_chats_that_are_refused(worker: Worker, asked: dict[str, Any], param: str, words: str) -> None:
+    error = refusal(worker.ask("chat", **{"messages": CHAT, **asked}), 400)
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+CALL = st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": JSON, "arguments": JSON})})
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "system", "x"]) | JSON, "content": JSON},
+    optional={"tool_calls": st.lists(CALL, max_size=2)},
+)
+
+
+@examples(150)
+@given(
+    what=st.sampled_from(["completions", "chat"]),
+    asked=st.dictionaries(
+        st.sampled_from([*ChatBody.model_fields, *CompletionBody.model_fields]), JSON, max_size=4
+    ),
+    prompt=st.text(max_size=5) | st.lists(st.integers(-1, 400), max_size=5),
+    messages=st.lists(MESSAGE, max_size=3),
+)
+def test_whatever_is_asked_is_answered_or_refused(
+    worker: Worker, what: str, asked: dict[str, Any], prompt: Any, messages: Any
+) -> None:
+    needed = {"messages": messages} if what == "chat" else {"prompt": prompt}
+    status, headers, body = worker.post(what, {**needed, **asked})
+    assert status in (200, 400, 404)
+    if status != 200:
+        refusal((status, body), status)
+    else:
+        assert headers["content-type"].split(";")[0] in ("application/json", "text/event-stream")

@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 INPUTS := pyproject.toml constraints.txt
 # Tests start hundreds of processes: what one of them compiled, the others load.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test test-fresh test-new test-vllm lint format prefect bench gpu lock clean
+.PHONY: help quickstart setup test test-all test-fresh test-new test-vllm lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,13 +18,16 @@ quickstart: .venv/.quickstart  ## Install, build stores of the Python source on 
 
 setup: .venv/.dev  ## Install everything for development
 
-test: .venv/.dev  ## Install and run all tests (real texts: DRAFTSTORE_TEST_DATA=...; ARGS='-m "not slow"' for the fast ones)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
+test: .venv/.dev  ## Install and run what a change must pass (8 minutes; real texts: DRAFTSTORE_TEST_DATA=...)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+
+test-all: .venv/.dev  ## Run all tests: slow ones, whole journeys and browsers too (25 minutes)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-fresh:  ## Run make test in ten fresh clones with empty homes, three at once and seven alone (3 hours; ARGS='1 0': once)
 	tests/fresh.sh $(ARGS)
 
-test-new: .venv/.dev  ## Run the property tests with ten times as many examples, other ones every time (15 minutes; ARGS=tests/unit/search)
+test-new: .venv/.dev  ## Run the property tests with a thousand examples, other ones every time (15 minutes; ARGS=tests/unit/search)
 	$(BIN)/python -m pytest --numprocesses auto --hypothesis-profile new -m hypothesis $(or $(ARGS),tests)
 
 test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this CPU, in .venv-vllm (2 GB; ARGS='-s' shows tokens a pass)

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     remove_stale_kernels(Path(draftstore.__file__).parent)
     # Machines are busy, and kernels are compiled first. The same examples come on every machine and in every run.
     patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("same", patient, derandomize=True)
+    settings.register_profile("same", patient, derandomize=True, max_examples=25)
     settings.register_profile("new", patient, max_examples=1_000, print_blob=True)
     settings.load_profile(config.getoption("--hypothesis-profile") or "same")
 

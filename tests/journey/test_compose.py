@@ -37,7 +37,6 @@ KEYS = {
     "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "logging",
     "mem_limit", "ports", "profiles", "restart", "shm_size", "stop_grace_period", "volumes",
 }  # fmt: skip
-CONDITIONS = {"service_healthy", "service_completed_successfully"}
 SECONDS = 300.0
 
 Services = dict[str, dict[str, Any]]
@@ -76,118 +75,66 @@ def one_shot(service: dict[str, Any]) -> bool:
     return service.get("restart") == "no"
 
 
-def test_only_keys_that_are_known_are_used(compose: dict[str, Any], services: Services) -> None:
-    assert {key for key in compose if not key.startswith("x-")} == {"name", "services", "volumes"}
+def test_services_are_pinned_bounded_and_closed_to_others(
+    compose: dict[str, Any], services: Services
+) -> None:
     for name, service in services.items():
         assert service.keys() <= KEYS, name
-
-
-def test_images_are_pinned(services: Services, dockerfile: list[list[str]]) -> None:
-    for image in [service["image"] for service in services.values()] + [dockerfile[0][1]]:
-        assert re.search(r":\d+\.\d+", image), image
-        assert "latest" not in image
-
-
-def test_the_images_of_the_project_have_its_version(services: Services) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    built = {service["image"]: str(service["build"]) for service in services.values() if "build" in service}
-    assert built.keys() == {f"draftstore:{version}", f"draftstore-worker:{version}"}
-    assert len(set(built.values())) == len(built)  # each image is built in one way
-
-
-def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(services: Services) -> None:
-    assert {name for name, service in services.items() if "profiles" in service} == {"worker"}
-    worker = services["worker"]
-    assert worker["profiles"] == ["gpu"]
-    [device] = worker["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
-    assert not any("worker" in service.get("depends_on", {}) for service in services.values())
-
-
-def test_every_service_has_a_health_check_or_ends(services: Services) -> None:
-    for name, service in services.items():
+        assert re.search(r":\d+\.\d+", service["image"]), name
+        assert service["mem_limit"], name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
         assert ("healthcheck" in service) != one_shot(service), name
-
-
-def test_dependencies_exist_and_can_be_met(services: Services) -> None:
-    for name, service in services.items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         for target, rule in service.get("depends_on", {}).items():
-            assert rule["condition"] in CONDITIONS
-            wanted = "service_completed_successfully" if one_shot(services[target]) else "service_healthy"
-            assert rule["condition"] == wanted, f"{name} on {target}"
-    order(services, "gpu")  # no circles
-
-
-def test_volumes_are_declared_and_used(compose: dict[str, Any], services: Services) -> None:
+            done = "service_completed_successfully" if one_shot(services[target]) else "service_healthy"
+            assert rule["condition"] == done, f"{name} on {target}"
     mounted = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
     assert {name for name in mounted if not name.startswith((".", "/"))} == set(compose["volumes"])
 
 
-def test_ports_are_open_to_this_machine_alone(services: Services) -> None:
-    published = [port for service in services.values() for port in service.get("ports", [])]
-    assert published
-    assert all(port.startswith("127.0.0.1:") for port in published)
+def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(services: Services) -> None:
+    assert {name: service["profiles"] for name, service in services.items() if "profiles" in service} == {
+        "worker": ["gpu"]
+    }
+    [device] = services["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert not any("worker" in service.get("depends_on", {}) for service in services.values())
 
 
-def test_secrets_come_from_the_environment() -> None:
+def test_secrets_come_from_the_environment(services: Services) -> None:
     lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
     for line in lines:
         if "PASSWORD" in line and not line.startswith("#"):
             assert re.search(r"\$\{(POSTGRES|READER)_PASSWORD:-[a-z]+\}", line)
         if "AUTH_STRING" in line and not line.startswith("#"):
             assert '"${PREFECT_AUTH_STRING:?' in line  # a default would be known to everybody
-
-
-def test_no_service_fills_the_memory_or_the_disk(services: Services) -> None:
-    for name, service in services.items():
-        assert service["mem_limit"], name
-        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
-
-
-def test_prefect_has_a_database_of_its_own_and_asks_for_a_password(services: Services) -> None:
-    server = services["prefect-server"]["environment"]
-    assert server["PREFECT_SERVER_DATABASE_CONNECTION_URL"].endswith("@postgres:5432/prefect")
-    assert server["PREFECT_SERVER_API_AUTH_STRING"] == AUTH
-    assert "*" not in server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
     clients = {name for name, service in services.items() if AUTH in service.get("environment", {}).values()}
     assert clients == {"prefect-server", "flows"}
 
 
-def test_kernels_are_compiled_in_the_image(dockerfile: list[list[str]]) -> None:
+def test_the_images_are_what_the_project_is(dockerfile: list[list[str]], services: Services) -> None:
+    """Their version, extras, files and kernels; they run as an unprivileged user."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    version, builds = project["version"], [service for service in services.values() if "build" in service]
+    assert {service["image"] for service in builds} == {
+        f"draftstore:{version}",
+        f"draftstore-worker:{version}",
+    }
+    (usual,) = [words[1] for words in dockerfile if words[0] == "ARG"]
+    named = [service["build"] for service in builds if isinstance(service["build"], dict)]
+    for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in named)]:
+        assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for words in dockerfile:
+        for source in words[1:-1] if words[0] == "COPY" else []:
+            assert (ROOT / source).exists(), source
+            assert f"!{source.split('/')[0]}" in ignored, source
     (code,) = (words[-1] for words in dockerfile if words[:2] == ["RUN", "python"])
     statement, _, call = code.partition("; ")
     names: dict[str, Any] = {}
     exec(statement, names)
     assert callable(names[call.removesuffix("()")])
-
-
-def test_what_the_dockerfile_copies_exists_and_is_not_ignored(dockerfile: list[list[str]]) -> None:
-    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert "*" in ignored
-    for words in dockerfile:
-        for source in words[1:-1] if words[0] == "COPY" else []:
-            assert (ROOT / source).exists(), source
-            assert f"!{source.split('/')[0]}" in ignored, source
-
-
-def test_the_images_have_extras_that_exist_under_the_constraints(
-    dockerfile: list[list[str]], services: Services
-) -> None:
-    (install,) = [words for words in dockerfile if words[:3] == ["RUN", "pip", "install"]]
-    assert install[install.index("--constraint") + 1] == "constraints.txt"
-    assert install[-1] == ".[${EXTRAS}]"
-    (usual,) = [words[1] for words in dockerfile if words[0] == "ARG"]
-    builds = [service["build"] for service in services.values() if isinstance(service.get("build"), dict)]
-    assert {build["context"] for build in builds} == {"."}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in builds)]:
-        assert set(extras.split(",")) <= set(project["optional-dependencies"])
-
-
-def test_the_image_runs_as_an_unprivileged_user(dockerfile: list[list[str]]) -> None:
-    users = [words[1] for words in dockerfile if words[0] == "USER"]
-    assert users == ["draftstore"]
-    assert dockerfile[-1][0] == "CMD"
+    assert [words[1] for words in dockerfile if words[0] == "USER"] == ["draftstore"]
 
 
 def order(services: Services, *profiles: str) -> list[str]:
@@ -320,9 +267,13 @@ def machine(services: Services, dockerfile: list[list[str]]) -> Iterator[Machine
 
 
 @pytest.mark.slow
-def test_every_service_starts_by_its_own_command_and_is_healthy(
-    machine: Machine, services: Services, tmp_path: Path
+def test_every_service_starts_by_its_own_command_and_a_release_drafts_in_the_worker(
+    machine: Machine, services: Services, data: Path, tmp_path: Path
 ) -> None:
+    """The worker on the processor, and with a model that is at hand."""
+    model = data / "models" / "stories260K"
+    machine.place("HuggingFaceTB/SmolLM2-135M-Instruct", model)
+    machine.place("/var/cache/draftstore", "")  # kernels that were compiled here are good enough
     # Prefect wants the extension pg_trgm, which the image's PostgreSQL has, and the wheel's has not.
     database = services["prefect-server"]["environment"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     machine.place(database, f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
@@ -331,82 +282,15 @@ def test_every_service_starts_by_its_own_command_and_is_healthy(
     assert "CREATE DATABASE" in machine.log("prefect-database")
     machine.start("prefect-database")  # as the next `docker compose up` does
     assert "CREATE DATABASE" not in machine.log("prefect-database")
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{machine.server_port}/api/deployments/filter",
-        data=b"{}",
-        headers={"Content-Type": "application/json"},
-    )
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(request, timeout=60)
-    request.add_header("Authorization", f"Basic {base64.b64encode(AUTH.encode()).decode()}")
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        deployments = json.load(answer)
-    assert {deployment["name"] for deployment in deployments} == {"default"}
-    ran = subprocess.run(
-        ["draftstore", "releases", "list", "--json"],
-        cwd=ROOT,
-        env=machine.environment("flows"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == []
-
-
-@pytest.mark.slow
-def test_the_lookup_service_serves_what_is_published(
-    machine: Machine, services: Services, small_crest: Path
-) -> None:
-    for name in ("postgres", "migrate", "lookup"):
-        machine.start(name)
-    subprocess.run(
-        ["draftstore", "releases", "publish", "chat", str(small_crest)],
-        cwd=ROOT,
-        env=machine.environment("flows"),
-        check=True,
-    )
-    url = f"http://127.0.0.1:{machine.lookup_port}/v1"
-    body = json.dumps({"release": "chat", "text": "the"}).encode()
-    request = urllib.request.Request(f"{url}/draft", body, {"Content-Type": "application/json"})
-    end = time.monotonic() + SECONDS
-    while "chat" not in urllib.request.urlopen(f"{url}/releases", timeout=SECONDS).read().decode():
-        assert time.monotonic() < end, machine.log("lookup")
-        time.sleep(0.1)
-    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        assert json.load(answer)["drafts"][0]["nodes"]
-
-
-@pytest.mark.slow
-def test_the_decoding_worker_drafts_from_a_release(
-    machine: Machine, services: Services, data: Path, tmp_path: Path
-) -> None:
-    """On the processor, and with a model that is at hand."""
-    pytest.importorskip("transformers")
-    model = data / "models" / "stories260K"
-    machine.place("HuggingFaceTB/SmolLM2-135M-Instruct", model)
-    machine.place("/var/cache/draftstore", "")  # kernels that were compiled here are good enough
-    for name in ("postgres", "migrate", "lookup"):
-        machine.start(name)
+    check_that_prefect_has_deployments_and_a_password(machine)
     machine.launch("worker")  # it waits for the release
-    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
-    (tmp_path / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
-    build_rest(
-        RestOptions(corpus=(tmp_path / "tales.jsonl",), name="tales"),
-        load_tokenizer(model),
-        tmp_path / "tales",
-        workers=1,
-    )
-    subprocess.run(
-        ["draftstore", "releases", "publish", "chat", str(tmp_path / "tales")],
-        cwd=ROOT,
-        env=machine.environment("flows"),
-        check=True,
-    )
+    publish_tales(machine, model, tmp_path)
     machine.wait("worker")
-    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}).encode()
-    url = f"http://127.0.0.1:{machine.worker_port}/v1/completions"
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{machine.worker_port}/v1/completions",
+        json.dumps({"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}).encode(),
+        {"Content-Type": "application/json"},
+    )
 
     def answer() -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -417,3 +301,30 @@ def test_the_decoding_worker_drafts_from_a_release(
 
     # Drafts that take more than 2 ms are not waited for: on a busy machine, an answer may come without any.
     until(lambda: answer()["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0)
+
+
+def check_that_prefect_has_deployments_and_a_password(machine: Machine) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{machine.server_port}/api/deployments/filter",
+        data=b"{}",
+        headers={"Content-Type": "application/json"},
+    )
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=60)
+    request.add_header("Authorization", f"Basic {base64.b64encode(AUTH.encode()).decode()}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert {deployment["name"] for deployment in json.load(answer)} == {"default"}
+
+
+def publish_tales(machine: Machine, model: Path, folder: Path) -> None:
+    """Publish a store of what the model of the test says, by the command of the image."""
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    (folder / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
+    options = RestOptions(corpus=(folder / "tales.jsonl",), name="tales")
+    build_rest(options, load_tokenizer(model), folder / "tales", workers=1)
+    subprocess.run(
+        ["draftstore", "releases", "publish", "chat", str(folder / "tales")],
+        cwd=ROOT,
+        env=machine.environment("flows"),
+        check=True,
+    )

@@ -1,6 +1,5 @@
 """What README and docs say is run: every command line and Python example, on stores of the quickstart's kind."""
 
-import json
 import os
 import shlex
 import shutil
@@ -13,12 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import polars as pl
 import pytest
 
 from draftstore.stores.registry import open_store
-from draftstore.text.tokenizer import load_tokenizer
 from schema.db.database import READER_VARIABLE, URL_VARIABLE
 from schema.db.home import HOME_VARIABLE
 from tests import ROOT
@@ -72,82 +68,10 @@ def answers(checkout: Path) -> dict[str, str]:
     return {command: run(shlex.split(command), checkout) for command in commands}
 
 
-def rows_of(checkout: Path, part: str) -> list[dict[str, Any]]:
-    """Return the rows that answer the one question of the pages with `part` in it."""
-    (command,) = [command for command in COMMANDS if command.startswith("sql ") and part in command]
-    rows: list[dict[str, Any]] = json.loads(run([*shlex.split(command), "--json"], checkout))
-    return rows
-
-
-def counts_of(checkout: Path, n: int) -> pl.DataFrame:
-    """Return all n-grams of one length with their counts, the most common first, then in token order."""
-    table = pl.read_parquet(checkout / "data" / "ngrams" / f"n{n}.parquet")
-    return table.sort("count", descending=True, maintain_order=True)
-
-
 @pytest.mark.slow
 def test_every_command_of_the_pages_runs(answers: dict[str, str]) -> None:
     for command, printed in answers.items():
         assert printed, f"draftstore {command} printed nothing"
-
-
-@pytest.mark.slow
-def test_the_most_common_ngrams_are_those_of_the_counts(answers: dict[str, str], checkout: Path) -> None:
-    counts = counts_of(checkout, 3)
-    tokenizer = load_tokenizer(checkout / "data" / "ngrams" / "tokenizer")
-    rows = rows_of(checkout, "FROM top_ngrams")
-    assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5]
-    for row, (*tokens, count) in zip(rows, counts.head(5).iter_rows(), strict=True):
-        assert row["count"] == count
-        assert float(row["per_million"]) == pytest.approx(1e6 * count / counts["count"].sum(), abs=0.51)
-        assert row["text"].replace("\\n", "\n") == tokenizer.decode(np.array(tokens, np.int32))
-
-
-@pytest.mark.slow
-def test_totals_and_curve_are_those_of_the_counts(answers: dict[str, str], checkout: Path) -> None:
-    totals = {row["n"]: row for row in rows_of(checkout, "FROM ngram_totals")}
-    covered = {(row["n"], row["top"]): row["percent"] for row in rows_of(checkout, "ngram_share(")}
-    for n in range(1, 6):
-        counts = counts_of(checkout, n)["count"].to_numpy()
-        assert totals[n]["distinct_ngrams"] == len(counts)
-        assert totals[n]["total"] == counts.sum()
-        assert totals[n]["once"] == (counts == 1).sum()
-        assert float(totals[n]["mean_count"]) == pytest.approx(counts.mean(), abs=0.006)
-        for top in (100, 10_000, 1_000_000):
-            assert float(covered[n, top]) == pytest.approx(100 * counts[:top].sum() / counts.sum(), abs=0.51)
-
-
-@pytest.mark.slow
-def test_what_a_build_kept_is_what_its_store_says(answers: dict[str, str], checkout: Path) -> None:
-    kept = pl.read_parquet(checkout / "data" / "small" / "kept.parquet")
-    best = rows_of(checkout, "FROM kept_ngrams")
-    for name in ("rank", "n", "count", "nodes", "bytes"):
-        assert [row[name] for row in best] == kept.sort("rank").head(10)[name].to_list()
-    by_n = kept.group_by("n").agg(
-        pl.len(), pl.col("nodes").mean(), pl.col("raw_bytes", "bytes").sum(), pl.col("count").sum()
-    )
-    sizes = {row["n"]: row for row in rows_of(checkout, "FROM tree_sizes")}
-    stored = {row["n"]: row for row in rows_of(checkout, "FROM bytes_by_n")}
-    covered = {row["n"]: row for row in rows_of(checkout, "FROM kept_coverage")}
-    for n, entries, nodes, raw, packed, occurrences in by_n.iter_rows():
-        assert sizes[n]["entries"] == covered[n]["kept"] == entries
-        assert float(sizes[n]["mean_nodes"]) == pytest.approx(nodes, abs=0.006)
-        assert float(stored[n]["raw_bytes_per_entry"]) == pytest.approx(raw / entries, abs=0.06)
-        assert float(stored[n]["bytes_per_entry"]) == pytest.approx(packed / entries, abs=0.06)
-        share = occurrences / counts_of(checkout, n)["count"].sum()
-        assert float(covered[n]["percent"]) == pytest.approx(100 * share, abs=0.51)
-
-
-@pytest.mark.slow
-def test_two_builds_compare_as_their_stores_do(answers: dict[str, str], checkout: Path) -> None:
-    kept = [pl.read_parquet(checkout / "data" / name / "kept.parquet") for name in ("small", "smaller")]
-    ngrams = [{tuple(tokens) for tokens in table["tokens"].to_list()} for table in kept]
-    for row in rows_of(checkout, "compare_builds("):
-        left, right = ({ngram for ngram in one if row["n"] in (None, len(ngram))} for one in ngrams)
-        found = (row["kept_by_both"], row["only_a"], row["only_b"])
-        assert found == (len(left & right), len(left - right), len(right - left))
-    (live,) = rows_of(checkout, "FROM live_releases")
-    assert (live["release"], live["build"], live["kind"]) == ("code", "small", "crest")
 
 
 @pytest.mark.slow

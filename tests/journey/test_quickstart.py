@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from draftstore.cli import main
-from draftstore.errors import CorpusError, MissingExtraError
+from draftstore.errors import CorpusError
 from draftstore.storage.manifest import load_manifest
 from draftstore.text import python_source as quickstart
 from draftstore.text.python_source import (
     OUTPUT_CHARACTERS,
     PROMPT_CHARACTERS,
     Source,
-    default_folders,
     find_sources,
     hold_out,
     quickstart_tokenizer,
@@ -79,21 +78,9 @@ def test_sources_are_found_once(folder: Path) -> None:
     assert found == names(find_sources([folder, folder]))
 
 
-def test_the_size_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quickstart, "MAX_CHARACTERS", 20_000)
-    sizes = [len(source.text) for source in find_sources([folder])]
-    assert sum(sizes[:-1]) <= 20_000 < sum(sizes)
-
-
 def test_no_source(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="no Python source found: name a folder with --source"):
         find_sources([tmp_path, tmp_path / "absent"])
-
-
-def test_the_default_folders_hold_python() -> None:
-    folders = default_folders()
-    assert len(folders) == len(set(folders)) > 0
-    assert (folders[0] / "json" / "__init__.py").is_file()
 
 
 def test_the_choice_depends_on_the_texts_alone(folder: Path) -> None:
@@ -106,13 +93,6 @@ def test_the_choice_depends_on_the_texts_alone(folder: Path) -> None:
     shuffled = random.Random(1).sample(sources, len(sources))
     assert sorted(hold_out(shuffled, count=4)[1]) == sorted(held)
     assert set(hold_out(sources, count=2)[1]) < set(held)
-
-
-@pytest.mark.parametrize("seeds", [[], [1], [1, 2]])
-def test_too_few_files(seeds: list[int]) -> None:
-    sources = [Source(f"{seed}.py", source_text(seed)) for seed in seeds]
-    with pytest.raises(CorpusError, match=r"^\d Python files? (is|are) too few .* with --source$"):
-        hold_out(sources)
 
 
 def test_what_is_written(tmp_path: Path) -> None:
@@ -155,13 +135,6 @@ def test_a_tokenizer_is_trained_where_no_package_has_one(
     assert len(tokenizer.encode(sources[0].text, bos=False)) < len(sources[0].text) * 0.6
     again, _ = quickstart_tokenizer(tmp_path, [])  # kept, not trained again
     assert again.fingerprint == tokenizer.fingerprint
-
-
-@pytest.mark.usefixtures("no_package")
-def test_training_needs_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingExtraError, match=r"draftstore\[build\]"):
-        quickstart_tokenizer(tmp_path, [Source("a.py", "x = 1")])
 
 
 def test_a_package_is_preferred(tmp_path: Path) -> None:
@@ -209,15 +182,6 @@ def test_the_command(
     assert (few["held_out"], few["budget"]) == (1, 3)
     for row in few["replay"].values():
         assert (row["rows"], row["nodes_mean"] <= 3) == (1, True)
-
-
-def test_wrong_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--held-out", "--budget"):
-        monkeypatch.setattr(sys, "argv", ["draftstore", "quickstart", option, "0"])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert stop.value.code == 2
-        assert f"Invalid value for '{option}'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -84,3 +84,11 @@ def test_every_test_that_the_pages_name_is_there() -> None:
         for file, _, test in re.findall(r"`(?:tests/\S+/)?(test_\w+\.py)(::(\w+))?`", read_page(name).text):
             assert f"{file}\n" in tests, f"{name}: {file}"
             assert not test or re.search(rf"(def|class) {test}\b", tests), f"{name}: {test}"
+
+
+def test_every_row_of_the_page_on_security_names_a_test() -> None:
+    rows = [line for line in read_page("docs/security.md").text.splitlines() if line.startswith("| ")]
+    attacks = [row for row in rows if not row.startswith("| attack ") and "---" not in row]
+    assert len(attacks) > 30
+    for row in attacks:
+        assert "test_" in row or row.endswith("| the same |"), row

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,8 @@ from tests.fakes.sites import running_site
 FOLDER = ROOT / "services" / "monitoring"
 ADDED = {"instance", "job"}
 """Labels that Prometheus adds."""
-PREFIXES = "draftstore_", "process_", "vllm:"
-JOINS = {"and", "by", "on", "or"}
-FUNCTIONS = {"absent", "changes", "count", "histogram_quantile", "increase", "max", "rate", "sum", "vector"}
-GRAMMAR = re.compile(
-    r"""
-    \s*(?: (?P<string> "[^"\\]*")
-         | (?P<duration> \[(?: \d+[smhd] | \$__rate_interval )\](?: \s+offset\s+\d+[smhd])?)
-         | (?P<number> \d+(?:\.\d+)?)
-         | (?P<name> [a-zA-Z_][\w:]*)
-         | (?P<operator> [=!]~ | [<>=!]= | [-+*/<>=(){},]) )
-    """,
-    re.VERBOSE,
-)
+METRIC = re.compile(r"\b(?:draftstore_|process_|vllm:)\w+")
+LABELS = re.compile(r"\b(?:by|on) ?\(([^)]*)\)|\{([^}]*)\}")
 
 
 @pytest.fixture(scope="module")
@@ -64,86 +52,29 @@ def expressions() -> list[str]:
     return [rule["expr"] for rule in rules()] + [target["expr"] for target in targets]
 
 
-def words_of(expression: str) -> Iterator[tuple[str, str]]:
-    """Yield kind and text of every word; fail at what belongs into no expression."""
-    place = 0
-    while place < len(expression.rstrip()):
-        found = GRAMMAR.match(expression, place)
-        assert found, f"{expression!r} at {expression[place:]!r}"
-        place = found.end()
-        assert found.lastgroup
-        yield found.lastgroup, found[found.lastgroup]
-
-
-def check_brackets(words: list[tuple[str, str]]) -> None:
-    """Check that brackets close in order, and that a duration follows a series."""
-    opened: list[str] = []
-    before = ""
-    for kind, word in words:
-        if kind == "operator" and word in "({":
-            opened.append(word)
-        elif kind == "operator" and word in ")}":
-            assert opened.pop() + word in ("()", "{}")
-        elif kind == "duration":
-            assert before == "}" or before.startswith(PREFIXES)
-        before = word
-    assert opened == []
+def labels_of(expression: str) -> set[str]:
+    """Return the labels that an expression selects or groups by."""
+    lists = ["".join(found) for found in LABELS.findall(expression)]
+    return {
+        label for one in lists for label in re.findall(r"(\w+)(?=\s*(?:[=!,]|$))", re.sub('"[^"]*"', "", one))
+    }
 
 
 @pytest.mark.parametrize("expression", expressions())
 def test_expressions_use_what_is_emitted(emitted: dict[str, set[str]], expression: str) -> None:
-    words = list(words_of(expression))
-    check_brackets(words)
-    metrics = {word for kind, word in words if kind == "name" and word.startswith(PREFIXES)}
+    metrics = set(METRIC.findall(expression))
     assert metrics
-    assert metrics - emitted.keys() == set()
-    labels = {label for metric in metrics for label in emitted[metric]} | ADDED
-    for place, (kind, word) in enumerate(words):
-        if kind != "name" or word in metrics:
-            continue
-        following = words[place + 1][1]
-        if following == "(" and words[place - 1][1] not in ("by", "on"):
-            assert word in FUNCTIONS | JOINS
-        elif word in FUNCTIONS:
-            assert following == "by"
-        elif word not in JOINS:
-            assert word in labels
+    assert metrics <= emitted.keys()
+    assert labels_of(expression) <= {label for metric in metrics for label in emitted[metric]} | ADDED
+    for opened, closed in ("()", "{}", "[]"):
+        assert expression.count(opened) == expression.count(closed)
 
 
 def test_alerts_say_how_bad_it_is_and_what_to_do(emitted: dict[str, set[str]]) -> None:
-    names = [rule["alert"] for rule in rules()]
-    assert len(set(names)) == len(names) > 10
+    assert len({rule["alert"] for rule in rules()}) == len(rules())
     for rule in rules():
-        assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
-        assert re.fullmatch(r"[A-Z]\w+", rule["alert"])
-        assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"].keys() == {"summary", "description"}
         used = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
-        metrics = {word for kind, word in words_of(rule["expr"]) if word.startswith(PREFIXES)}
+        metrics = METRIC.findall(rule["expr"])
         assert used <= {label for metric in metrics for label in emitted[metric]} | ADDED
-
-
-def test_the_dashboard_is_whole(emitted: dict[str, set[str]]) -> None:
-    document = json.loads((FOLDER / "dashboard.json").read_text())
-    assert document["uid"] == "draftstore"
-    assert len({panel["id"] for panel in panels()}) == len(panels())
-    cells: set[tuple[int, int]] = set()
-    for panel in panels():
-        place = panel["gridPos"]
-        covered = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert max(x for x, _ in covered) < 24
-        assert not covered & cells
-        cells |= covered
-        if panel["type"] != "row":
-            assert panel["title"]
-            assert panel["description"]
-            assert panel["datasource"]["uid"] == "${datasource}"
-    [source, instance] = document["templating"]["list"]
-    assert (source["name"], instance["name"]) == ("datasource", "instance")
-    named = re.findall(r"draftstore_\w+", instance["query"]["query"])
-    assert set(named) <= emitted.keys()

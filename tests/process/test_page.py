@@ -1,7 +1,9 @@
 """The page for people, in a real browser."""
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 
 import pytest
 from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver import Chrome, Keys
+from selenium.webdriver import Chrome, ChromeOptions, Keys
+from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -17,11 +20,15 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
 from services.lookup import page
-from tests.fakes.browsers import needs_browser, open_browser
 from tests.fakes.sites import Running, browse, grant, running_site, serving
 from tests.fakes.waiting import SECONDS
 
-pytestmark = needs_browser
+BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(
+    not (BROWSER and DRIVER),
+    reason="no browser to test the page in: apt-get install chromium chromium-driver",
+)
+pytestmark = [needs_browser, pytest.mark.slow]
 EVIL = "say <script>document.title='owned'</script> now\n\tand <img src=x onerror=\"document.title='owned'\"> twice"
 TEXT = "The quick brown"
 
@@ -47,9 +54,17 @@ def address(site: Running) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def chrome() -> Iterator[Chrome]:
-    with open_browser() as chrome:
-        yield chrome
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """Start a browser without a window and with an empty profile; Selenium downloads nothing."""
+    options = ChromeOptions()
+    options.binary_location = str(BROWSER)
+    profile = f"--user-data-dir={tmp_path_factory.mktemp('profile')}"
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--lang=en-US", profile):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = Chrome(options, Service(DRIVER, env={**os.environ, "SE_OFFLINE": "true"}))
+    yield chrome
+    chrome.quit()
 
 
 @pytest.fixture

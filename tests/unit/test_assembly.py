@@ -78,6 +78,10 @@ def test_its_stores_are_in_use_until_it_is_closed(small_store: Path, small_token
             exclusive(small_store) as free,
         ):
             assert free is not in_use
+    with pytest.raises(StoreError, match="not a store"):  # what comes after it cannot be opened
+        assembled(Sources(stores=(small_store, small_store.parent), request=False), small_tokenizer)
+    with exclusive(small_store) as free:
+        assert free
 
 
 def test_several_sources_become_a_mixture(
@@ -104,11 +108,6 @@ def test_a_foreign_tokenizer_is_refused_with_both_names(
             assemble(
                 Sources(stores=(path,), request=False), vocab_size=small_tokenizer.vocab_size, tokenizer=OTHER
             )
-
-
-def test_what_is_no_store_is_refused(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
-    with pytest.raises(StoreError, match="not a store"):
-        assembled(Sources(stores=(tmp_path,), request=False), small_tokenizer)
 
 
 def test_ids_that_the_model_does_not_know_are_cut_out(
@@ -249,17 +248,11 @@ def test_a_dense_store_and_a_model_of_other_ids(
     assert nodes > 0
 
 
-@pytest.mark.parametrize("name", ["small_store", "small_crest"])
 def test_a_store_that_was_cut_is_left_out(
-    name: str,
-    tmp_path: Path,
-    small_tokenizer: TextTokenizer,
-    request: pytest.FixtureRequest,
-    caplog: pytest.LogCaptureFixture,
+    small_store: Path, tmp_path: Path, small_tokenizer: TextTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = request.getfixturevalue(name)
-    contexts = some_contexts(path)
-    copied = Path(shutil.copytree(path, tmp_path / "copied"))
+    contexts = some_contexts(small_store)
+    copied = Path(shutil.copytree(small_store, tmp_path / "copied"))
     with (
         assembled(Sources(stores=(copied,), request=False), small_tokenizer) as alone,
         assembled(Sources(stores=(copied,), request=True), small_tokenizer) as mixed,
@@ -271,10 +264,7 @@ def test_a_store_that_was_cut_is_left_out(
         for context in contexts:
             assert len(draft(alone, context)) == 0
         assert draft(mixed, [5, 6, 5]).tokens[0] == 6
-    assert [record.getMessage() for record in caplog.records] == [
-        f"a source of drafts is left out from now on: {copied / largest} was cut: stores are replaced, never written "
-        "to; build it again"
-    ] * 2
+    assert [f"{copied / largest} was cut" in record.getMessage() for record in caplog.records] == [True] * 2
 
 
 def test_recycled_candidates_are_a_start_for_their_own_model(
@@ -308,15 +298,6 @@ def test_a_release_of_the_lookup_service_drafts_as_the_store(
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
             for context in some_contexts(small_store):
                 assert draft(assembly, context) == alone.session(context).propose(32)
-
-
-def test_a_lookup_without_a_release_says_what_is_served(
-    small_store: Path, small_tokenizer: TextTokenizer
-) -> None:
-    with serving({"chat": small_store}) as lookups:
-        sources = Sources(lookup=str(lookups.socket), deadline=SECONDS, request=False)
-        with pytest.raises(DraftstoreError, match="name one; it serves chat"):
-            assembled(sources, small_tokenizer)
 
 
 def test_a_dense_release_drafts_as_the_store_for_its_own_model(
@@ -358,21 +339,3 @@ def test_the_lookup_service_is_checked_at_the_start(
         assembled(Sources(lookup=str(tmp_path / "none.sock"), release="chat", request=False), small_tokenizer)
     with pytest.raises(DraftstoreError, match="is named: name one"):
         assembled(Sources(lookup=str(tmp_path / "none.sock"), request=False), small_tokenizer)
-
-
-def test_what_was_opened_is_closed(
-    monkeypatch: pytest.MonkeyPatch, small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer
-) -> None:
-    closed = []
-    opened = [open_store(small_store), open_store(small_crest)]
-    for store in opened:
-        monkeypatch.setattr(store, "close", lambda store=store: closed.append(store))
-    stores = dict(zip((small_store, small_crest), opened, strict=True))
-    monkeypatch.setattr("draftstore.assembly.open_store", lambda path, _backend: stores[path])
-    with assembled(Sources(stores=(small_store, small_crest), request=True), small_tokenizer):
-        assert closed == []
-    assert closed == opened[::-1]
-    closed.clear()
-    with pytest.raises(StoreError, match="not a store"):  # what comes after it cannot be opened
-        assembled(Sources(stores=(small_store, small_store.parent), request=False), small_tokenizer)
-    assert closed == opened[:1]

@@ -97,12 +97,6 @@ READ = """
             "from draftstore.text.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1])",
             None,
         ),
-        (
-            "huggingface_hub",
-            "from draftstore.text.tokenizer import load_tokenizer; load_tokenizer('organisation/model')",
-            None,
-        ),
-        ("jinja2", "from draftstore.text.chat import compile_template; compile_template('x')", None),
         ("pyarrow", READ, "c.parquet"),
     ],
 )
@@ -112,13 +106,6 @@ def test_a_missing_extra_is_named_where_it_is_needed(
     argument = small_store / "tokenizer" if file is None else write_texts(tmp_path / file, 1)
     message = python(BLOCK + MISSING.format(code=code), argument)
     assert message == f"the package {package!r} is not installed: pip install 'draftstore[build]'"
-
-
-@pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_decoding_names_its_extra(package: str) -> None:
-    code = BLOCK.replace(repr(EXTRAS), repr((package,)))
-    message = python(code + MISSING.format(code="from draftstore.hf import generate"))
-    assert message == f"the package {package!r} is not installed: pip install 'draftstore[hf]'"
 
 
 def test_the_command_says_which_extra_is_missing(small_store: Path) -> None:

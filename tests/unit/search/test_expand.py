@@ -264,7 +264,7 @@ def test_powers_are_powers(exponent: float) -> None:
     assert power_of(81.0, 0.75) == 27.0
 
 
-SAMPLED = {"longest": "", "backoff": ""}
+SAMPLED = {"longest": "72d7439d7523e1c7", "backoff": "dfe5f2841fb219e7"}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -277,7 +277,7 @@ def test_drafts_are_the_same_bytes_on_every_machine(strategy: str) -> None:
     trees = hashlib.sha256()
     for rows, budget in [(8, 64), (40, 64), (512, 16)]:
         rule = STRATEGIES[strategy]._replace(rows=rows)
-        for document in documents:
-            tree, match, count = draft(index, rule, document[100:116], budget)
+        for number, document in enumerate(documents):
+            tree, match, count = draft(index, rule, document[100 : 101 + number % 8], budget)
             trees.update(tree.to_bytes() + bytes([match]) + count.to_bytes(4))
     assert trees.hexdigest()[:16] == SAMPLED[strategy]

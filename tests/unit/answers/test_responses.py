@@ -1,7 +1,6 @@
 """A model's own answers: those of plain decoding one by one, whatever the batch and wherever a run was cut off."""
 
 import json
-import os
 import random
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,7 +16,7 @@ from draftstore.answers.journal import Journal, StoredAnswer
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses
 from draftstore.decoding.loop import Step
 from draftstore.decoding.replay import read_recordings
-from draftstore.errors import BuildError, CorpusError, DraftstoreError, NoTextError
+from draftstore.errors import BuildError, CorpusError, NoTextError
 from draftstore.hf import load_model
 from draftstore.hf.loading import LoadedModel
 from draftstore.storage.report import ReadReport
@@ -296,6 +295,8 @@ def test_other_settings_start_anew_if_asked_to(
     (tmp_path / "out.jsonl.origin").unlink()
     with pytest.raises(BuildError, match="was not written by `draftstore responses`"):
         make(other, model_folder, out, overwrite=True)
+    with pytest.raises(BuildError, match="choose one in"):
+        make(other, model_folder, tmp_path / "out.csv")
 
 
 def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
@@ -313,16 +314,3 @@ def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
             journal.add(second)
         with closing(Journal(path)) as journal:
             assert journal.answers[1] == second
-
-
-def test_requests_that_make_no_sense_are_refused(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    asked = ResponseOptions(prompts=(prompts,))
-    for options, place, said in (
-        (asked, tmp_path / "out.csv", "choose one in .jsonl"),
-        (asked.changed(max_new_tokens=512), out, "no answer for .*: too long 20"),
-        (asked.changed(prompts=(write_records(tmp_path / "a.txt"),)), out, "is not JSON Lines"),
-    ):
-        with pytest.raises(DraftstoreError, match=said):
-            make(options, model_folder, place)
-    assert not os.path.lexists(tmp_path / ".out.jsonl.partial")

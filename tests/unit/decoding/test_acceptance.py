@@ -12,15 +12,13 @@ from draftstore.decoding.acceptance import Acceptance, accept
 from draftstore.errors import DraftTreeError
 from draftstore.trees.tree import DraftTree
 from tests import reference
-from tests.fakes.adversaries import Path, tree_of
+from tests.fakes.adversaries import Path
 from tests.reference import (
     chi_square_p,
     nodes_of,
 )
 from tests.unit.trees.test_tree import tree_of as tree_from
 from tests.unit.trees.test_tree import trees
-
-SMALL = tree_of([(1, 2, 3), (1, 4), (5,), (5, 1, 2)])
 
 
 def accept_sampled(
@@ -70,13 +68,6 @@ def test_the_walk_is_that_of_the_oracle(data: st.DataObject, tree: DraftTree, la
     assert found.tokens.dtype == np.int32
     assert asked == [said[:size] for size in range(len(said))]
     assert ended == [said[:size] for size in range(1, len(said) + 1)]
-
-
-def test_an_end_is_the_bonus_though_a_node_carries_it() -> None:
-    found = accept(SMALL, lambda row, emitted: [1, 2, 3, 9][len(emitted)], lambda emitted: emitted[-1] == 2)
-    assert (found.path, found.tokens.tolist()) == ([SMALL.path(0)[0]], [1, 2])
-    found = accept(SMALL, lambda row, emitted: 1, lambda emitted: True)
-    assert (found.path, found.tokens.tolist()) == ([], [1])
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,6 @@ def test_the_chosen_number_of_nodes_is_the_best_of_all(texts: list[tuple[DraftTr
     assert all(less < speeds[width] * (1 + 1e-9) for less in speeds[:width])
 
 
-def test_the_choice_looks_beyond_an_expensive_first_node() -> None:
-    """On a CPU the second row costs half a pass more, the third none: one node of .9 is not worth it, two are."""
-    assert len(CostPlanner(CPU).trim(tree_of({(1,): 0.9}))) == 0
-    assert len(CostPlanner(CPU).trim(tree_of({(1,): 0.9, (2,): 0.4}))) == 2
-
-
 def test_later_parents_are_refused() -> None:
     for parents in ([0], [-1, 1], [-2], [-1, 0, -7]):
         zeros = np.zeros(len(parents))
@@ -132,7 +126,7 @@ def text(size: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CURVES)
-@given(size=st.integers(50, 150), seed=st.integers(0, 100), wrong=st.booleans())
+@given(size=st.integers(40, 80), seed=st.integers(0, 100), wrong=st.booleans())
 def test_no_text_is_much_slower_than_plain_decoding(name: str, size: int, seed: int, wrong: bool) -> None:
     """However many nodes of it are wrong."""
     curve, output = CURVES[name], text(size, seed)

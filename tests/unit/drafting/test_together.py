@@ -68,14 +68,3 @@ def test_texts_with_and_without_states_are_asked_about_apart() -> None:
     propose_many([early, late], [8, 8], [0.0, 0.0])
     assert [contexts[0][-1] for contexts, _, _ in recorder.calls] == [1, 2]
     assert recorder.hidden is not None
-
-
-def test_mixture_learns_the_same_in_a_batch() -> None:
-    drafters: list[Any] = [RequestDrafter(VOCAB), store("longest")]
-    text = [1, 2, 3, 1, 2, 3, 1, 2]
-    together, alone = Mixture(drafters).session(text), Mixture(drafters).session(text)
-    (tree,) = propose_many([together], [16], [0.0])
-    assert tree == alone.propose(16)
-    for session in (together, alone):
-        session.observe(np.array([3, 1], np.int32), tree=tree)
-    assert np.array_equal(together.seen, alone.seen)  # type: ignore[attr-defined]

@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from draftstore.recycling.drafter import WINDOW, RecyclingDrafter
 from draftstore.recycling.paths import GUESS_PRIOR, PATHS, PRIOR, PRIOR_TRIES, SHARED_TRIES
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests import reference
-from tests.reference import Nodes, Rows, UnclearError, nodes_of
-from tests.unit.trees.test_blend import blended
+from tests.reference import Rows, UnclearError, nodes_of
+from tests.unit.trees.test_tree import trees
 
 VOCAB = 7
+ids = st.integers(0, VOCAB - 1)
 candidates = st.lists(st.integers(-1, VOCAB + 1), max_size=8).map(lambda row: [*row, *[-1] * (8 - len(row))])
 
 
@@ -58,34 +58,6 @@ def cells(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
 # --- drafts and updates, against the oracle ---
 
 
-@st.composite
-def feedback(draw: st.DrawFn, tree: DraftTree) -> tuple[DraftTree | None, list[int]]:
-    """Draw what a pass verified, and what the text grew by: the draft whole or cut, merged with another, or none."""
-    kind = draw(st.sampled_from(["whole", "cut", "merged", "none"]))
-    if kind == "none":
-        return None, [draw(st.integers(0, VOCAB - 1))]
-    verified = tree
-    if kind == "cut":
-        verified = tree.prefix(draw(st.integers(0, len(tree))))
-    if kind == "merged":
-        others = reference.heaviest(
-            {(token,): 0.3 / (token + 1) for token in draw(st.sets(st.integers(0, VOCAB - 1)))}, 9, 9, 255
-        )
-        verified = merge(nodes_of(tree), others)
-    node, accepted = -1, []
-    while draw(st.booleans()):
-        children = np.flatnonzero(verified.parents == node).tolist()
-        if not children:
-            break
-        node = draw(st.sampled_from(children))
-        accepted.append(int(verified.tokens[node]))
-    return verified, [*accepted, draw(st.integers(0, VOCAB - 1))]
-
-
-def merge(*trees: Nodes) -> DraftTree:
-    return blended(trees, [0.5] * len(trees), 90)
-
-
 @given(data=st.data(), last=st.integers(0, VOCAB - 1))
 def test_sessions_draft_and_learn_as_the_oracle_does(data: st.DataObject, last: int) -> None:
     drafter = RecyclingDrafter(VOCAB)
@@ -108,7 +80,9 @@ def test_sessions_draft_and_learn_as_the_oracle_does(data: st.DataObject, last: 
         except UnclearError:
             reject()
         tree.validate()
-        verified, accepted = data.draw(feedback(tree))
+        verified = data.draw(st.sampled_from([tree, tree.prefix(len(tree) // 2), None]) | trees(9, ids=ids))
+        path = [] if verified is None else verified.path(data.draw(st.integers(-1, len(verified) - 1)))
+        accepted = [*(() if verified is None else verified.tokens[path].tolist()), data.draw(ids)]
         top = [data.draw(candidates) for _ in range(1 + len(verified or ()))]
         known = data.draw(st.booleans())
         session.observe(accepted, tree=verified, candidates=cells(top) if known else None)
@@ -233,20 +207,3 @@ def test_candidates_of_another_shape_are_refused(wrong: NDArray[Any]) -> None:
         session.observe([1], tree=tree_of((5, -1), (6, -1)), candidates=wrong)
     with pytest.raises(DraftstoreError, match=r"int32 \[any, 8\], found an array of shape \(8,\)"):
         RecyclingDrafter(30).session([0, 1], candidates=np.zeros(8, np.int32))
-
-
-def test_threads_may_share_a_drafter() -> None:
-    drafter = RecyclingDrafter(40)
-
-    def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        session = drafter.session([seed])
-        for _ in range(300):
-            tree = session.propose(80)
-            tree.validate()
-            top = np.argsort(rng.random((len(tree) + 1, 40)), axis=1)[:, :8].astype(np.int32)
-            session.observe(rng.integers(0, 40, 2), tree=tree, candidates=top)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert all(len({*row}) == 8 for row in drafter.matrix.tolist() if row[0] >= 0)

@@ -71,20 +71,6 @@ def test_many_documents_come_and_go() -> None:
     assert_merged(old, [[*salad.choice(texts), 1] for _ in range(60)], 2)
 
 
-def test_merged_rows_can_be_merged_into() -> None:
-    texts = [[0, 1, 2], [0, 1, 2], [3, 0, 1], [1, 2], [0, 1, 2, 3]]
-    rows = old_rows(text_of(texts[:1]))
-    for size in range(2, len(texts) + 1):
-        tokens = text_of(texts[:size])
-        suffixes = np.empty(len(tokens), np.int32)
-        _, first_rows = merge_segment(rows, np.empty((0, 2), np.int64), tokens, suffixes)
-        rows = Rows(tokens, suffixes, first_rows)
-    expected = index_segment(rows.tokens, VOCABULARY)[0]
-    assert [visible(rows.tokens, row) for row in rows.suffixes] == [
-        visible(rows.tokens, row) for row in expected
-    ]
-
-
 @pytest.mark.parametrize("damage", [-1, 7, 2**31 - 1])
 def test_damaged_suffixes_are_refused(damage: int) -> None:
     tokens = text_of([[0, 1, 2], [1, 2]])

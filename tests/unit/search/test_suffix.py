@@ -38,9 +38,9 @@ def spread(text: Sequence[int], vocab_size: int) -> list[int]:
 
 
 @st.composite
-def texts(draw: st.DrawFn, sentinels: bool = True) -> list[int]:
+def texts(draw: st.DrawFn) -> list[int]:
     """Draw a text that repeats itself over at most four ids, up to 7, and the sentinel."""
-    alphabet = draw(st.sampled_from([[7], [0, 7], [5, 6, 7], [0, 1, 6, 7]])) + [-1] * sentinels
+    alphabet = [*draw(st.sampled_from([[7], [0, 7], [5, 6, 7], [0, 1, 6, 7]])), -1]
     pieces = draw(st.lists(st.lists(st.sampled_from(alphabet), max_size=8), max_size=6))
     repeats = draw(st.lists(st.integers(1, 12), min_size=len(pieces), max_size=len(pieces)))
     return [token for piece, times in zip(pieces, repeats, strict=True) for token in piece * times]

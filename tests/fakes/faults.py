@@ -174,19 +174,9 @@ def reads_nothing(peer: Peer) -> None:
     peer.wait()
 
 
-def closes(peer: Peer) -> None:
-    """Take a connection and close it."""
-
-
 def closes_on_request(peer: Peer) -> None:
     """Close the connection instead of an answer."""
     peer.read()
-
-
-def closes_mid_answer(peer: Peer) -> None:
-    """Close the connection in the middle of an answer."""
-    data = peer.service.answer(peer.read())
-    peer.send(data[: len(data) // 2])
 
 
 def resets_mid_header(peer: Peer) -> None:
@@ -207,20 +197,6 @@ def speaks_http(peer: Peer) -> None:
     """Be a web server."""
     peer.read()
     peer.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-
-
-def claims_much(peer: Peer) -> None:
-    """Announce a frame of 4 GiB."""
-    peer.read()
-    peer.send(struct.pack("<IBBBBQ", 0xFFFFFFFF, 1, 0x82, 0, 0, 1) + bytes(1000))
-    peer.wait()
-
-
-def never_ends(peer: Peer) -> None:
-    """Announce an answer, and never send it."""
-    number = peer.read().header.request_id
-    peer.send(struct.pack("<IBBBBQ", 60, wire.VERSION, wire.Operation.DRAFT | wire.ANSWER, 0, 0, number))
-    peer.wait()
 
 
 def claims_16_megabytes(peer: Peer) -> None:
@@ -329,12 +305,6 @@ def drafts_too_many(peer: Peer) -> None:
         peer.send(peer.service.encode(frame, DraftBatch.empty(batch + 1)))
 
 
-def drafts_too_few(peer: Peer) -> None:
-    """Answer with no drafts at all."""
-    while True:
-        peer.send(peer.service.encode(peer.read(), DraftBatch.empty(0)))
-
-
 def drips(peer: Peer) -> None:
     """Answer a byte at a time, one each five milliseconds, all but the last."""
     for byte in peer.service.answer(peer.read())[:-1]:
@@ -378,16 +348,12 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     "hangs": (hangs, Outcome.TIMEOUT),
     "reads nothing": (reads_nothing, Outcome.TIMEOUT),
     "drips": (drips, Outcome.TIMEOUT),
-    "never ends": (never_ends, Outcome.TIMEOUT),
     "greets without end": (greets_without_end, Outcome.GARBAGE),
     "is late": (is_late, Outcome.TIMEOUT),
-    "closes": (closes, Outcome.CLOSED),
     "closes on request": (closes_on_request, Outcome.CLOSED),
-    "closes mid-answer": (closes_mid_answer, Outcome.CLOSED),
     "resets mid-header": (resets_mid_header, Outcome.CLOSED),
     "garbage": (answers_garbage, Outcome.GARBAGE),
     "http": (speaks_http, Outcome.GARBAGE),
-    "claims much": (claims_much, Outcome.GARBAGE),
     "claims 16 megabytes": (claims_16_megabytes, Outcome.GARBAGE),
     "other ids": (answers_others, Outcome.GARBAGE),
     "another operation": (answers_another_operation, Outcome.GARBAGE),
@@ -398,7 +364,6 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     "foreign ids": (drafts_foreign_ids, Outcome.INVALID),
     "beyond the budget": (exceeds_the_budget, Outcome.INVALID),
     "too many drafts": (drafts_too_many, Outcome.INVALID),
-    "too few drafts": (drafts_too_few, Outcome.INVALID),
     "another tokenizer": (answers_another_tokenizer, Outcome.OTHER_TOKENIZER),
     "whole connection": (fails_with(wire.Status.BUSY, PAUSE, number=0), Outcome.BUSY),
     **{

@@ -10,7 +10,6 @@ import pytest
 
 from draftstore.errors import CorpusError, MissingExtraError
 from draftstore.storage import mirroring
-from draftstore.storage.files import write_json
 from draftstore.storage.mirroring import OBJECTS, STATE, is_url, mirror
 from draftstore.text.scans import documents_of, scan_sources
 from draftstore.text.sources import Source
@@ -60,6 +59,7 @@ def test_only_what_changed_is_fetched(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/p/d.txt", "four")
     assert mirror("memory://b/p", tmp_path / "m")[1:] == (2, 1, 2)
     assert names(tmp_path / "m") == {"a.txt": "another", "d.txt": "four"}
+    assert mirror("memory://b/other.txt", tmp_path / "one").path.read_text() == "not below"
 
 
 def test_what_was_lost_here_is_fetched_again(memory: Any, tmp_path: Path) -> None:
@@ -69,14 +69,6 @@ def test_what_was_lost_here_is_fetched_again(memory: Any, tmp_path: Path) -> Non
     assert mirror("memory://b", tmp_path).fetched == 1
     (tmp_path / STATE).write_text("[")
     assert mirror("memory://b", tmp_path).fetched == 1
-
-
-def test_a_url_may_be_one_object(memory: Any, tmp_path: Path) -> None:
-    put(memory, "/b/a.jsonl", '{"text": "one"}\n')
-    path = mirror("memory://b/a.jsonl", tmp_path).path
-    assert path == tmp_path / OBJECTS / "a.jsonl"
-    scan = scan_sources([Source(1, str(path))], tmp_path / "scan")
-    assert [document.text for document in documents_of(scan, scan.digests)] == ["one"]
 
 
 def test_an_interrupted_mirror_goes_on(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,23 +104,6 @@ def test_an_object_that_vanishes_meanwhile_is_gone_here(
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: listed)
     assert mirror("memory://b", tmp_path)[1:3] == (1, 1)
     assert names(tmp_path) == {"a.txt": "another"}
-
-
-def test_the_state_of_many_objects_is_written_seldom(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(300):
-        put(memory, f"/b/{number}.txt", "one")
-    written: list[int] = []
-
-    def noted(path: Path, value: Any) -> None:
-        write_json(path, value)
-        written.append(path.stat().st_size)
-
-    monkeypatch.setattr(mirroring, "BATCH", 10)
-    monkeypatch.setattr(mirroring, "write_json", noted)
-    mirror("memory://b", tmp_path)
-    assert sum(written) < 16 * written[-1]
 
 
 def test_what_cannot_be_mirrored_leaves_it_as_it_was(memory: Any, tmp_path: Path) -> None:

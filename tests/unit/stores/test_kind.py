@@ -1,35 +1,174 @@
-"""A new kind of store is its own module and one entry of the registry: everything else then works with it."""
+"""A new kind of store is its own module and one entry of the registry: everything else then works with it.
+
+This module is such a kind: its stores hold one file, `successors.bin`: for each id the id that is drafted after it.
+"""
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
 from draftstore.cli import cli
 from draftstore.cli.inspect import info, verify
-from draftstore.cli.query import query
+from draftstore.drafting.drafter import ContextSession
 from draftstore.errors import StoreError
 from draftstore.remote.wire import DraftRequest
-from draftstore.storage.manifest import load_manifest
-from draftstore.stores.kind import Kind
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest, save_manifest
+from draftstore.storage.report import ReadReport
+from draftstore.storage.staging import BuildResult, hash_files
+from draftstore.stores.building import Materials, TextSources
+from draftstore.stores.kind import Builder, Kind, Samples, sample_contexts
 from draftstore.stores.registry import KINDS, kind_of, open_store, strategies_of, verify_store
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import CorpusOptions
+from draftstore.text.tokens import token_dtype
+from draftstore.trees.batch import Draft, DraftBatch
 from services.lookup.releases.served import Served
 from services.lookup.releases.warming import load_kernels
 from services.lookup.targets import Target
-from tests.fakes import imaginary_kind
-from tests.fakes.imaginary_kind import SuccessorStore, make_successors
+
+NAME = "successors"
+FILE = "successors.bin"
+
+
+class SuccessorDrafter:
+    """Drafts the one token that follows the last one."""
+
+    context_size = 1
+    hidden_size = 0
+
+    def __init__(self, successors: NDArray[Any], limit: int | None) -> None:
+        self.successors = successors
+        self.limit = limit
+        self.vocab_size = len(successors)
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
+    ) -> list[Draft]:
+        return self.draft_batch(contexts, budget, min_prob).drafts()
+
+    def draft_batch(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
+    ) -> DraftBatch:
+        last = contexts[:, -1]
+        known = ((last >= 0) & (last < (self.limit or self.vocab_size))).astype(np.int32) * (budget > 0)
+        tokens = self.successors[np.where(known, last, 0)].astype(np.int32)[:, None]
+        parents, levels = np.full(tokens.shape, -1, np.int16), np.zeros(tokens.shape, np.uint8)
+        return DraftBatch(tokens, parents, levels, known, known, known.astype(np.int64))
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        return ContextSession(self, prompt_ids)
+
+    def warm_up(self) -> None:
+        pass
+
+
+class SuccessorStore:
+    strategies: tuple[str, ...] = ("next", "small")
+    default_strategy = "next"
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.successors = np.fromfile(path / FILE, token_dtype(manifest.vocab_size))
+
+    def drafter(self, strategy: str = "next", **_changes: Any) -> SuccessorDrafter:
+        return SuccessorDrafter(self.successors, 100 if strategy == "small" else None)
+
+    def samples(self, number: int) -> Samples:
+        rows = [np.array([token]) for token in range(min(number, len(self.successors)))]
+        return Samples(sample_contexts(rows, self.manifest.vocab_size))
+
+    def close(self) -> None:
+        pass
+
+
+class SuccessorOptions(CorpusOptions):
+    step: int = Field(1, ge=1, le=9, description="Distance of the next id.", examples=[2])
+
+
+def build(options: SuccessorOptions, made: Materials, out: Path, **_how: Any) -> BuildResult:
+    """Build a store of successors.
+
+    \b
+    Example:
+      draftstore build successors --corpus texts.jsonl --tokenizer ./llama2 --out stores/next
+    """
+    assert made.tokenizer is not None
+    make_successors(out, made.tokenizer, step=options.step)
+    return BuildResult(out, load_manifest(out), ReadReport(), reused=False)
+
+
+BUILDER = Builder(SuccessorOptions, TextSources, build)
+
+
+class SuccessorKind(Kind):
+    title = "Successors"
+    builder = __name__
+    strategies = SuccessorStore.strategies
+    loaded = 0
+
+    def open_files(self, path: Path) -> SuccessorStore:
+        return SuccessorStore(path, load_manifest(path, NAME))
+
+    def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:
+        found = int(SuccessorStore(path, manifest).successors.sum())
+        wrong = found != manifest.parameters["sum"]
+        return [f"the successors of {path} add up to another sum"] if wrong else []
+
+    def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:
+        yield "sum of ids", f"{manifest.parameters['sum']:,}"
+
+    def load_kernels(self) -> None:
+        self.loaded += 1
+
+
+STORE_KIND = SuccessorKind(NAME)
+
+
+def make_successors(path: Path, tokenizer: TextTokenizer, *, step: int = 1, wrong_by: int = 0) -> Path:
+    """Write a store in which every id is followed by a later one; its recorded sum may be wrong."""
+    successors = np.roll(np.arange(tokenizer.vocab_size), -step).astype(token_dtype(tokenizer.vocab_size))
+    (path / TOKENIZER_FOLDER).mkdir(parents=True)
+    tokenizer.save(path / TOKENIZER_FOLDER)
+    successors.tofile(path / FILE)
+    manifest = Manifest(
+        kind=NAME,
+        name="next ids",
+        created="2026-01-01T00:00:00+00:00",
+        vocab_size=tokenizer.vocab_size,
+        token_dtype=successors.dtype.name,
+        tokenizer=tokenizer.identity,
+        parameters={"sum": int(successors.sum()) + wrong_by},
+        corpus={},
+        counts={"documents": 0, "tokens": 0, "entries": len(successors)},
+        files=hash_files(path),
+    )
+    save_manifest(path, manifest)
+    return path
 
 
 @pytest.fixture
 def imaginary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the kind: the one entry that a new kind takes."""
-    monkeypatch.setitem(KINDS, imaginary_kind.NAME, imaginary_kind.__name__)
+    monkeypatch.setitem(KINDS, NAME, __name__)
 
 
 @pytest.fixture
@@ -96,14 +235,6 @@ def test_info_and_verify(successors: Path, small_tokenizer: TextTokenizer, tmp_p
     assert json.loads(told.output)["problems"] == [problem] == verify_store(wrong, load_manifest(wrong))
 
 
-def test_query(successors: Path, small_tokenizer: TextTokenizer) -> None:
-    ran = CliRunner().invoke(query, [str(successors), "--text", "for item", "--json"])
-    assert ran.exit_code == 0, ran.output
-    [node] = json.loads(ran.output)["nodes"]
-    last = int(small_tokenizer.encode("for item", bos=False)[-1])
-    assert (node["token"], node["parent"]) == ((last + 1) % small_tokenizer.vocab_size, -1)
-
-
 def test_the_lookup_service_serves_it(successors: Path) -> None:
     target = Target("ids", successors, backend="postgres")  # which is for the kinds that have it
     with closing(Served(target)) as served:
@@ -116,9 +247,9 @@ def test_the_lookup_service_serves_it(successors: Path) -> None:
 
 
 def test_its_kernels_are_loaded_with_the_others(imaginary: None) -> None:
-    before = imaginary_kind.STORE_KIND.loaded
+    before = STORE_KIND.loaded
     load_kernels()
-    assert imaginary_kind.STORE_KIND.loaded == before + 1
+    assert STORE_KIND.loaded == before + 1
 
 
 def test_every_kind_is_described_by_its_module() -> None:

@@ -10,8 +10,6 @@ from draftstore.cli.build import build
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, OptionsError, Shown
 from draftstore.stores.crest.build import CrestOptions
-from draftstore.stores.crest.counts import CountOptions
-from draftstore.stores.dresd.build import DresdOptions
 from draftstore.stores.registry import KINDS, builder_of
 from draftstore.stores.rest.build import RestOptions
 from draftstore.text.tokenizing import CorpusOptions
@@ -21,21 +19,9 @@ from draftstore.text.tokenizing import CorpusOptions
     ("model", "values", "reason"),
     [
         (RestOptions, {"segment_tokens": 1}, "segment_tokens: .* greater than or equal to 2, not 1"),
-        (RestOptions, {"segment_tokens": 1 << 31}, "segment_tokens: .* less than or equal to 2147483646"),
-        (CountOptions, {"max_n": 0}, "max_n"),
-        (CountOptions, {"max_n": 9}, "max_n"),
-        (CrestOptions, {"max_n": 9}, "max_n"),
-        (CrestOptions, {"ngrams": 0}, "ngrams"),
         (CrestOptions, {"max_bytes": 16_383}, "max_bytes: .* greater than or equal to 16384"),
-        (CrestOptions, {"nodes": 257}, "nodes"),
-        (CrestOptions, {"depth": 64}, "depth"),
-        (CrestOptions, {"select": "best"}, "select: .* 'gain', 'single', 'combined' or 'global'"),
         (CrestOptions, {"backend": "stone"}, "backend: .* 'lmdb', 'postgres' or 'both'"),
         (CrestOptions, {"ngrams": 5, "max_bytes": 1 << 20}, "are both given: choose one"),
-        (DresdOptions, {"dims": 0}, "dims"),
-        (DresdOptions, {"max_length": 1}, "max_length"),
-        (DresdOptions, {"sample": 1}, "sample"),
-        (DresdOptions, {"dtype": "float8"}, "dtype: .* 'float16' or 'int8'"),
         (ResponseOptions, {"prompts": ()}, "prompts"),
         (ResponseOptions, {"prompts": ("a",), "samples": 2}, "2 samples at temperature 0 are all the same"),
     ],

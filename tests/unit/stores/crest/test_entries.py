@@ -1,15 +1,11 @@
 import hashlib
 import os
-import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import lmdb
 import numpy as np
 import pytest
 from hypothesis import given
@@ -117,65 +113,18 @@ def test_what_is_written_is_read(
     entries.close()
 
 
-def test_ten_thousand_entries_and_another_reader(tmp_path: Path) -> None:
-    """The file is one of LMDB's own: a plain reader, locks and all, sees the same."""
-    items = some_items(10_000)
-    size = write_lmdb(tmp_path / "e", items)
-    assert size < 1.3 * sum(len(key) + len(value) + 10 for key, value in items)
-    with (
-        lmdb.open(str(tmp_path / "e"), subdir=False, readonly=True, lock=False) as environment,
-        environment.begin() as transaction,
-    ):
-        assert list(transaction.cursor()) == items
-        assert transaction.stat()["entries"] == 10_000
-    entries = LmdbEntries(tmp_path / "e")
-    assert entries.get([items[77][0], b"\0\0\0\1", items[-1][0]]) == [items[77][1], None, items[-1][1]]
-
-
-@pytest.mark.parametrize("first_map", [1 << 16, 1 << 19])
-def test_a_map_that_is_too_small_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_map: int
-) -> None:
-    items = some_items(20_000)
-    write_lmdb(tmp_path / "whole", items)
-    sizes: list[int] = []
-    fill = entries_module._fill_lmdb
-
-    def from_small(path: Path, items: Any, size: int) -> None:
-        assert size > first_map
-        fill(path, items, first_map)
-
-    opened = lmdb.open
-
-    def noting(*arguments: Any, **options: Any) -> Any:
-        sizes.append(options.get("map_size", 0))
-        return opened(*arguments, **options)
-
-    monkeypatch.setattr(entries_module, "_fill_lmdb", from_small)
-    monkeypatch.setattr(lmdb, "open", noting)
+def test_a_map_that_is_too_small_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items, fill = some_items(20_000), entries_module._fill_lmdb
+    monkeypatch.setattr(entries_module, "_fill_lmdb", lambda path, items, _: fill(path, items, 1 << 16))
     write_lmdb(tmp_path / "grown", items)
-    assert [size for size in sizes if size][:2] == [first_map, 2 * first_map]
-    monkeypatch.undo()
     assert list(LmdbEntries(tmp_path / "grown").items()) == items
 
 
-@pytest.mark.parametrize("wrong", [[(b"b", b""), (b"a", b"")], [(b"a", b""), (b"a", b"x")]])
-def test_keys_that_do_not_ascend_are_refused(tmp_path: Path, wrong: Items) -> None:
-    with pytest.raises(BuildError, match="entries do not ascend: 1 of 2 were taken"):
-        write_lmdb(tmp_path / "e", wrong)
-    items = some_items(5_000)
-    with pytest.raises(BuildError, match=r"5,001 entries do not ascend: 5,000 of"):
-        write_lmdb(tmp_path / "e", [*items, items[7]])
+def test_keys_that_do_not_ascend_are_refused(tmp_path: Path) -> None:
+    for wrong in ([(b"b", b""), (b"a", b"")], [(b"a", b""), (b"a", b"x")]):
+        with pytest.raises(BuildError, match="entries do not ascend: 1 of 2 were taken"):
+            write_lmdb(tmp_path / "e", wrong)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_left_of_a_killed_writer_is_in_nobodys_way(tmp_path: Path) -> None:
-    items = some_items(100)
-    for name in (".e.draft",):
-        (tmp_path / name).write_bytes(b"half" * 5_000)
-    write_lmdb(tmp_path / "e", items)
-    assert list(LmdbEntries(tmp_path / "e").items()) == items
-    assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
 # -- many readers --------------------------------------------------------------------------------------------
@@ -235,31 +184,21 @@ def in_quick_turns(work: Callable[[int], None], threads: int = 8) -> None:
         sys.setswitchinterval(before)
 
 
-def test_threads_share_a_reader(tmp_path: Path) -> None:
-    items = some_items(2_000)
+def test_threads_share_a_file_and_its_readers(tmp_path: Path) -> None:
+    items = some_items(500)
     write_lmdb(tmp_path / "e", items)
-    entries = LmdbEntries(tmp_path / "e")
+    shared = LmdbEntries(tmp_path / "e")
     keys, values = map(list, zip(*items, strict=True))
 
     def read(number: int) -> None:
-        for start in range(number, 1_900, 8):
-            assert entries.get(keys[start : start + 50]) == values[start : start + 50]
-        assert list(entries.items()) == items
+        for start in range(number, 400, 4):
+            entries = LmdbEntries(tmp_path / "e")
+            assert entries.get([keys[start]]) == [values[start]]
+            entries.close()
+            assert shared.get(keys[start : start + 50]) == values[start : start + 50]
+        assert list(shared.items()) == items
 
     in_quick_turns(read)
-
-
-def test_threads_open_and_close_the_same_file(tmp_path: Path) -> None:
-    items = some_items(50)
-    write_lmdb(tmp_path / "e", items)
-
-    def open_and_close(number: int) -> None:
-        for _ in range(200):
-            entries = LmdbEntries(tmp_path / "e")
-            assert entries.get([items[number][0]]) == [items[number][1]]
-            entries.close()
-
-    in_quick_turns(open_and_close)
 
 
 def test_children_of_a_reader_read_too(tmp_path: Path) -> None:
@@ -289,7 +228,7 @@ def test_children_of_a_reader_read_too(tmp_path: Path) -> None:
 # -- what is not there, not whole, or has no room ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [None, b"", b"x", b"not lmdb" * 2_000, bytes(16_384)])
+@pytest.mark.parametrize("content", [None, b"", b"not lmdb" * 2_000])
 def test_what_is_no_lmdb_file(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "e").write_bytes(content)
@@ -330,18 +269,15 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("limit", [4_096, 1_000_000])
-def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, limit: int) -> None:
+def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path) -> None:
     """As good as one: no file may grow beyond a limit."""
     (tmp_path / "e").write_bytes(b"old")
     done = subprocess.run(
-        [sys.executable, "-c", FULL, tmp_path / "e", str(limit)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", FULL, tmp_path / "e", "1000000"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout[:7]) == (0, "OSError"), done.stderr[-300:]
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
     assert (tmp_path / "e").read_bytes() == b"old"
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-    assert signal.getsignal(signal.SIGXFSZ) is not None
 
 
 # -- of a store ----------------------------------------------------------------------------------------------
@@ -360,17 +296,10 @@ def test_entries_of_a_store(small_crest: Path) -> None:
     assert (small_crest / LMDB_FILE).stat().st_size == manifest.parameters["lmdb_bytes"]
 
 
-def test_a_backend_that_the_store_is_not_in(small_crest: Path) -> None:
+def test_backends_that_are_not_there(small_crest: Path) -> None:
     manifest = load_manifest(small_crest)
-    for backend in ("postgres", "stone"):
-        with pytest.raises(
-            StoreError, match=f"is not in {backend}, only in lmdb: build it with --backend both"
-        ):
-            open_entries(small_crest, manifest, backend)
-
-
-def test_a_backend_that_is_not_installed(small_crest: Path) -> None:
-    manifest = load_manifest(small_crest)
+    with pytest.raises(StoreError, match="is not in stone, only in lmdb: build it with --backend both"):
+        open_entries(small_crest, manifest, "stone")
     manifest.parameters["backends"] = ["stone"]
     with pytest.raises(
         DraftstoreError, match=r"the backend 'stone' is not installed here: pip install draftstore-server"

@@ -112,25 +112,6 @@ def test_the_children_of_a_node_are_less_likely_together(
         assert drawn(tokens, starts, near, budget=4096, max_level=level) == kept
 
 
-def test_what_makes_a_node_likelier() -> None:
-    tokens = corpus([[1, 2, 3], [1, 2, 4], [5, 5, 5], [1, 2, 3]])
-    a, b, c, d = 0, 4, 8, 12
-
-    def chance(starts: list[int], near: list[float], *path: int) -> float:
-        tree = drawn(tokens, starts, near)
-        [node] = tree.accepted(np.array(path, np.int32))[len(path) - 1 :]
-        return float(tree.probs[node])
-
-    assert chance([a], [0.9], 1) > chance([a], [0.8], 1), "a nearer neighbour"
-    assert chance([a, d], [0.9, 0.9], 1) > chance([a], [0.9], 1), "another one that agrees"
-    assert chance([a, c], [0.9, 0.9], 1) < chance([a], [0.9], 1), "one that does not"
-    assert chance([a, c], [0.9, 0.5], 1) > chance([a, c], [0.9, 0.9], 1), "and is farther"
-    follows = [chance([a], [0.9], *[1, 2, 3][:size]) for size in (1, 2, 3)]
-    assert follows[2] / follows[1] > follows[1] / follows[0] > follows[0], "a path that has held longer"
-    assert chance([a, b], [0.9, 0.9], 1, 2, 3) == chance([a, b], [0.9, 0.9], 1, 2, 4)
-    assert chance([a], [1.0], 1) < 1.0
-
-
 @pytest.mark.parametrize("vocab_size", [65_535, 65_536, 151_665, 2**31 - 1])
 def test_large_vocabularies(vocab_size: int) -> None:
     ids = [vocab_size - 1, 0, vocab_size - 2, vocab_size - 1]

@@ -48,19 +48,6 @@ def test_documents_that_begin_alike(beginning: list[int], tails: list[list[int]]
     assert entries(find_passages(*closed(documents), 16, alike)) == dense_places(documents, alike)
 
 
-def test_a_template_has_no_more_entries_than_a_draft_looks_at() -> None:
-    documents = [[1, 2, 3, number] for number in range(100)] + [[1, 2, 3, 0, 5]] * 2
-    found = entries(find_passages(*closed(documents), 16))
-    assert sum(place == 0 for _, place in found) == 64
-    assert [pair for pair in found if pair[0] >= 100] == [(100, 2)]
-
-
-def test_many_documents_make_the_table_grow() -> None:
-    rng = np.random.default_rng(0)
-    documents = [[7, 8, 9, *rng.integers(0, 6, rng.integers(0, 40)).tolist()] for _ in range(2000)]
-    assert entries(find_passages(*closed(documents), 1024)) == dense_places(documents)
-
-
 def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs only after the 21 tokens behind an entry does not make it another one."""
     same = list(range(30))

@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 
 import numpy as np
@@ -62,15 +61,6 @@ def test_ranks_are_those_of_brute_force(dtype: str, small_blocks: None) -> None:
     assert found["mean_reciprocal_rank"] == pytest.approx(sum(expected) / len(expected), abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_entries_come_first_for_their_own_states(dtype: str) -> None:
-    stored = random_units(500, 64)
-    found = measured(stored, stored, np.arange(500), dtype)
-    assert found == {
-        "queries": 500, "mean_reciprocal_rank": 1.0, "mean_reciprocal_rank_ties": 1.0, "recall_at_10": 1.0,
-    }  # fmt: skip
-
-
 def test_equal_vectors(small_blocks: None) -> None:
     stored = np.concatenate([random_units(1), np.repeat(random_units(1, seed=1), 3, axis=0)])
     found = measured(stored, stored, np.arange(4))
@@ -81,24 +71,6 @@ def test_equal_vectors(small_blocks: None) -> None:
     behind = measured(stored, stored[[0, 0]], np.array([1, 3]))
     assert behind["mean_reciprocal_rank"] == 0.5
     assert behind["mean_reciprocal_rank_ties"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
-
-
-def test_entries_that_are_not_in_the_store_are_skipped() -> None:
-    stored = random_units(9)
-    tokens = np.zeros(20, np.uint16)
-    index = DenseIndex(
-        quantise(stored, "int8"),
-        np.arange(1, 10, dtype=np.uint32),
-        np.array([0, 9], np.int64),
-        np.zeros(2, np.int32),
-        np.array([9], np.int64),
-        np.empty((0, 8), np.float32),
-    )
-    queries = np.concatenate([stored[:1], np.full((1, 8), np.nan, np.float32)])
-    assert figures(index, tokens, np.array([1, 15]), queries)["queries"] == 1
-    nothing = figures(index, tokens, np.array([15]), queries[1:])
-    assert nothing.pop("queries") == 0
-    assert all(math.isnan(value) for value in nothing.values())
 
 
 def test_recall_of_a_store(tmp_path: Path) -> None:

@@ -124,15 +124,6 @@ def test_small_segments_become_one_and_full_ones_stay(
     require_equal_drafts(RestStore.open(one.path), RestStore.open(plain.path))
 
 
-def test_the_same_documents_are_not_built_again(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
-) -> None:
-    first = make(small_tokenizer, words, tmp_path / "a")
-    again = update_rest(contents(words), small_tokenizer, first.path, base=first.path, workers=1)
-    assert again.reused
-    assert not first.reused
-
-
 class Killed(BaseException):
     """Ends a build where it stands, as a kill does."""
 
@@ -168,6 +159,7 @@ def test_a_killed_update_resumes_even_from_another_base(
     plain = make(small_tokenizer, wanted, tmp_path / "plain")
     require_equal_drafts(RestStore.open(made.path), RestStore.open(plain.path))
     assert not list(tmp_path.glob(".*"))
+    assert update(int(other)).reused
 
 
 def test_documents_that_nobody_has_are_refused(

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draftstore.errors import StoreError, TokenizerError
 from draftstore.storage.files import hash_file
@@ -89,22 +87,6 @@ def test_the_bytes_of_a_manifest(store: Path) -> None:
     assert verify_files(store, MANIFEST) == []
     assert manifest_digest(store) == hash_file(store / "manifest.json")
     assert MANIFEST.size == 6
-
-
-@given(
-    name=st.text(st.characters(), max_size=9),
-    sizes=st.dictionaries(st.text("ab/.é", min_size=1, max_size=5), st.integers(0), max_size=3),
-    vocab_size=st.integers(1, 2**31 - 1),
-    target=st.none() | st.text(max_size=5),
-)
-def test_json_is_read_back(name: str, sizes: dict[str, int], vocab_size: int, target: str | None) -> None:
-    files = {f"x{key}".replace("..", "."): FileEntry(size, "0") for key, size in sizes.items()}
-    manifest = dataclasses.replace(
-        MANIFEST, name=name, files=files, vocab_size=vocab_size, target_model=target
-    )
-    text = manifest.to_json()
-    assert Manifest.from_json(text.encode().decode(), Path("m.json")) == manifest
-    assert Manifest.from_json(text, Path("m.json")).to_json() == text
 
 
 def changed(**fields: Any) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftstore.errors import CorpusError, MissingExtraError
+from draftstore.errors import CorpusError
 from draftstore.storage import mirroring
 from draftstore.storage.mirroring import OBJECTS, STATE, is_url, mirror
 from draftstore.text.scans import documents_of, scan_sources
@@ -126,18 +126,6 @@ def test_names_that_lead_out_are_refused(
         mirror("memory://b", tmp_path / "m")
 
 
-def test_placeholders_of_folders_are_no_objects(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(memory, "/b/p/sub/x.txt", "one")
-    real = memory.find("/b/p", detail=True)
-    empty = {"type": "file", "size": 0}
-    found = {"/b/p/": empty, "/b/p/sub/": empty, **real}
-    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
-    assert mirror("memory://b/p", tmp_path).objects == 1
-    assert names(tmp_path) == {"sub/x.txt": "one"}
-
-
 def test_an_object_may_take_the_name_of_a_folder(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/a/deep/x.txt", "one")
     mirror("memory://b", tmp_path)
@@ -217,14 +205,3 @@ def test_a_real_s3_server(s3: Any, tmp_path: Path) -> None:
     assert mirror("s3://bucket/texts", tmp_path / "m")[1:] == (1, 1, 1)
     assert texts() == ["new"]
     assert mirror("s3://bucket/texts/a.jsonl", tmp_path / "one").path.read_bytes() == b'{"text": "new"}\n'
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec.core
-
-    def missing(*_: Any, **__: Any) -> None:
-        raise ImportError("Install s3fs to access S3")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(MissingExtraError, match=r"draftstore\[s3\]"):
-        mirror("s3://bucket", tmp_path)

@@ -1,5 +1,6 @@
 """Files of an open store that somebody cuts, and plugins that are not there."""
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -12,28 +13,24 @@ from draftstore.storage.watching import WatchedFiles
 
 
 def test_a_file_that_is_cut_is_noticed(small_store: Path, tmp_path: Path) -> None:
-    copied = {}
-    manifest = load_manifest(small_store)
-    for name in manifest.files:
-        copied[name] = tmp_path / name
-        copied[name].parent.mkdir(exist_ok=True)
-        copied[name].write_bytes((small_store / name).read_bytes())
-    with closing(WatchedFiles(tmp_path, manifest)) as files:
+    store, manifest = shutil.copytree(small_store, tmp_path / "copy"), load_manifest(small_store)
+    keys = store / "keys.bin"
+    with closing(WatchedFiles(store, manifest)) as files:
         assert files.check() is None
-        copied["tokenizer/tokenizer.json"].write_bytes(b"")  # nobody maps it
-        with copied["keys.bin"].open("ab") as file:
+        (store / "tokenizer" / "tokenizer.json").write_bytes(b"")  # nobody maps it
+        with keys.open("ab") as file:
             file.write(b"longer")
         assert files.check() is None
-        copied["keys.bin"].write_bytes(b"cut")
+        keys.write_bytes(b"cut")
         assert (
             files.check()
             == files.damage
-            == (f"{copied['keys.bin']} was cut: stores are replaced, never written to; build it again")
+            == (f"{keys} was cut: stores are replaced, never written to; build it again")
         )
     assert files.damage is not None
-    copied["keys.bin"].unlink()
+    keys.unlink()
     with pytest.raises(OSError, match="No such file"):
-        WatchedFiles(tmp_path, manifest)
+        WatchedFiles(store, manifest)
 
 
 def test_a_plugin_that_is_not_installed_is_named() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from draftstore.errors import CorpusError, TokenizerError, TruncatedCorpusError
-from draftstore.storage.report import LINKS, ReadReport, RecordProblem
+from draftstore.errors import CorpusError, TruncatedCorpusError
+from draftstore.storage.report import LINKS, ReadReport
 from draftstore.text.chat import Message
 from draftstore.text.corpus import corpus_fingerprint, find_files, read_corpus
 from draftstore.text.records import Document, read_json_records
@@ -115,17 +115,6 @@ def test_json_records_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
         list(read_json_records(tmp_path / "absent.jsonl"))
 
 
-def test_a_refusal_of_the_chat_template_is_a_bad_record(tmp_path: Path) -> None:
-    def refuse(messages: Sequence[Message]) -> str:
-        raise TokenizerError("roles must alternate")
-
-    chat = [{"role": "user", "content": "hi"}]
-    path = write(tmp_path / "c.jsonl", lines({"messages": chat}, {"text": "good"}))
-    report = ReadReport()
-    assert len(list(read_corpus([path], render=refuse, report=report))) == 1
-    assert report.problems == [RecordProblem(f"{path}:line 1", "roles must alternate")]
-
-
 def test_files_that_gave_nothing_are_named(tmp_path: Path) -> None:
     good = write(tmp_path / "good.jsonl", lines({"text": "one"}))
     other = write(tmp_path / "other.jsonl", lines({"content": "two"}))
@@ -180,21 +169,6 @@ def test_parquet(tmp_path: Path) -> None:
     assert documents[599] == Document("c.parquet#600", "row 599")
     assert (report.documents, report.bad_records, report.empty_documents) == (600, 1, 1)
     assert report.problems[0].place == f"{path}:row 601"
-
-
-def test_parquet_with_ids_conversations_and_another_column(tmp_path: Path) -> None:
-    chat = [[{"role": "user", "content": "hi"}]]
-    path = write_parquet(tmp_path / "c.parquet", {"id": ["x"], "messages": chat, "body": ["text"]})
-    assert read(path)[0] == [Document("x", "user=hi")]
-    assert read(path, column="body")[0] == [Document("x", "text")]
-
-
-def test_parquet_without_the_column_names_those_there(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "c.parquet", {"body": ["a"], "n": [1]})
-    with pytest.raises(
-        CorpusError, match=r"no column 'text', only body, n: name the column of the text with --column$"
-    ):
-        read(path)
 
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
@@ -275,11 +249,6 @@ def test_ids_do_not_depend_on_where_the_corpus_lies(tree: Path, monkeypatch: pyt
     assert read(moved)[0] == before
     monkeypatch.chdir(moved)
     assert read(Path())[0] == before
-
-
-def test_a_folder_in_which_nothing_matches(tree: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no file that matches \*\.zig: name others by a pattern"):
-        read_corpus([tree], render=render, report=ReadReport(), glob="*.zig")
 
 
 @pytest.mark.parametrize("name", ["c.bin", "c", "c.parquet.gz"])

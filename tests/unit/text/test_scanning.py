@@ -15,11 +15,8 @@ from hypothesis import strategies as st
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS
-from draftstore.text.chat import Message
-from draftstore.text.corpus import read_files
 from draftstore.text.digests import DIGEST_BYTES, stack_digests, text_digest
 from draftstore.text.fragments import Fragment
-from draftstore.text.records import CorpusFile
 from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
 from draftstore.text.sources import Source, log_files
 
@@ -63,32 +60,6 @@ def test_a_scan_has_a_row_for_every_document(tmp_path: Path) -> None:
     assert found is not None
     assert rows(found) == rows(scan)
     assert found.files == scan.files
-
-
-def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, path = tmp_path / "folder", tmp_path / "scan.parquet"
-    for name in "abc":
-        write(folder / f"{name}.jsonl", name, f"{name}2")
-    source = Source(1, str(folder), glob=("*.jsonl",))
-    first = scan_sources([source], path, now=1)
-    read: list[str] = []
-
-    def noted(files: Sequence[CorpusFile], **how: Any) -> Any:
-        read.extend(file.name for file in files)
-        return read_files(files, **how)
-
-    monkeypatch.setattr("draftstore.text.scans.read_files", noted)
-    seen: list[tuple[int, int, int]] = []
-    again = scan_sources([source], path, now=2, on_progress=lambda *done: seen.append(done))
-    assert (rows(again), read, again.read) == (rows(first), [], 0)
-    assert seen == [(1, 3, 0), (2, 3, 0), (3, 3, 0)]
-    write(folder / "b.jsonl", "b2", "new")
-    changed = scan_sources([source], path, now=3)
-    assert (read, changed.read) == (["b.jsonl"], 1)
-    assert [(row[2], row[5]) for row in rows(changed)[2:4]] == [("b.jsonl#1", 1), ("b.jsonl#2", 3)]
-    read.clear()
-    assert texts_of(changed, changed.digests[2:5]) == ["b2", "new", "c"]
-    assert read == ["b.jsonl", "c.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -135,18 +106,6 @@ def test_scans_of_a_history_equal_reading_everything(
         assert scan.report == anew.report
         distinct = list(dict.fromkeys(row[0] for row in rows(anew)))
         assert [text_digest(text) for text in texts_of(scan)] == distinct
-
-
-def test_patterns_of_paths_find_what_is_there(tmp_path: Path) -> None:
-    write(tmp_path / "x" / "a.jsonl", "one")
-    source = Source(1, str(tmp_path / "*" / "*.jsonl"))
-    assert texts_of(scan_sources([source], tmp_path / "scan")) == ["one"]
-    write(tmp_path / "w" / "b.jsonl", "two")
-    scan = scan_sources([source], tmp_path / "scan")
-    assert texts_of(scan) == ["two", "one"]
-    assert scan.frame["id"].to_list() == ["w/b.jsonl#1", "x/a.jsonl#1"]
-    with pytest.raises(CorpusError, match=r"no file matches .*the disk may not be mounted"):
-        scan_sources([Source(1, str(tmp_path / "*.none"))], tmp_path / "scan")
 
 
 def test_what_cannot_be_read_leaves_the_scan_as_it_was(tmp_path: Path) -> None:
@@ -232,19 +191,6 @@ class TestLogs:
         assert texts_of(scan_sources([source], tmp_path / "scan", now=1)) == ["live"]
         scan = scan_sources([source], tmp_path / "scan", now=2)
         assert [(row[0], row[5]) for row in rows(scan)] == [(text_digest("live"), 1), (text_digest("new"), 2)]
-
-
-def test_conversations_are_rendered_by_the_source(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-    scan = scan_sources([Source(1, str(file))], tmp_path / "scan")
-    assert scan.report.problems[0].reason.endswith("name the collection's tokenizer")
-
-    def render(messages: Sequence[Message]) -> str:
-        return "".join(message["content"] for message in messages)
-
-    scan = scan_sources([Source(1, str(file), render=render, template="t")], tmp_path / "scan")
-    assert texts_of(scan) == ["hi"]
 
 
 @pytest.mark.parametrize("damage", ["no parquet", "no facts", "rows"])

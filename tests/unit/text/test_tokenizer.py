@@ -38,14 +38,6 @@ def test_decode_gives_back_the_text(small_tokenizer: TextTokenizer, text: str) -
     assert small_tokenizer.decode(ids) == text
 
 
-@given(texts=st.lists(st.text(ALPHABET, max_size=40), max_size=6))
-def test_documents_are_encoded_like_single_texts(small_tokenizer: TextTokenizer, texts: list[str]) -> None:
-    many = small_tokenizer.encode_documents(texts)
-    assert [ids.tolist() for ids in many] == [
-        small_tokenizer.encode(text, bos=False).tolist() for text in texts
-    ]
-
-
 def test_bos_comes_once_and_only_in_front(small_tokenizer: TextTokenizer) -> None:
     plain = small_tokenizer.encode("hi", bos=False).tolist()
     assert small_tokenizer.encode("hi", bos=True).tolist() == [0, *plain]
@@ -75,22 +67,6 @@ def test_the_configuration_decides_about_bos(
     folder = edit(small_tokenizer, tmp_path / "t", {"bos_token": "</s>", "add_bos_token": add_bos})
     tokenizer = load_tokenizer(folder)
     assert tokenizer.bos_ids == bos_ids
-
-
-def test_truncation_and_padding_of_the_file_are_ignored(
-    small_tokenizer: TextTokenizer, tmp_path: Path
-) -> None:
-    folder = edit(small_tokenizer, tmp_path / "t", {})
-    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    edit_json(folder, truncation=truncation)
-    tokenizer = load_tokenizer(folder)
-    text = "The quick brown fox jumps over the lazy dog"
-    assert tokenizer.encode(text, bos=False).tolist() == small_tokenizer.encode(text, bos=False).tolist()
-    assert [len(ids) for ids in tokenizer.encode_documents([text, "a"])] == [
-        len(small_tokenizer.encode(text, bos=False)),
-        1,
-    ]
-    assert tokenizer.fingerprint == small_tokenizer.fingerprint
 
 
 def test_the_fingerprint_ignores_what_does_not_decide_ids(
@@ -236,27 +212,6 @@ def test_a_template_that_fails_is_an_error(
         tokenizer.render_chat(CHAT, False)
 
 
-def test_a_saved_tokenizer_is_the_same(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    first = load_tokenizer(edit(small_tokenizer, tmp_path / "first", {"bos_token": "<s>"}, template="x"))
-    (tmp_path / "copy").mkdir()
-    first.save(tmp_path / "copy")
-    for path in (tmp_path / "first").iterdir():
-        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
-    copy = load_tokenizer(tmp_path / "copy", name=first.name)
-    assert copy.identity == first.identity
-    assert copy.render_chat(CHAT, False) == "x"
-
-
-def test_a_hub_name_is_fetched_from_the_hub(
-    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = edit(small_tokenizer, tmp_path / "snapshot", {})
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(folder))
-    tokenizer = load_tokenizer("org/model")
-    assert tokenizer.name == "org/model"
-    assert tokenizer.fingerprint == small_tokenizer.fingerprint
-
-
 def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> str:
         raise ConnectionError("no network\nmore")
@@ -299,30 +254,6 @@ def test_half_a_surrogate_pair_is_refused(small_tokenizer: TextTokenizer) -> Non
 
 
 # --- the real tokenizers ---
-
-
-@pytest.mark.parametrize("name", ["llama2", "qwen2.5", "smollm2"])
-def test_real_ids_are_those_of_tokenizers(data: Path, name: str) -> None:
-    from tokenizers import Tokenizer
-
-    folder = data / "tokenizers" / name
-    tokenizer, backend = load_tokenizer(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
-    text = "def f(x):\n    return 'naïve 東京 😀'\n\n\n  <s> </s> <|im_end|> \t end"
-    assert tokenizer.encode(text, bos=False).tolist() == backend.encode(text, add_special_tokens=False).ids
-    assert tokenizer.encode("Hi", bos=True).tolist() == backend.encode("Hi", add_special_tokens=True).ids
-    assert tokenizer.vocab_size == backend.get_vocab_size()
-    shown = [tokenizer.token_text(token) for token in tokenizer.encode(text, bos=False)]
-    assert all(piece.isprintable() and piece for piece in shown)
-
-
-def test_real_bos(data: Path) -> None:
-    llama, qwen, smol = (
-        load_tokenizer(data / "tokenizers" / name) for name in ("llama2", "qwen2.5", "smollm2")
-    )
-    assert llama.encode("<s> hi", bos=True).tolist().count(1) == 1
-    assert (llama.bos_ids, llama.eos_id) == ((1,), 2)
-    assert (qwen.bos_ids, qwen.eos_id) == ((), 151_645)
-    assert (smol.bos_ids, smol.eos_id) == ((), 2)
 
 
 def test_real_chat_templates(data: Path) -> None:

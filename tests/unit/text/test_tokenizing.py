@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftstore.errors import BuildError, NoTextError, StoreError
+from draftstore.errors import BuildError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
@@ -102,12 +102,3 @@ def test_shards_of_something_else_are_refused(
     with pytest.raises(expected, match="kind 'rest'" if change == "tokens" else "differ in inputs"):
         build_rest(other, small_tokenizer, tmp_path / "taken", tokens=tokens)
     assert not (tmp_path / "taken").exists()
-
-
-def test_an_empty_corpus(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_text('{"text": ""}\n', encoding="utf-8")
-    with pytest.raises(NoTextError, match="no text found in"):
-        build_tokens(
-            CorpusOptions(corpus=(tmp_path / "c.jsonl",), name="none"), small_tokenizer, tmp_path / "tokens"
-        )
-    assert names(tmp_path) == ["c.jsonl"]

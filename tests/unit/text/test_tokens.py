@@ -2,7 +2,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,11 @@ from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text import encoding
 from draftstore.text.encoding import split_text, tokenize_corpus
 from draftstore.text.records import Document
-from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (
     TokenShards,
-    document_starts,
     open_shards,
     sentinel,
     token_dtype,
-    write_closed,
 )
 from tests.examples import examples
 
@@ -79,12 +76,9 @@ def test_token_dtype(vocab_size: int, name: str, free: int) -> None:
     dtype = token_dtype(vocab_size)
     assert (dtype.name, dtype.newbyteorder("<")) == (name, dtype)
     assert sentinel(dtype) == free >= vocab_size
-
-
-@pytest.mark.parametrize("vocab_size", [-1, 0, 2**31])
-def test_token_dtype_out_of_range(vocab_size: int) -> None:
-    with pytest.raises(TokenRangeError, match="expected 1 to 2,147,483,647"):
-        token_dtype(vocab_size)
+    for wrong in (0, 2**31):
+        with pytest.raises(TokenRangeError, match="expected 1 to 2,147,483,647"):
+            token_dtype(wrong)
 
 
 @given(
@@ -116,28 +110,6 @@ def test_round_trip(
     assert shards.dtype == token_dtype(vocab_size)
     assert all(shard.tokens >= shard_tokens for shard in shards.shards[:-1])
     assert all(shard.tokens < shard_tokens + 30 for shard in shards.shards)
-
-
-def test_shards_do_not_depend_on_batches(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    for batch_chars in (1, 64, 10_000):
-        tokenize(
-            corpus_of(TEXTS),
-            tmp_path / str(batch_chars),
-            tokenizer=small_tokenizer,
-            shard_tokens=100,
-            batch_chars=batch_chars,
-        )
-    usual = contents(tmp_path / "1")
-    assert usual == contents(tmp_path / "64") == contents(tmp_path / "10000")
-    assert len(usual) > 10
-
-
-@given(text=st.text("a \n", max_size=60), limit=st.integers(1, 12))
-def test_split_text_joins_to_the_text(text: str, limit: int) -> None:
-    pieces = list(split_text(text, limit))
-    assert "".join(piece for piece, _ in pieces) == text
-    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert all(len(piece) <= limit for piece, _ in pieces)
 
 
 def test_split_text_prefers_line_breaks_then_spaces() -> None:
@@ -175,7 +147,7 @@ def test_documents_are_known_by_digests_of_their_whole_text(
         list(shards.digests())
 
 
-@pytest.mark.parametrize("after", [0, 25, 40])
+@pytest.mark.parametrize("after", [0, 25])
 def test_a_rerun_goes_on_and_gives_the_same_bytes(tmp_path: Path, after: int) -> None:
     tokenize(corpus_of(TEXTS), tmp_path / "whole", shard_tokens=100)
     interrupted(tmp_path / "cut", after)
@@ -201,20 +173,6 @@ def test_a_rerun_redoes_a_damaged_shard_and_all_after_it(tmp_path: Path, damage:
     tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100, on_progress=lambda n, *_: calls.append(n))
     assert contents(tmp_path) == whole
     assert calls[0] == sum(json.loads(whole[f"shard-0000{n}.json"])["documents"] for n in (0, 1))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"corpus_fingerprint": "other"}, {"shard_tokens": 10_000}, {"tokenizer": CharacterTokenizer(300)}],
-)
-def test_other_inputs_start_clean(tmp_path: Path, change: dict[str, Any]) -> None:
-    directory, fresh = tmp_path / "used", tmp_path / "fresh"
-    tokenize(corpus_of(TEXTS), directory, shard_tokens=100)
-    (directory / "mine.txt").write_text("not a shard")
-    options = {"shard_tokens": 100, **change}
-    tokenize(corpus_of(TEXTS[:20]), directory, **options)
-    tokenize(corpus_of(TEXTS[:20]), fresh, **options)
-    assert contents(directory) == contents(fresh) | {"mine.txt": b"not a shard"}
 
 
 def test_a_corpus_that_changed_unseen_is_refused(tmp_path: Path) -> None:
@@ -260,14 +218,6 @@ def test_damaged_directories_are_refused(
         open_shards(tmp_path)
 
 
-def test_a_shard_that_vanished_from_the_totals_is_refused(tmp_path: Path) -> None:
-    tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100)
-    state = json.loads((tmp_path / "tokens.json").read_text())
-    (tmp_path / "tokens.json").write_text(json.dumps(state | {"shards": 2}))
-    with pytest.raises(StoreError, match=r"hold .*'documents': .*, expected .*40"):
-        open_shards(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("suffix", "position", "value", "message"),
     [
@@ -294,19 +244,3 @@ def test_changed_contents_are_refused(
 
 
 # --- in one file ---
-
-
-@given(
-    texts=st.lists(st.text("ab\uffff", max_size=9), min_size=1, max_size=9), shard_tokens=st.integers(1, 20)
-)
-def test_all_documents_in_one_file(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int
-) -> None:
-    folder = tmp_path_factory.mktemp("closed")
-    shards = tokenize(corpus_of([*texts, "x"]), folder / "shards", shard_tokens=shard_tokens)
-    write_closed(shards, folder / "tokens.bin")
-    tokens, starts = np.fromfile(folder / "tokens.bin", shards.dtype), document_starts(shards)
-    assert starts[-1] == len(tokens)
-    found = [tokens[start:end] for start, end in pairwise(starts.tolist())]
-    assert ["".join(map(chr, ids[:-1])) for ids in found] == [*texts, "x"]
-    assert all(ids[-1] == sentinel(shards.dtype) for ids in found)

@@ -11,7 +11,6 @@ from draftstore.stores.crest.counts import KIND, CountOptions, build_counts, par
 from draftstore.stores.rest.segments import read_segments
 from draftstore.text.tokenizer import load_tokenizer
 from tests import reference
-from tests.fakes.progress import calling
 from tests.reference import Documents, Ngram
 from tests.unit.stores.rest.test_build import names
 
@@ -76,14 +75,3 @@ def test_ids_above_65_535(wide_store: Path, out: Path) -> None:
     build_counts(wide_store, out, CountOptions(max_n=3))
     require_exact(out, documents_of(wide_store), 3)
     assert read_counts(out, 1)[-1][0] == (69_999,)
-
-
-def test_progress_ends_with_all_rows(small_store: Path, out: Path) -> None:
-    told: list[tuple[int, int]] = []
-    build_counts(
-        small_store, out, CountOptions(max_n=2), progress=calling(counting=lambda *now: told.append(now))
-    )
-    manifest = load_manifest(small_store)
-    assert told == sorted(told)
-    # Rows of sentinels stand for no n-gram.
-    assert told[-1] == (manifest.counts["tokens"], manifest.counts["entries"])

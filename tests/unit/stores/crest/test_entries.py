@@ -1,8 +1,6 @@
 import hashlib
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +13,7 @@ from draftstore.errors import BuildError, DraftstoreError, StoreError
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.crest import entries as entries_module
 from draftstore.stores.crest.entries import (
-    LMDB,
-    LMDB_FILE,
     LmdbEntries,
-    context_bytes,
     entries_digest,
     key_dtype,
     open_entries,
@@ -52,33 +47,6 @@ def some_items(count: int, value_bytes: int = 60) -> Items:
 def test_the_vocabulary_decides_the_width(vocab_size: int, kind: str) -> None:
     assert key_dtype(vocab_size) == np.dtype(kind)
     assert vocab_size - 1 < np.iinfo(key_dtype(vocab_size)).max
-
-
-def key(tokens: tuple[int, ...], vocab_size: int) -> bytes:
-    return np.array(tokens, key_dtype(vocab_size)).tobytes()
-
-
-@pytest.mark.parametrize("vocab_size", [65_535, 151_665])
-@given(data=st.data())
-def test_keys_sort_as_tokens_do(vocab_size: int, data: st.DataObject) -> None:
-    ids = st.sampled_from([0, 1, 255, 256, 257, 32_767, 32_768, vocab_size - 2, vocab_size - 1])
-    ngrams = data.draw(st.lists(st.lists(ids, min_size=1, max_size=8).map(tuple), max_size=20))
-    assert sorted(ngrams, key=lambda ngram: key(ngram, vocab_size)) == sorted(ngrams)
-    assert len({key(ngram, vocab_size) for ngram in ngrams}) == len(set(ngrams))
-
-
-@pytest.mark.parametrize("vocab_size", [65_535, 70_000])
-def test_ids_outside_the_vocabulary_are_in_no_key(vocab_size: int) -> None:
-    """What does not fit must not be cut to what does: 65,536 is not 0."""
-    dtype = key_dtype(vocab_size)
-    wrong = [vocab_size, 65_535, 65_536, 70_000, 131_072, 2**31 - 1, -1, -2, -65_536, -(2**31)]
-    right = [0, 1, 65_533, 65_534, vocab_size - 1]
-    encoded = context_bytes(np.array([right + wrong], np.int32), dtype)
-    assert encoded.dtype == dtype
-    stored = {np.array(token, dtype).tobytes() for token in range(vocab_size)}
-    for place, token in enumerate(right + wrong):
-        assert (encoded[0, place : place + 1].tobytes() in stored) == (0 <= token < vocab_size)
-        assert not 0 <= token < vocab_size or int(encoded[0, place]) == token
 
 
 # -- digests -------------------------------------------------------------------------------------------------
@@ -174,16 +142,6 @@ def test_closed_files_leave_nothing_open(tmp_path: Path) -> None:
     assert not mapped()
 
 
-def in_quick_turns(work: Callable[[int], None], threads: int = 8) -> None:
-    """Run work in several threads that change places often; raise what one of them raises."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        in_threads(partial(work, number) for number in range(threads))
-    finally:
-        sys.setswitchinterval(before)
-
-
 def test_threads_share_a_file_and_its_readers(tmp_path: Path) -> None:
     items = some_items(500)
     write_lmdb(tmp_path / "e", items)
@@ -198,7 +156,7 @@ def test_threads_share_a_file_and_its_readers(tmp_path: Path) -> None:
             assert shared.get(keys[start : start + 50]) == values[start : start + 50]
         assert list(shared.items()) == items
 
-    in_quick_turns(read)
+    in_threads(partial(read, number) for number in range(8))
 
 
 def test_children_of_a_reader_read_too(tmp_path: Path) -> None:
@@ -254,46 +212,7 @@ def test_a_damaged_page_is_an_error(tmp_path: Path) -> None:
         list(entries.items())
 
 
-FULL = """
-import resource, signal, sys
-from pathlib import Path
-from draftstore.stores.crest.entries import write_lmdb
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-items = [(i.to_bytes(4, "big"), bytes(60)) for i in range(20_000)]
-try:
-    write_lmdb(Path(sys.argv[1]), items)
-except OSError as error:
-    print("OSError", error)
-"""
-
-
-def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path) -> None:
-    """As good as one: no file may grow beyond a limit."""
-    (tmp_path / "e").write_bytes(b"old")
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, tmp_path / "e", "1000000"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout[:7]) == (0, "OSError"), done.stderr[-300:]
-    assert [path.name for path in tmp_path.iterdir()] == ["e"]
-    assert (tmp_path / "e").read_bytes() == b"old"
-
-
 # -- of a store ----------------------------------------------------------------------------------------------
-
-
-def test_entries_of_a_store(small_crest: Path) -> None:
-    manifest = load_manifest(small_crest)
-    for backend in (None, LMDB):
-        entries = open_entries(small_crest, manifest, backend)
-        items = list(entries.items())
-        assert entries_digest(items) == manifest.parameters["entries_sha256"]
-        assert [key for key, _ in items] == sorted(key for key, _ in items)
-        assert entries.get([items[5][0], b"none"]) == [items[5][1], None]
-        entries.close()
-    assert sum(len(value) for _, value in items) == manifest.parameters["value_bytes"]
-    assert (small_crest / LMDB_FILE).stat().st_size == manifest.parameters["lmdb_bytes"]
 
 
 def test_backends_that_are_not_there(small_crest: Path) -> None:

@@ -64,17 +64,6 @@ def test_counts_end_at_what_32_bits_hold() -> None:
     assert (found.occurrences, found.distinct) == (2**32 - 1, 2**32 - 1)
 
 
-@DICTIONARIES
-@pytest.mark.parametrize("count", [0, 300])
-def test_packing_is_the_same_alone_and_together(dictionary: bytes, count: int) -> None:
-    """Not how many there are, in which order, nor the number of cores decides the bytes of one."""
-    envelope = Envelope(dictionary)
-    values = envelope.pack(RAW[:count])
-    assert values == [Envelope(dictionary).pack([raw])[0] for raw in RAW[:count]]
-    assert values == envelope.pack(RAW[:count][::-1])[::-1]
-    assert [entry_bytes(envelope.open(value)) for value in values] == RAW[:count]
-
-
 def test_the_bits_of_a_value() -> None:
     """Codes fitted to nothing: lengths 0 to 3 of numbers take six bits, others five; all else is escaped by one bit."""
     entry = Entry(tree_of([(5, -1, 3), (7, 0, 9)]), 9, 2)
@@ -85,12 +74,6 @@ def test_the_bits_of_a_value() -> None:
     filled = bits + "0" * (-len(bits) % 8)
     expected = int(filled, 2).to_bytes(len(filled) // 8, "big")
     assert Envelope(b"").pack([entry_bytes(entry)]) == [expected]
-
-
-@pytest.mark.parametrize("samples", [[], RAW[:4]], ids=len)
-def test_what_no_sample_held_is_written_too(samples: list[bytes]) -> None:
-    envelope = Envelope(train_dictionary(samples))
-    assert [entry_bytes(envelope.open(value)) for value in envelope.pack(RAW)] == RAW
 
 
 @pytest.mark.parametrize("dictionary", [b"x", DICTIONARY[1:], DICTIONARY[:40]])
@@ -137,16 +120,3 @@ def test_changed_cut_and_longer_values(dictionary: bytes) -> None:
             for _ in range(chance.randint(1, 3)):
                 damaged[chance.randrange(len(damaged))] = chance.randrange(256)
             open_or_refuse(envelope, bytes(damaged))
-
-
-def test_raw_bytes_that_are_none() -> None:
-    for raw in (
-        RAW[0][:1],
-        RAW[0][:7],
-        RAW[0][:8],
-        RAW[0][:-1],
-        RAW[0] + b"\0",
-        b"\0" * 8 + b"\2" + RAW[0][9:],
-    ):
-        with pytest.raises(StoreError, match="an entry cannot be read"):
-            Envelope(b"").pack([raw])

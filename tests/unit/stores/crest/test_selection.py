@@ -75,14 +75,6 @@ def test_pools_are_cut_without_loss(corpus: list[Documents], max_n: int, most: i
         assert table.counts.tolist() == [counts[ngram] for ngram in expected]
 
 
-def test_ties_go_to_the_shorter_then_to_the_first() -> None:
-    index = make_index([[[3, 1], [1, 2], [2, 3]]], NARROW)
-    assert ranked(rank(index, "global", 2, 9)) == [(1,), (2,), (3,), (1, 2), (2, 3), (3, 1)]
-    assert ranked(rank(index, "combined", 2, 9)) == [(1,), (1, 2), (2,), (2, 3), (3,), (3, 1)]
-    assert ranked(rank(index, "combined", 2, 3)) == [(1,), (1, 2), (2,)]
-    assert ranked(rank(index, "single", 2, 2)) == [(1, 2), (2, 3)]
-
-
 def test_an_unknown_selection() -> None:
     with pytest.raises(
         DraftstoreError, match="unknown selection 'best': expected one of gain, single, combined, glob"
@@ -122,17 +114,6 @@ def test_gain_is_what_is_lost_without_an_ngram(
 
 
 # -- its parts -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@given(st.data(), st.integers(1, 4))
-def test_documents_are_counted_once(vocab_size: int, data: st.DataObject, n: int) -> None:
-    corpus = data.draw(corpora(vocab_size))
-    index = make_index(corpus, vocab_size)
-    counts = reference.document_counts(documents_of(corpus), n)
-    ngrams = np.array([*counts, (vocab_size - 1,) * n], np.int64).reshape(-1, n)
-    found = count_documents(index, document_table(index), ngrams)
-    assert found.tolist() == [*counts.values(), counts[(vocab_size - 1,) * n]]
 
 
 def test_documents_of_any_length_are_counted() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from draftstore.jit import read_only
 from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, search
-from draftstore.stores.dresd.kernels.quantised import DTYPES, quantise, restore
+from draftstore.stores.dresd.kernels.quantised import DTYPES, quantise
 from draftstore.stores.dresd.projection import unit
 from tests import reference
 
@@ -25,16 +25,7 @@ def make_index(
     centroids: NDArray[np.float32] | None = None,
     positions: type = np.uint32,
 ) -> DenseIndex:
-    """Assemble an index.
-
-    Args:
-        vectors: float32 [entries, dims], unit length, in the order of entries.
-        sizes: entries of each group.
-        dtype: of the vectors.
-        lists: of each group, entries of each list; none for small groups.
-        centroids: float32 [lists, dims].
-        positions: type of the positions.
-    """
+    """Assemble an index of unit vectors in the order of entries; `lists` are the sizes of the lists of each group."""
     codes = quantise(vectors, dtype)
     groups = np.append(0, np.cumsum(sizes))
     counts = [len(cut) for cut in lists] or [0] * len(sizes)
@@ -102,18 +93,6 @@ def test_the_nearest_entries_of_the_group_are_found(
         assert found.sizes[row] == len(group)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dims", [1, 3, 31, 64, 200])
-def test_similarities_are_cosines_of_what_is_kept(dtype: str, dims: int) -> None:
-    vectors, queries = directions(300, dims, 0), directions(20, dims, 1) * 7.0
-    index = make_index(vectors, [300], dtype)
-    found = search(index, queries, np.zeros(20, np.int32), 300, ALL)
-    cosines = unit(queries) @ restore(index.vectors).T
-    assert found.similarities == pytest.approx(np.take_along_axis(cosines, found.entries, axis=1), abs=1e-5)
-    assert (np.diff(found.similarities, axis=1) <= 0.0).all()
-    assert (np.sort(found.entries, axis=1) == np.arange(300)).all()
-
-
 def test_every_float16_is_read_right() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     bits = bits[np.isfinite(bits.view(np.float16))]
@@ -147,15 +126,6 @@ def test_a_query_without_direction_has_no_neighbours(bad: float) -> None:
     found = search(index, queries, np.zeros(3, np.int32), 5)
     assert [len(rows_of(found, row)) for row in range(3)] == [5, 0, 5]
     assert found.sizes.tolist() == [10, 10, 10]
-
-
-def test_nothing_is_asked_and_nothing_is_held() -> None:
-    found = search(
-        make_index(directions(5, 4, 0), [5]), np.empty((0, 4), np.float32), np.empty(0, np.int32), 3
-    )
-    assert [array.shape for array in found] == [(0, 3), (0, 3), (0,)]
-    empty = make_index(np.empty((0, 4), np.float32), [0, 0])
-    assert search(empty, directions(2, 4, 0), np.array([0, 1], np.int32), 3).sizes.tolist() == [0, 0]
 
 
 # -- lists ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from draftstore.errors import BuildError, DraftstoreError
+from draftstore.errors import DraftstoreError
 from draftstore.stores.dresd import projection as projection_module
 from draftstore.stores.dresd.projection import Moments, Projection, fit
 from tests.examples import examples
@@ -84,32 +84,6 @@ def test_numbers_that_never_change_get_no_weight() -> None:
     equal, nothing = fitted(np.ones((9, 3), np.float32), 2)
     assert (equal.weights == 0).all()
     assert nothing == 0
-
-
-@pytest.mark.parametrize(
-    ("count", "dims", "reason"),
-    [
-        (100, 0, "vectors of 0 dimensions from states of 6: expected 1 to 6"),
-        (100, 7, "vectors of 7 dimensions from states of 6: expected 1 to 6"),
-        (4, 4, r"4 hidden states for 4 dimensions: give more text, or fewer dimensions \(--dims\)"),
-        (0, 1, "0 hidden states for 1 dimension"),
-    ],
-)
-def test_fit_refuses_too_few_states(count: int, dims: int, reason: str) -> None:
-    with pytest.raises(BuildError, match=f"^{reason}"):
-        fitted(states_of(count, 6), dims)
-
-
-def test_bytes_and_back() -> None:
-    projection, _ = fitted(states_of(50, 6), 3)
-    again = Projection.from_bytes(projection.to_bytes(), 3)
-    assert (again.dims, again.hidden_size, again.digest) == (3, 6, projection.digest)
-    assert again.to_bytes() == projection.to_bytes()
-    reshaped = Projection(projection.weights.reshape(3, 6).T[:3, :3].copy(), projection.bias)
-    assert reshaped.digest != projection.digest
-    for data, dims in ((b"", 3), (projection.to_bytes()[:-4], 3), (projection.to_bytes(), 0)):
-        with pytest.raises(DraftstoreError, match="are not a projection to"):
-            Projection.from_bytes(data, dims)
 
 
 def test_invalid_projections_are_refused() -> None:

@@ -43,10 +43,5 @@ def test_float16_holds_no_subnormal_numbers() -> None:
     assert restore(quantise(numbers, "float16")).tolist() == [[SMALLEST, -SMALLEST, 0.0, 0.0, 0.0, 0.5]]
 
 
-def test_the_bits_of_float16_restore_as_the_numbers() -> None:
-    codes = quantise(directions(20, 5, 2), "float16")
-    assert (restore(codes.view(np.uint16)) == restore(codes)).all()
-
-
 def test_types_are_little_endian() -> None:
     assert [vector_dtype(name).str for name in DTYPES] == ["<f2", "|i1"]

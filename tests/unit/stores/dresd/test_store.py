@@ -20,15 +20,12 @@ from draftstore.storage.manifest import (
 from draftstore.stores.dresd.files import FILES
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
 from draftstore.stores.dresd.kernels.nearest import ALL, search
-from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.store import STRATEGIES, DresdStore
-from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.fakes.dense_stores import (
     MODEL,
     TOKENIZER,
-    entries_of,
     make_dense_store,
     make_projection,
     make_states,
@@ -116,31 +113,16 @@ def questions(
 # -- opening -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "wide"), [("float16", False), ("int8", True)])
-def test_a_store_holds_its_entries(tmp_path: Path, dtype: str, wide: bool) -> None:
-    path = make_dense_store(
-        tmp_path / "store", DOCUMENTS, STATES, projection=PROJECTION, dtype=dtype, wide_positions=wide
+def test_positions_may_have_64_bits(built: Path, tmp_path: Path) -> None:
+    wide = make_dense_store(
+        tmp_path / "wide", DOCUMENTS, STATES, projection=PROJECTION, large=30, wide_positions=True
     )
-    opened = DresdStore.open(path, target_model=MODEL, tokenizer=TOKENIZER, hidden_size=16)
-    assert opened.path == path
-    assert opened.manifest == load_manifest(path)
-    assert opened.projection.digest == PROJECTION.digest
-    assert opened.index.positions.dtype == (np.uint64 if wide else np.uint32)
-    codes = opened.index.vectors.view(np.float16) if dtype == "float16" else opened.index.vectors
-    vectors = restore(codes)
-    starts = np.cumsum([0, *(len(document) + 1 for document in DOCUMENTS)])
-    expected = {
-        starts[entry.document] + entry.place + 2: entry for entry in entries_of(DOCUMENTS, STATES, PROJECTION)
-    }
-    assert len(expected) == opened.manifest.counts["entries"] == len(vectors)
-    for first in range(VOCAB):
-        for entry in range(opened.index.groups[first], opened.index.groups[first + 1]):
-            wanted = expected.pop(int(opened.index.positions[entry]))
-            assert first == wanted.first == opened.tokens[int(opened.index.positions[entry]) - 1]
-            assert np.abs(vectors[entry] - wanted.vector).max() < 0.01
-    assert not expected
-    assert not any(array.flags.writeable for array in (opened.tokens, *opened.index))
-    opened.close()
+    stores = DresdStore.open(built), DresdStore.open(wide, target_model=MODEL, hidden_size=16)
+    assert [store.index.positions.dtype for store in stores] == [np.uint32, np.uint64]
+    assert not any(array.flags.writeable for array in (stores[0].tokens, *stores[0].index))
+    contexts, hidden = questions()
+    drafts, same = (store.drafter().draft(contexts, hidden=hidden) for store in stores)
+    assert drafts == same
 
 
 def test_another_model_tokenizer_or_size_is_refused(built: Path) -> None:
@@ -429,25 +411,3 @@ def test_a_session_without_a_state_drafts_nothing(built: Path) -> None:
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------
-
-
-def test_ids_above_65535(tmp_path: Path, wide_tokenizer: TextTokenizer) -> None:
-    ids = (69_999, 65_535, 65_536, 65_534, 5)
-    documents = salad(20, 3, ids)
-    states = make_states(documents)
-    path = make_dense_store(
-        tmp_path / "wide", documents, states, projection=PROJECTION, tokenizer=wide_tokenizer
-    )
-    store = DresdStore.open(path, tokenizer=wide_tokenizer.identity)
-    assert store.tokens.dtype == np.uint32
-    assert store.manifest.token_dtype == "uint32"
-    assert load_tokenizer(path / "tokenizer").identity.fingerprint == store.manifest.tokenizer.fingerprint
-    contexts, hidden = questions(documents, states)
-    drafts = store.drafter("wide", probing=ALL).draft(contexts, hidden=hidden)
-    seen = {token for draft in drafts for token in draft.tree.tokens.tolist()}
-    assert seen == set(ids)
-    for draft, (nodes, size) in zip(
-        drafts, expected_drafts(store, contexts, hidden, 10, 10, 64), strict=True
-    ):
-        assert draft.match_count == size
-        assert nodes is None or nodes_of(draft.tree) == nodes

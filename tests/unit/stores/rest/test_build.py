@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.examples import examples
 from tests.fakes import killed
-from tests.fakes.progress import Steps
 from tests.fakes.waiting import is_alive, until
 from tests.reference import sort_suffixes
 
@@ -135,22 +133,6 @@ def test_any_documents_in_any_segments(
     assert pieces == []
 
 
-def test_progress_is_reported(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
-    calls = Steps()
-    options = RestOptions(corpus=(corpus,), name="test", segment_tokens=SEGMENT_TOKENS)
-    result = build_rest(options, small_tokenizer, out, workers=1, progress=calls)
-    assert calls.keys() == {"tokenizing", "sorting", "hashing"}
-    for rows in calls.values():
-        assert len(rows) > 1
-        assert [done for done, _ in rows] == sorted(done for done, _ in rows)
-    counts = result.manifest.counts
-    assert calls["tokenizing"][-1] == (counts["tokens"], None)
-    assert calls["sorting"][0] == (0, counts["entries"])
-    assert calls["sorting"][-1] == (counts["entries"], counts["entries"])
-    size = sum(entry.size for entry in result.manifest.files.values())
-    assert calls["hashing"][-1] == (size, size)
-
-
 # --- the same bytes ---
 
 
@@ -166,15 +148,6 @@ def test_two_builds_are_the_same_bytes(
     manifests = [(tmp_path / name / "manifest.json").read_bytes() for name in "ab"]
     assert manifests[0] == manifests[1]
     assert second.reused is False
-
-
-def test_much_work_is_done_in_processes_of_their_own(
-    small_tokenizer: TextTokenizer, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build(small_tokenizer, corpus, tmp_path / "here")
-    monkeypatch.setattr(segments_module, "SMALL_TOKENS", 0)
-    build(small_tokenizer, corpus, tmp_path / "apart")
-    assert contents(tmp_path / "here") == contents(tmp_path / "apart")
 
 
 # --- texts that are not there, or not right ---
@@ -197,14 +170,6 @@ def test_a_truncated_corpus_gives_no_store_unless_that_is_allowed(
         BuildError, match="is another build"
     ):  # the truncated store is not taken for the whole one
         build(small_tokenizer, corpus, out)
-
-
-def test_a_path_that_is_no_utf_8(small_tokenizer: TextTokenizer, corpus: Path, tmp_path: Path) -> None:
-    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl"))
-    corpus.rename(odd)
-    result = build(small_tokenizer, odd, tmp_path / "store")
-    assert result.manifest.corpus["sources"] == [str(odd)]
-    assert load_manifest(tmp_path / "store") == result.manifest
 
 
 @pytest.mark.parametrize(
@@ -308,22 +273,6 @@ def test_a_killed_worker_is_an_error_that_says_what_to_do(
     monkeypatch.undo()
     build(small_tokenizer, corpus, out)
     require_whole(out)
-
-
-@pytest.mark.parametrize("error", [MemoryError, BrokenProcessPool])
-def test_too_little_memory(
-    small_tokenizer: TextTokenizer,
-    corpus: Path,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[Exception],
-) -> None:
-    def fail(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(segments_module, "sort_segment", fail)
-    with pytest.raises(BuildError, match="because memory ran out"):
-        build(small_tokenizer, corpus, out)
 
 
 ORPHANS = """

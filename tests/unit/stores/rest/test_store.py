@@ -22,10 +22,9 @@ from draftstore.storage.manifest import (
     verify_files,
 )
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.stores.rest.store import BUDGET, DTYPES, KIND, STRATEGIES, RestDrafter, RestStore
+from draftstore.stores.rest.store import BUDGET, DTYPES, KIND, STRATEGIES, RestStore
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import sentinel
-from draftstore.trees.chains import best_chain
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 from tests import reference
@@ -121,22 +120,6 @@ def refusal(store: Path) -> str:
 # -- opening -------------------------------------------------------------------------------------------------
 
 
-def test_a_store_holds_its_documents_in_order(built: Path, small_tokenizer: TextTokenizer) -> None:
-    opened = RestStore.open(built, small_tokenizer.identity)
-    expected = [document.tolist() for document in small_tokenizer.encode_documents(TEXTS)]
-    assert documents_in(opened.index) == expected
-    assert opened.index.vocab_size == small_tokenizer.vocab_size == opened.manifest.vocab_size
-    assert opened.manifest.counts["documents"] == len(TEXTS)
-    assert opened.manifest.counts["entries"] == len(opened.index.tokens)
-    assert verify_files(built, opened.manifest) == []
-    assert RestStore.open(str(built)).path == built
-    with pytest.raises(TokenizerError, match="was built with tokenizer 'small-bpe'"):
-        RestStore.open(built, TokenizerIdentity("other", "f" * 64))
-    for base, length, _ in opened.index.segments.tolist():
-        segment = opened.index.tokens[base : base + length].tolist()
-        assert opened.index.suffixes[base : base + length].tolist() == reference.sort_suffixes(segment)
-
-
 def bases(array: Any) -> Iterator[Any]:
     while array is not None:
         yield array
@@ -157,16 +140,6 @@ def test_a_store_is_mapped_and_read_only(built: Path) -> None:
 # -- tables that do not fit each other, in files that fit the manifest ---------------------------------------
 
 
-def plus(place: int, amount: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return a change of one item of an array."""
-
-    def change(array: NDArray[Any]) -> NDArray[Any]:
-        array[place] += amount
-        return array
-
-    return change
-
-
 def put(place: int, value: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Return a change of one item of an array to a value."""
 
@@ -183,9 +156,9 @@ MISFITS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]], str]] = {
     "a key more": ("keys.bin", lambda a: np.append(a, 0), "do not fit each other"),
     "a row less": ("first_rows.bin", lambda a: a[:-1], "do not fit a vocabulary"),
     "part of a segment": ("segments.bin", lambda a: a[:-1], "do not fit"),
-    "a segment that starts later": ("segments.bin", plus(3, 1), "do not fit each other"),
-    "a segment of negative length": ("segments.bin", plus(1, -(10**6)), "do not fit each other"),
-    "no end of the rows": ("first_rows.bin", plus(-1, 1 << 20), "expected"),
+    "a segment that starts later": ("segments.bin", put(3, 1), "do not fit each other"),
+    "a segment of negative length": ("segments.bin", put(1, -(10**6)), "do not fit each other"),
+    "no end of the rows": ("first_rows.bin", put(-1, 1 << 20), "expected"),
     "sentinels that start at once": ("first_rows.bin", put(-1, 0), "damaged"),
     "rows beyond the segment": ("first_rows.bin", put(5, 1 << 20), "damaged"),
     "rows that fall": ("first_rows.bin", put(40, -1), "damaged"),
@@ -315,6 +288,9 @@ def test_requests_that_cannot_be_answered(built: Path) -> None:
             store.drafter().draft(np.zeros((1, 16), np.int32), budget)
     with pytest.raises(DraftstoreError, match="unknown strategy 'best': expected one of backoff, longest"):
         store.drafter("best")
+    with pytest.raises(TokenizerError, match="was built with tokenizer 'small-bpe'"):
+        RestStore.open(built, TokenizerIdentity("other", "f" * 64))
+    assert RestStore.open(str(built), store.manifest.tokenizer).path == built
 
 
 def test_no_budget_and_no_chance_give_no_nodes(built: Path) -> None:
@@ -331,16 +307,3 @@ def test_no_budget_and_no_chance_give_no_nodes(built: Path) -> None:
 
 
 # -- wide vocabularies ---------------------------------------------------------------------------------------
-
-
-def test_ids_above_65_535_come_back_from_a_store(tmp_path: Path) -> None:
-    low, high = [1, 2, 3, 4], [65_537, 65_538, 65_539, 65_540]  # equal if they were cut to 16 bits
-    index = make_index([[low, high], [[151_664, 65_535, 65_536, 0]]], WIDE)
-    store = RestStore.open(write_index(tmp_path / "store", index))
-    for strategy in STRATEGIES:
-        drafter: RestDrafter = store.drafter(strategy)
-        for document in (low, high, [151_664, 65_535, 65_536, 0]):
-            [draft] = drafter.draft(np.array([document[:2]], np.int32))
-            assert (draft.match_length, draft.match_count) == (2, 1)
-            assert best_chain(draft.tree).tokens.tolist() == document[2:]
-            assert DraftTree.from_bytes(draft.tree.to_bytes()) == draft.tree

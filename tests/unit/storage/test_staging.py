@@ -1,5 +1,6 @@
 """Steps that are done once, and stores that are published when complete, whatever happens in between."""
 
+import functools
 import json
 import os
 import shutil
@@ -121,8 +122,8 @@ def build(
         if fail:
             raise CorpusError("no")
         for number, file in enumerate(files):
-            once(partial / f"step-{number}", lambda file=file: write(store / file, text))
-        for old in store.glob("manifest*"):
+            once(partial / f"step-{number}", functools.partial(write, store / file, text))
+        for old in store.glob("*manifest*"):
             old.unlink()
         counts = {"documents": 1, "entries": 0, "tokens": 0}
         identity = TokenizerIdentity("t", "0")
@@ -167,9 +168,9 @@ def test_a_store_is_built_once_and_not_replaced(tmp_path: Path) -> None:
         out,
         1,
     )
-    for changes in ({"text": "two"}, {"text": "one", "name": "b"}):
+    for text, name in (("two", "a"), ("one", "b")):
         with pytest.raises(BuildError, match="another build: choose another --out, or pass --overwrite"):
-            build(out, **changes)
+            build(out, text, name=name)
     assert out.stat().st_ino == before
     assert not build(out, "one", overwrite=True).reused
     assert out.stat().st_ino != before
@@ -349,8 +350,8 @@ def test_a_build_may_be_killed_at_any_moment(tmp_path: Path, overwrite: bool) ->
             require_whole(out, load_manifest(out).parameters["plan"]["text"])
         else:
             absent += 1
-        # The second attempt crashes as well, a little further on; the third one may finish.
-        DISK.run(folder, work, limit % 7)
+        # The second attempt crashes as well, somewhere else; the third one may finish.
+        DISK.run(folder, work, limit * 7 % total)
         work()
         require_whole(out, "new")
         build(out, "new")

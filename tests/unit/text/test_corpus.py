@@ -65,6 +65,14 @@ def test_lines_end_at_line_feeds_alone_and_blank_ones_do_not_count(tmp_path: Pat
     assert report == ReadReport(documents=2)
 
 
+def test_conversations_are_rendered(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    path = write(tmp_path / "c.jsonl", lines({"messages": chat}, {"text": chat}, {"messages": []}))
+    documents, report = read(path)
+    assert [document.text for document in documents] == ["user=hi assistant=hello"] * 2
+    assert report.empty_documents == 1
+
+
 def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", lines({"content": "yes", "text": "no"}, {"text": "no"}))
     documents, report = read(path, column="content")

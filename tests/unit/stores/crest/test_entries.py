@@ -98,19 +98,6 @@ def test_keys_that_do_not_ascend_are_refused(tmp_path: Path) -> None:
 # -- many readers --------------------------------------------------------------------------------------------
 
 
-def test_one_file_opened_twice(tmp_path: Path) -> None:
-    items = some_items(50)
-    write_lmdb(tmp_path / "e", items)
-    (tmp_path / "link").symlink_to(tmp_path / "e")
-    first, second, third = (LmdbEntries(tmp_path / name) for name in ("e", "e", "link"))
-    first.close()
-    first.close()
-    assert second.get([items[3][0]]) == third.get([items[3][0]]) == [items[3][1]]
-    del second
-    third.close()
-    assert list(LmdbEntries(tmp_path / "e").items()) == items
-
-
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
     path, old, new = tmp_path / "e", some_items(500), some_items(900)
     write_lmdb(path, old)

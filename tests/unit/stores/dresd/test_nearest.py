@@ -1,8 +1,4 @@
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,21 +96,6 @@ def test_every_float16_is_read_right() -> None:
     index = index._replace(vectors=read_only(bits[:, None]))
     found = search(index, np.ones((len(bits), 1), np.float32), np.arange(len(bits), dtype=np.int32), 1)
     assert (found.similarities[:, 0] == bits.view(np.float16)).all()
-
-
-@pytest.mark.slow
-def test_processors_without_instructions_for_float16_do(tmp_path: Path) -> None:
-    program = """
-import numpy as np
-from draftstore.stores.dresd.kernels.nearest import search
-from tests.unit.stores.dresd.test_nearest import directions, make_index
-
-vectors = directions(50, 64, 0)
-found = search(make_index(vectors, [50]), vectors, np.zeros(50, np.int32), 1)
-assert (found.entries[:, 0] == np.arange(50)).all()
-"""
-    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", program], env=os.environ | plain, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.0])

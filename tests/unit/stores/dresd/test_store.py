@@ -19,7 +19,7 @@ from draftstore.storage.manifest import (
 )
 from draftstore.stores.dresd.files import FILES
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
-from draftstore.stores.dresd.kernels.nearest import ALL, search
+from draftstore.stores.dresd.kernels.nearest import ALL
 from draftstore.stores.dresd.store import STRATEGIES, DresdStore
 from draftstore.trees.tree import DraftTree
 from tests import reference
@@ -310,20 +310,6 @@ def test_a_batch_drafts_what_each_of_it_drafts_alone(built: Path) -> None:
     assert drafter.draft_batch(wide, 30, 0.01, hidden=hidden).encode_trees()[0].shape == (len(wide),)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_samples_are_nearest_to_their_own_entries(tmp_path: Path, dtype: str) -> None:
-    store = DresdStore.open(
-        make_dense_store(tmp_path / "store", DOCUMENTS, STATES, projection=PROJECTION, dtype=dtype)
-    )
-    contexts, hidden = store.samples(30)
-    assert hidden is not None
-    assert (contexts.shape, hidden.shape) == ((30, 16), (30, 16))
-    assert hidden.dtype == np.float16
-    found = search(store.index, PROJECTION.apply(hidden), contexts[:, -1], 1, ALL)
-    expected = np.linspace(0, len(store.index.vectors) - 1, 30, dtype=np.int64)
-    np.testing.assert_array_equal(found.entries[:, 0], expected)
-
-
 def test_without_states_or_entries_nothing_is_drafted(built: Path, tmp_path: Path) -> None:
     drafter = DresdStore.open(built).drafter()
     contexts, hidden = questions(most=4)
@@ -358,20 +344,6 @@ def test_impossible_requests_are_refused(built: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(DraftstoreError, match=r"expected"):
             store.drafter(**changes)
-
-
-def test_a_store_says_how_much_of_a_group_is_visited(store: Path) -> None:
-    contexts, hidden = questions()
-    edit_parameters(store, probing=ALL)
-    everything = DresdStore.open(store)
-    edit_parameters(store, probing=1e-6)
-    little = DresdStore.open(store)
-    exact = everything.drafter().draft(contexts, hidden=hidden)
-    assert little.drafter(probing=ALL).draft(contexts, hidden=hidden) == exact
-    assert little.drafter().draft(contexts, hidden=hidden) != exact
-    assert everything.drafter(probing=1e-6).draft(contexts, hidden=hidden) == little.drafter().draft(
-        contexts, hidden=hidden
-    )
 
 
 # -- sessions ------------------------------------------------------------------------------------------------

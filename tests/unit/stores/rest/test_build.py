@@ -2,8 +2,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.examples import examples
 from tests.fakes import killed
-from tests.fakes.waiting import is_alive, until
 from tests.reference import sort_suffixes
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -231,25 +228,16 @@ def test_what_was_skipped_is_reported_also_by_a_build_that_goes_on(
 
 @pytest.mark.parametrize("change", ["corpus", "tokenizer", "segments"])
 def test_another_build_is_refused(
-    small_tokenizer: TextTokenizer, corpus: Path, out: Path, tmp_path: Path, change: str
+    small_tokenizer: TextTokenizer, wide_tokenizer: TextTokenizer, corpus: Path, out: Path, change: str
 ) -> None:
     build(small_tokenizer, corpus, out)
     if change == "corpus":
         write_texts(corpus, 31)
-    tokenizer = other_tokenizer(tmp_path) if change == "tokenizer" else small_tokenizer
-    segment_tokens = SEGMENT_TOKENS + (change == "segments")
+    tokenizer = wide_tokenizer if change == "tokenizer" else small_tokenizer
     with pytest.raises(
         BuildError, match=rf"{out} exists and is another build: choose another --out, or pass"
     ):
-        build(tokenizer, corpus, out, segment_tokens=segment_tokens)
-
-
-def other_tokenizer(folder: Path) -> TextTokenizer:
-    path = small_tokenizer_folder(folder / "other")
-    state = json.loads((path / "tokenizer.json").read_text())
-    state["normalizer"] = {"type": "Lowercase"}
-    (path / "tokenizer.json").write_text(json.dumps(state))
-    return load_tokenizer(path)
+        build(tokenizer, corpus, out, segment_tokens=SEGMENT_TOKENS + (change == "segments"))
 
 
 # --- builds that do not end well ---
@@ -273,25 +261,6 @@ def test_a_killed_worker_is_an_error_that_says_what_to_do(
     monkeypatch.undo()
     build(small_tokenizer, corpus, out)
     require_whole(out)
-
-
-ORPHANS = """
-import os, time
-from draftstore.stores.rest.segments import sorting_processes
-
-with sorting_processes(1) as processes:
-    print(processes.submit(os.getpid).result(), flush=True)
-    processes.submit(time.sleep, 60).result()
-"""
-
-
-def test_workers_end_with_a_killed_build() -> None:
-    with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        assert is_alive(worker)
-        parent.kill()
-    until(lambda: not is_alive(worker))
 
 
 def test_a_killed_build_ends_with_the_same_bytes(tmp_path: Path, out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from draftstore.storage.progress import tokenizing
 from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
-from tests.fakes.progress import Steps
 
 
 def problem(number: int, *, truncated: bool = False) -> RecordProblem:
@@ -50,6 +49,6 @@ def test_what_was_passed_over_is_told_with_the_remedy() -> None:
 
 
 def test_tokenizing_reports_its_tokens() -> None:
-    steps = Steps()
-    tokenizing(steps)(2, 30, 400)
-    assert steps == {"tokenizing": [(30, None)]}
+    told: list[tuple[object, ...]] = []
+    tokenizing(lambda *step: lambda *now: told.append((*step, *now)))(2, 30, 400)
+    assert told == [("tokenizing", "tokens", 30, None, "2 documents")]

@@ -341,7 +341,7 @@ def test_a_build_may_be_killed_at_any_moment(tmp_path: Path, overwrite: bool) ->
     prepare()
     assert DISK.run(folder, work)
     total = DISK.changes
-    assert total > 25
+    assert total > 20
     absent = 0
     for limit in range(total):
         prepare()
@@ -357,7 +357,7 @@ def test_a_build_may_be_killed_at_any_moment(tmp_path: Path, overwrite: bool) ->
         build(out, "new")
         assert names(folder) == ["a"]
         assert not overwrite or (out / "data" / "mine.txt").read_text() == "precious"
-    assert absent == 1 if overwrite else absent > 25
+    assert absent == 1 if overwrite else absent > 20
 
 
 def test_a_removal_may_be_killed_at_any_moment(tmp_path: Path) -> None:
@@ -368,7 +368,8 @@ def test_a_removal_may_be_killed_at_any_moment(tmp_path: Path) -> None:
         if not ended and limit:
             with pytest.raises(StoreError):
                 load_manifest(store)
-            (store / "manifest.json").exists() and remove_store(store)
+            if (store / "manifest.json").exists():
+                remove_store(store)
         shutil.rmtree(store, ignore_errors=True)
         limit += 1
     assert limit > 3

@@ -55,7 +55,7 @@ def test_damaged_files_are_read_up_to_the_damage(tmp_path: Path, suffix: str, da
     with pytest.raises(STREAM_ERRORS):
         found.extend(read_lines(path))
     if damage in ("cut", "end"):
-        assert len(found) > 2_000
+        assert len(found) > 1_000
         assert found == many.splitlines(keepends=True)[: len(found)]
     with pytest.raises(STREAM_ERRORS):
         read_whole(path)

@@ -176,7 +176,7 @@ def test_a_truncated_corpus_gives_no_store_unless_that_is_allowed(
         ('{"text": ""}\n{"text": " \\n "}\n{"messages": []}\n', ": 3 empty documents"),
         (
             '{"content": "x"}\n' * 16,
-            ": 16 bad records, the first .*line 1: .* name another key with --column",
+            ": 16 bad records, the first .*line 1: .*name another key with --column",
         ),
     ],
 )

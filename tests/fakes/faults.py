@@ -60,10 +60,18 @@ class Peer:
 Behaviour = Callable[[Peer], None]
 
 
-def right(peer: Peer) -> None:
-    """Answer everything as it should be."""
-    while True:
-        peer.send(peer.service.answer(peer.read()))
+def answers(make: Callable[[Peer, wire.Frame], bytes]) -> Behaviour:
+    """Answer every request with the bytes that a function makes."""
+
+    def behave(peer: Peer) -> None:
+        while True:
+            peer.send(make(peer, peer.read()))
+
+    return behave
+
+
+right = answers(lambda peer, frame: peer.service.answer(frame))
+"""Answers everything as it should be."""
 
 
 class Service:
@@ -174,19 +182,9 @@ def reads_nothing(peer: Peer) -> None:
     peer.wait()
 
 
-def closes(peer: Peer) -> None:
-    """Take a connection and close it."""
-
-
 def closes_on_request(peer: Peer) -> None:
     """Close the connection instead of an answer."""
     peer.read()
-
-
-def closes_mid_answer(peer: Peer) -> None:
-    """Close the connection in the middle of an answer."""
-    data = peer.service.answer(peer.read())
-    peer.send(data[: len(data) // 2])
 
 
 def resets_mid_header(peer: Peer) -> None:
@@ -196,31 +194,10 @@ def resets_mid_header(peer: Peer) -> None:
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def answers_garbage(peer: Peer) -> None:
-    """Answer with random bytes."""
-    while True:
-        peer.read()
-        peer.send(b"\xff" * 5 + random.Random(0).randbytes(300))
-
-
 def speaks_http(peer: Peer) -> None:
     """Be a web server."""
     peer.read()
     peer.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-
-
-def claims_much(peer: Peer) -> None:
-    """Announce a frame of 4 GiB."""
-    peer.read()
-    peer.send(struct.pack("<IBBBBQ", 0xFFFFFFFF, 1, 0x82, 0, 0, 1) + bytes(1000))
-    peer.wait()
-
-
-def never_ends(peer: Peer) -> None:
-    """Announce an answer, and never send it."""
-    number = peer.read().header.request_id
-    peer.send(struct.pack("<IBBBBQ", 60, wire.VERSION, wire.Operation.DRAFT | wire.ANSWER, 0, 0, number))
-    peer.wait()
 
 
 def claims_16_megabytes(peer: Peer) -> None:
@@ -240,99 +217,40 @@ def greets_without_end(peer: Peer) -> None:
         peer.send(data)
 
 
-def answers_others(peer: Peer) -> None:
-    """Answer with ids that nobody used."""
-    while True:
-        frame = peer.read()
-        header = frame.header._replace(request_id=frame.header.request_id + 1000)
-        peer.send(peer.service.answer(wire.Frame(header, frame.payload)))
+def bare_answer(frame: wire.Frame, payload: bytes = b"", status: int = 0) -> bytes:
+    """Return an answer to a request for drafts that holds these bytes."""
+    return wire.frame(wire.Operation.DRAFT | wire.ANSWER, frame.header.request_id, payload, status=status)
 
 
-def answers_another_operation(peer: Peer) -> None:
-    """Answer with a list of releases."""
-    while True:
-        peer.send(wire.encode_json(wire.Operation.RELEASES, peer.read().header.request_id, {"releases": []}))
+def answer_of_another(peer: Peer, frame: wire.Frame) -> bytes:
+    """Return an answer with an id that nobody used."""
+    header = frame.header._replace(request_id=frame.header.request_id + 1000)
+    return peer.service.answer(wire.Frame(header, frame.payload))
 
 
-def answers_unknown_status(peer: Peer) -> None:
-    """Fail for a reason that nobody knows."""
-    while True:
-        number = peer.read().header.request_id
-        peer.send(wire.frame(wire.Operation.DRAFT | wire.ANSWER, number, bytes(4), status=99))
+def answer_of_another_operation(_peer: Peer, frame: wire.Frame) -> bytes:
+    """Return a list of releases."""
+    return wire.encode_json(wire.Operation.RELEASES, frame.header.request_id, {"releases": []})
 
 
-def answers_cut_failure(peer: Peer) -> None:
-    """Fail without the payload of a failure."""
-    while True:
-        number = peer.read().header.request_id
-        peer.send(wire.frame(wire.Operation.DRAFT | wire.ANSWER, number, b"", wire.Status.BUSY))
+def drafts(make: Callable[[wire.DraftRequest], DraftBatch]) -> Behaviour:
+    """Answer every request with the drafts that a function makes of it."""
+    return answers(lambda peer, frame: peer.service.encode(frame, make(wire.decode_request(frame.payload))))
 
 
-def answers_empty(peer: Peer) -> None:
-    """Answer that all is well, and nothing else."""
-    while True:
-        peer.send(wire.frame(wire.Operation.DRAFT | wire.ANSWER, peer.read().header.request_id))
+def flat_trees(request: wire.DraftRequest, tokens: list[int], parents: list[int]) -> DraftBatch:
+    """Return the same tree for every context, right or wrong."""
+    batch, nodes = len(request.contexts), len(tokens)
+    return DraftBatch(
+        np.tile(np.array(tokens, np.int32), (batch, 1)), np.tile(np.array(parents, np.int16), (batch, 1)),
+        np.zeros((batch, nodes), np.uint8), np.full(batch, nodes, np.int32), np.ones(batch, np.int32),
+        np.ones(batch, np.int64),
+    )  # fmt: skip
 
 
-def answers_another_tokenizer(peer: Peer) -> None:
-    """Answer with the drafts of another tokenizer."""
-    while True:
-        peer.send(peer.service.answer(peer.read(), tokenizer=OTHER))
-
-
-def breaks_trees(peer: Peer) -> None:
-    """Answer with trees whose nodes stand before their parents."""
-    while True:
-        frame = peer.read()
-        batch = len(wire.decode_request(frame.payload).contexts)
-        drafts = DraftBatch(
-            np.full((batch, 2), 3, np.int32), np.tile(np.array([1, -1], np.int16), (batch, 1)),
-            np.zeros((batch, 2), np.uint8), np.full(batch, 2, np.int32), np.ones(batch, np.int32),
-            np.ones(batch, np.int64),
-        )  # fmt: skip
-        peer.send(peer.service.encode(frame, drafts))
-
-
-def drafts_foreign_ids(peer: Peer) -> None:
-    """Answer with ids outside the vocabulary."""
-    while True:
-        frame = peer.read()
-        batch = len(wire.decode_request(frame.payload).contexts)
-        drafts = DraftBatch(
-            np.full((batch, 1), 2_000_000_000, np.int32), np.full((batch, 1), -1, np.int16),
-            np.zeros((batch, 1), np.uint8), np.ones(batch, np.int32), np.ones(batch, np.int32),
-            np.ones(batch, np.int64),
-        )  # fmt: skip
-        peer.send(peer.service.encode(frame, drafts))
-
-
-def exceeds_the_budget(peer: Peer) -> None:
-    """Answer with larger trees than were asked for."""
-    while True:
-        frame = peer.read()
-        request = wire.decode_request(frame.payload)
-        batch, nodes = len(request.contexts), request.budget + 1
-        tokens = np.tile(np.arange(nodes, dtype=np.int32), (batch, 1))
-        nothing = np.zeros(batch, np.int64)
-        drafts = DraftBatch(
-            tokens, np.full((batch, nodes), -1, np.int16), np.zeros((batch, nodes), np.uint8),
-            np.full(batch, nodes, np.int32), nothing.astype(np.int32), nothing,
-        )  # fmt: skip
-        peer.send(peer.service.encode(frame, drafts))
-
-
-def drafts_too_many(peer: Peer) -> None:
-    """Answer with a draft more than was asked for."""
-    while True:
-        frame = peer.read()
-        batch = len(wire.decode_request(frame.payload).contexts)
-        peer.send(peer.service.encode(frame, DraftBatch.empty(batch + 1)))
-
-
-def drafts_too_few(peer: Peer) -> None:
-    """Answer with no drafts at all."""
-    while True:
-        peer.send(peer.service.encode(peer.read(), DraftBatch.empty(0)))
+def larger_trees(request: wire.DraftRequest) -> DraftBatch:
+    """Return trees of one node more than was asked for."""
+    return flat_trees(request, list(range(request.budget + 1)), [-1] * (request.budget + 1))
 
 
 def drips(peer: Peer) -> None:
@@ -345,15 +263,13 @@ def drips(peer: Peer) -> None:
 
 def fails_with(status: wire.Status, retry_after: float = 0.0, number: int | None = None) -> Behaviour:
     """Refuse everything."""
+    failure = wire.Failure(status, retry_after, "because\nof \x1b[31mthis")
 
-    def behave(peer: Peer) -> None:
-        while True:
-            header = peer.read().header
-            failure = wire.Failure(status, retry_after, "because\nof \x1b[31mthis")
-            found = header.request_id if number is None else number
-            peer.send(wire.encode_failure(wire.Operation.DRAFT, found, failure))
+    def refusal(_peer: Peer, frame: wire.Frame) -> bytes:
+        found = frame.header.request_id if number is None else number
+        return wire.encode_failure(wire.Operation.DRAFT, found, failure)
 
-    return behave
+    return answers(refusal)
 
 
 def is_late(peer: Peer) -> None:
@@ -378,28 +294,26 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     "hangs": (hangs, Outcome.TIMEOUT),
     "reads nothing": (reads_nothing, Outcome.TIMEOUT),
     "drips": (drips, Outcome.TIMEOUT),
-    "never ends": (never_ends, Outcome.TIMEOUT),
     "greets without end": (greets_without_end, Outcome.GARBAGE),
     "is late": (is_late, Outcome.TIMEOUT),
-    "closes": (closes, Outcome.CLOSED),
     "closes on request": (closes_on_request, Outcome.CLOSED),
-    "closes mid-answer": (closes_mid_answer, Outcome.CLOSED),
     "resets mid-header": (resets_mid_header, Outcome.CLOSED),
-    "garbage": (answers_garbage, Outcome.GARBAGE),
+    "garbage": (answers(lambda *_: b"\xff" * 5 + random.Random(0).randbytes(300)), Outcome.GARBAGE),
     "http": (speaks_http, Outcome.GARBAGE),
-    "claims much": (claims_much, Outcome.GARBAGE),
     "claims 16 megabytes": (claims_16_megabytes, Outcome.GARBAGE),
-    "other ids": (answers_others, Outcome.GARBAGE),
-    "another operation": (answers_another_operation, Outcome.GARBAGE),
-    "unknown status": (answers_unknown_status, Outcome.GARBAGE),
-    "cut failure": (answers_cut_failure, Outcome.GARBAGE),
-    "empty answer": (answers_empty, Outcome.INVALID),
-    "broken trees": (breaks_trees, Outcome.INVALID),
-    "foreign ids": (drafts_foreign_ids, Outcome.INVALID),
-    "beyond the budget": (exceeds_the_budget, Outcome.INVALID),
-    "too many drafts": (drafts_too_many, Outcome.INVALID),
-    "too few drafts": (drafts_too_few, Outcome.INVALID),
-    "another tokenizer": (answers_another_tokenizer, Outcome.OTHER_TOKENIZER),
+    "other ids": (answers(answer_of_another), Outcome.GARBAGE),
+    "another operation": (answers(answer_of_another_operation), Outcome.GARBAGE),
+    "unknown status": (answers(lambda _, frame: bare_answer(frame, bytes(4), 99)), Outcome.GARBAGE),
+    "cut failure": (answers(lambda _, frame: bare_answer(frame, status=wire.Status.BUSY)), Outcome.GARBAGE),
+    "empty answer": (answers(lambda _, frame: bare_answer(frame)), Outcome.INVALID),
+    "broken trees": (drafts(lambda request: flat_trees(request, [3, 3], [1, -1])), Outcome.INVALID),
+    "foreign ids": (drafts(lambda request: flat_trees(request, [2_000_000_000], [-1])), Outcome.INVALID),
+    "beyond the budget": (drafts(larger_trees), Outcome.INVALID),
+    "too many drafts": (drafts(lambda request: DraftBatch.empty(len(request.contexts) + 1)), Outcome.INVALID),
+    "another tokenizer": (
+        answers(lambda peer, frame: peer.service.answer(frame, tokenizer=OTHER)),
+        Outcome.OTHER_TOKENIZER,
+    ),
     "whole connection": (fails_with(wire.Status.BUSY, PAUSE, number=0), Outcome.BUSY),
     **{
         status.name.lower().replace("_", " "): (fails_with(status, PAUSE), Outcome[status.name])

@@ -1,10 +1,9 @@
 """Work that is killed: in processes of its own, forked from one that has loaded what they need.
 
-kill_when(rest_store, (corpus, tokenizer, out), after(0.2))
+kill_when(rest_store, (corpus, tokenizer, out), marker.exists)
 run(rest_store, (corpus, tokenizer, out))
 """
 
-import functools
 import multiprocessing
 import os
 import signal
@@ -35,12 +34,6 @@ def kill_when(work: Work, arguments: Sequence[Any], moment: Callable[[], bool]) 
         process.kill()
         process.join()
         return process.exitcode == -signal.SIGKILL
-
-
-def after(seconds: float) -> Callable[[], bool]:
-    """Return a moment: so long after the work has begun in earnest."""
-    begin = functools.cache(time.monotonic)  # the first look is the beginning
-    return lambda: begin() + seconds <= time.monotonic()
 
 
 def run(work: Work, arguments: Sequence[Any]) -> None:

@@ -1,6 +1,5 @@
 """Progress of builds for tests."""
 
-from collections import defaultdict
 from collections.abc import Callable
 
 from draftstore.storage.progress import Progress, Step
@@ -17,13 +16,3 @@ def calling(**steps: Callable[[int, int | None], object]) -> Progress:
         return report
 
     return step
-
-
-class Steps(defaultdict[str, list[tuple[int, int | None]]]):
-    """What each step has reported: the amounts done and in total. It is a progress itself."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
-
-    def __call__(self, name: str, _unit: str) -> Step:
-        return lambda done, total, _detail="": self[name].append((done, total))

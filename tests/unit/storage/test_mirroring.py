@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftstore.errors import CorpusError, MissingExtraError
+from draftstore.errors import CorpusError
 from draftstore.storage import mirroring
-from draftstore.storage.files import write_json
 from draftstore.storage.mirroring import OBJECTS, STATE, is_url, mirror
 from draftstore.text.scans import documents_of, scan_sources
 from draftstore.text.sources import Source
@@ -60,6 +59,7 @@ def test_only_what_changed_is_fetched(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/p/d.txt", "four")
     assert mirror("memory://b/p", tmp_path / "m")[1:] == (2, 1, 2)
     assert names(tmp_path / "m") == {"a.txt": "another", "d.txt": "four"}
+    assert mirror("memory://b/other.txt", tmp_path / "one").path.read_text() == "not below"
 
 
 def test_what_was_lost_here_is_fetched_again(memory: Any, tmp_path: Path) -> None:
@@ -69,14 +69,6 @@ def test_what_was_lost_here_is_fetched_again(memory: Any, tmp_path: Path) -> Non
     assert mirror("memory://b", tmp_path).fetched == 1
     (tmp_path / STATE).write_text("[")
     assert mirror("memory://b", tmp_path).fetched == 1
-
-
-def test_a_url_may_be_one_object(memory: Any, tmp_path: Path) -> None:
-    put(memory, "/b/a.jsonl", '{"text": "one"}\n')
-    path = mirror("memory://b/a.jsonl", tmp_path).path
-    assert path == tmp_path / OBJECTS / "a.jsonl"
-    scan = scan_sources([Source(1, str(path))], tmp_path / "scan")
-    assert [document.text for document in documents_of(scan, scan.digests)] == ["one"]
 
 
 def test_an_interrupted_mirror_goes_on(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,23 +106,6 @@ def test_an_object_that_vanishes_meanwhile_is_gone_here(
     assert names(tmp_path) == {"a.txt": "another"}
 
 
-def test_the_state_of_many_objects_is_written_seldom(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(300):
-        put(memory, f"/b/{number}.txt", "one")
-    written: list[int] = []
-
-    def noted(path: Path, value: Any) -> None:
-        write_json(path, value)
-        written.append(path.stat().st_size)
-
-    monkeypatch.setattr(mirroring, "BATCH", 10)
-    monkeypatch.setattr(mirroring, "write_json", noted)
-    mirror("memory://b", tmp_path)
-    assert sum(written) < 16 * written[-1]
-
-
 def test_what_cannot_be_mirrored_leaves_it_as_it_was(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/a.txt", "one")
     mirror("memory://b", tmp_path)
@@ -149,18 +124,6 @@ def test_names_that_lead_out_are_refused(
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
     with pytest.raises(CorpusError, match="has a name that is no path"):
         mirror("memory://b", tmp_path / "m")
-
-
-def test_placeholders_of_folders_are_no_objects(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(memory, "/b/p/sub/x.txt", "one")
-    real = memory.find("/b/p", detail=True)
-    empty = {"type": "file", "size": 0}
-    found = {"/b/p/": empty, "/b/p/sub/": empty, **real}
-    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
-    assert mirror("memory://b/p", tmp_path).objects == 1
-    assert names(tmp_path) == {"sub/x.txt": "one"}
 
 
 def test_an_object_may_take_the_name_of_a_folder(memory: Any, tmp_path: Path) -> None:
@@ -242,14 +205,3 @@ def test_a_real_s3_server(s3: Any, tmp_path: Path) -> None:
     assert mirror("s3://bucket/texts", tmp_path / "m")[1:] == (1, 1, 1)
     assert texts() == ["new"]
     assert mirror("s3://bucket/texts/a.jsonl", tmp_path / "one").path.read_bytes() == b'{"text": "new"}\n'
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec.core
-
-    def missing(*_: Any, **__: Any) -> None:
-        raise ImportError("Install s3fs to access S3")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(MissingExtraError, match=r"draftstore\[s3\]"):
-        mirror("s3://bucket", tmp_path)

@@ -2,21 +2,15 @@ import gzip
 import json
 import os
 import re
-import sys
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
-from draftstore.errors import CorpusError, MissingExtraError, TokenizerError, TruncatedCorpusError
-from draftstore.storage import report as report_module
-from draftstore.storage import streams
-from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
+from draftstore.errors import CorpusError, TruncatedCorpusError
+from draftstore.storage.report import LINKS, ReadReport
 from draftstore.text.chat import Message
 from draftstore.text.corpus import corpus_fingerprint, find_files, read_corpus
 from draftstore.text.records import Document, read_json_records
@@ -46,21 +40,19 @@ def write(path: Path, content: bytes | str = "text") -> Path:
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
     ".gz": gzip.compress,
     ".zst": lambda plain: zstandard.ZstdCompressor().compress(plain),
 }
 THREE = lines({"id": "a", "text": "one"}, {"text": "two\u2028\x85\r\n"}, {"id": 7, "text": "three"})
 
 
-@pytest.mark.parametrize("packed", PACKERS)
-@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".json", ".JSONL"])
-def test_json_lines(tmp_path: Path, suffix: str, packed: str) -> None:
-    path = write(tmp_path / f"c{suffix}{packed}", PACKERS[packed](THREE))
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson.gz", ".json.zst", ".JSONL"])
+def test_json_lines(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"c{suffix}", PACKERS.get(Path(suffix).suffix, bytes)(THREE))
     documents, report = read(path)
     assert documents == [
         Document("a", "one"),
-        Document(f"c{suffix}{packed}#2", "two\u2028\x85\r\n"),
+        Document(f"c{suffix}#2", "two\u2028\x85\r\n"),
         Document("7", "three"),
     ]
     assert report == ReadReport(documents=3)
@@ -71,13 +63,6 @@ def test_lines_end_at_line_feeds_alone_and_blank_ones_do_not_count(tmp_path: Pat
     documents, report = read(write(tmp_path / "c.jsonl", raw))
     assert documents == [Document("c.jsonl#1", "a\u2028b"), Document("c.jsonl#4", "last")]
     assert report == ReadReport(documents=2)
-
-
-@given(parts=st.lists(st.binary(max_size=12), max_size=6))
-def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
-    whole = b"".join(parts)
-    *ended, rest = whole.split(b"\n")
-    assert list(streams.split_lines(parts)) == [*(line + b"\n" for line in ended), *([rest] if rest else [])]
 
 
 def test_conversations_are_rendered(tmp_path: Path) -> None:
@@ -100,18 +85,14 @@ def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
 BAD_LINES = [
     (b'{"text": "cut', "not JSON"),
     (b"[", "a JSON array, expected one object a line"),
-    (b'[{"text": "x"}]', "a JSON array"),
     (b'"text"', "a JSON str, expected an object"),
     (b'{"other": 1}', "has neither 'text' nor 'messages'"),
     (b'{"text": 1}', "'text' is an int"),
-    (b'{"text": null}', "'text' is a NoneType"),
     (b'{"messages": {"role": "user"}}', "'messages' is a dict"),
     (b'{"messages": ["hi"]}', r"messages\[0\] is a str"),
     (b'{"messages": [{"role": "user"}]}', r"messages\[0\] has no text under 'content'"),
-    (b'{"messages": [{"role": 1, "content": "x"}]}', r"messages\[0\] has no text under 'role'"),
     (b'{"text": "\xff"}', "utf-8"),
     (b'{"text": "\\ud800"}', "surrogate"),
-    (b"[" * 100_000, "a JSON array"),
     (b'{"a":' * 100_000, "recursion"),
 ]
 
@@ -142,17 +123,6 @@ def test_json_records_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
         list(read_json_records(tmp_path / "absent.jsonl"))
 
 
-def test_a_refusal_of_the_chat_template_is_a_bad_record(tmp_path: Path) -> None:
-    def refuse(messages: Sequence[Message]) -> str:
-        raise TokenizerError("roles must alternate")
-
-    chat = [{"role": "user", "content": "hi"}]
-    path = write(tmp_path / "c.jsonl", lines({"messages": chat}, {"text": "good"}))
-    report = ReadReport()
-    assert len(list(read_corpus([path], render=refuse, report=report))) == 1
-    assert report.problems == [RecordProblem(f"{path}:line 1", "roles must alternate")]
-
-
 def test_files_that_gave_nothing_are_named(tmp_path: Path) -> None:
     good = write(tmp_path / "good.jsonl", lines({"text": "one"}))
     other = write(tmp_path / "other.jsonl", lines({"content": "two"}))
@@ -163,105 +133,15 @@ def test_files_that_gave_nothing_are_named(tmp_path: Path) -> None:
     assert (report.documents, report.bad_records, report.empty_documents) == (1, 1, 2)
 
 
-def test_the_reasons_why_there_is_no_text(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "c.jsonl", ""))[1].absence() == ""
-    path = write(tmp_path / "c.jsonl", lines({"a": 1}, {"text": ""}, {"a": 2}))
-    why = "has neither 'text' nor 'messages' (name another key with --column)"
-    assert read(path)[1].absence() == f"1 empty document; 2 bad records, the first {path}:line 1: {why}"
-    cut = write(tmp_path / "c.jsonl.zst", PACKERS[".zst"](lines({"text": "x" * 500}))[:9])
-    assert read(cut, allow_truncated=True)[1].absence() == (
-        f"1 bad record, {cut}:line 1: cannot be read from here on: the zstandard stream is cut short"
-    )
-
-
-def test_only_the_first_problems_are_kept(tmp_path: Path) -> None:
-    _, report = read(write(tmp_path / "c.jsonl", b"bad\n" * 50))
-    assert report.bad_records == 50
-    assert [problem.place for problem in report.problems] == [
-        f"{tmp_path}/c.jsonl:line {n}" for n in range(1, 21)
-    ]
-
-
-def test_empty_documents_are_counted_and_skipped(tmp_path: Path) -> None:
-    silent = [{"role": "user", "content": " "}]
-    path = write(
-        tmp_path / "c.jsonl", lines({"text": ""}, {"text": " \n"}, {"messages": silent}, {"text": "x"})
-    )
-    documents, report = read(path)
-    assert [document.id for document in documents] == ["c.jsonl#4"]
-    assert report == ReadReport(documents=1, empty_documents=3)
-
-
-@pytest.mark.parametrize("packed", [".gz", ".zst"])
-@pytest.mark.parametrize("damage", ["cut", "changed", "plain"])
-def test_damaged_packed_files_stop_the_reading_unless_that_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str, damage: str
-) -> None:
-    monkeypatch.setattr(report_module, "MAX_PROBLEMS", 10_000)
-    many = lines(*({"text": f"{n} {os.urandom(40).hex()}"} for n in range(5_000)))
-    data = PACKERS[packed](many)
-    middle = len(data) // 2
-    changed = data[:middle] + bytes(64) + data[middle + 64 :]
-    path = write(
-        tmp_path / f"c.jsonl{packed}", {"cut": data[:-99], "changed": changed, "plain": many}[damage]
-    )
-    with pytest.raises(TruncatedCorpusError, match=r"cannot be read from here on: .*pass --allow-truncated"):
-        read(path)
-    documents, report = read(path, allow_truncated=True, strict=damage == "cut")
-    assert len(documents) < 5_000
-    assert report.truncated == 1
-    assert report.problems[-1].place.startswith(f"{path}:line ")
-    assert "cannot be read from here on" in report.problems[-1].reason
-    if damage == "cut":
-        assert len(documents) > 100
-        assert report.problems[0].place == f"{path}:line {len(documents) + 1}"
-
-
-@pytest.mark.parametrize("suffix", [".jsonl.zst", ".jsonl.gz", ".txt.zst", ".txt.gz"])
-def test_a_bomb_costs_its_record_at_constant_memory(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 16 << 20)
-    path, block = tmp_path / f"bomb{suffix}", b"a" * (1 << 20)
-    pieces = [THREE, b'{"text": "', *[block] * 200, b'"}\n', THREE]
-    with path.open("wb") as file:
-        zst = suffix.endswith(".zst")
-        with zstandard.ZstdCompressor().stream_writer(file) if zst else gzip.open(file, "wb") as packer:
-            for piece in pieces:
-                packer.write(piece)
-    tracemalloc.start()
-    try:
-        documents, report = read(path)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert (len(documents), report.bad_records) == ((6, 1) if "jsonl" in suffix else (0, 1))
-    assert peak < 3 * streams.MAX_RECORD_BYTES
-
-
-def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
-    parameters = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
-    wide = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    frames = [wide.compress(lines({"text": "a"})) + wide.flush(), PACKERS[".zst"](lines({"text": "b"}))]
-    assert texts(write(tmp_path / "c.jsonl.zst", b"".join(frames))) == ["a", "b"]
-
-
 def cut_files() -> dict[str, tuple[bytes, str]]:
     """Return by name the content of files that end early, and the place where they do."""
     two = lines({"text": "one"}, {"text": "two"})
     return {
         "c.jsonl": (two[:-5], ":line 2: the file ends in the middle of a record: not JSON"),
-        "d.jsonl": (
-            two[:-3].replace(b"two", "drü".encode())[:-1],
-            ":line 2: the file ends in the middle of a record",
-        ),
         "c.jsonl.gz": (gzip.compress(two[:-5]), ":line 2: the file ends in the middle of a record"),
         "header.jsonl.gz": (gzip.compress(two)[:5], ":line 1: cannot be read from here on"),
-        "end.jsonl.gz": (gzip.compress(two)[:-1], ":line 3: cannot be read from here on"),
-        "c.txt.gz": (gzip.compress(two)[:-9], ": cannot be read from here on"),
         "c.txt.zst": (PACKERS[".zst"](two)[:-9], ": cannot be read from here on"),
         "empty.jsonl.gz": (b"", ":line 1: cannot be read from here on: the file is empty"),
-        "empty.jsonl.zst": (b"", ":line 1: cannot be read from here on: the file is empty"),
     }
 
 
@@ -282,19 +162,6 @@ def test_a_last_line_without_a_line_feed_may_be_whole(tmp_path: Path, end: bytes
     assert report.truncated == 0
 
 
-def test_a_huge_line_is_dropped_without_being_kept_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 100)
-    huge = {"text": "x" * 3_000_000}
-    path = write(tmp_path / "c.jsonl", lines({"text": "a"}, huge, {"text": "b"}, huge)[:-1])
-    documents, report = read(path, glob="*")
-    assert [document.text for document in documents] == ["a", "b"]
-    assert [problem.place.rpartition(":")[2] for problem in report.problems] == ["line 2", "line 4"]
-    _, report = read(write(tmp_path / "c.txt", "x" * 101))
-    assert report.bad_records == 1
-
-
 def write_parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
     import pyarrow as pa
     from pyarrow import parquet
@@ -310,32 +177,6 @@ def test_parquet(tmp_path: Path) -> None:
     assert documents[599] == Document("c.parquet#600", "row 599")
     assert (report.documents, report.bad_records, report.empty_documents) == (600, 1, 1)
     assert report.problems[0].place == f"{path}:row 601"
-
-
-def test_parquet_with_ids_conversations_and_another_column(tmp_path: Path) -> None:
-    chat = [[{"role": "user", "content": "hi"}]]
-    path = write_parquet(tmp_path / "c.parquet", {"id": ["x"], "messages": chat, "body": ["text"]})
-    assert read(path)[0] == [Document("x", "user=hi")]
-    assert read(path, column="body")[0] == [Document("x", "text")]
-
-
-def test_parquet_without_the_column_names_those_there(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "c.parquet", {"body": ["a"], "n": [1]})
-    with pytest.raises(
-        CorpusError, match=r"no column 'text', only body, n: name the column of the text with --column$"
-    ):
-        read(path)
-
-
-def test_cut_parquet_stops_the_reading_unless_that_is_allowed(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "c.parquet", {"text": [f"row {n}" for n in range(600)]})
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(TruncatedCorpusError, match="row 1: cannot be read from here on"):
-        read(path)
-    documents, report = read(path, allow_truncated=True)
-    assert documents == []
-    assert report.problems[0].place == f"{path}:row 1"
-    assert "cannot be read from here on" in report.problems[0].reason
 
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
@@ -367,12 +208,10 @@ def test_a_folder_is_read_in_order_without_what_nobody_wants(tree: Path) -> None
 @pytest.mark.parametrize(
     ("glob", "found"),
     [
-        ("*.rs", ["a/b/c.rs"]),
         (["*.txt", "*.rs"], ["a.txt", "a/b/c.rs"]),
         ("a/*.rs", ["a/b/c.rs"]),
         ("**/z.py", ["a/z.py"]),
         ("**/b.py", ["b.py"]),
-        ("*.jsonl", ["record"]),
         (["*.jsonl", "*.txt"], ["a.txt", "record"]),
     ],
 )
@@ -385,16 +224,11 @@ def test_data_files_in_folders_are_passed_over_and_counted(tree: Path) -> None:
         write(tree / name)
     _, report = read(tree)
     assert report.passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1, ".txt.zst": 1}
-    assert passed_over_text(report.passed_over) == (
-        "5 data files in folders were passed over (.jsonl, .jsonl.gz, .parquet, .txt.zst): "
-        "name them, or give --glob '*.jsonl'"
-    )
     assert read(tree, glob="*")[1].passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1}
     assert read(tree, glob="*.py")[1].passed_over == {}  # the user asked for less
     paths = [tree, tree / "a/data.jsonl", tree / "b.jsonl", tree / "a/d.parquet", tree / "e.txt.zst"]
     _, report = read(*paths, allow_truncated=True)
     assert report.passed_over == {".jsonl.gz": 1}
-    assert passed_over_text(report.passed_over).endswith(": name it, or give --glob '*.jsonl.gz'")
 
 
 def test_links_lead_nowhere_out_of_their_folder(tree: Path) -> None:
@@ -405,26 +239,9 @@ def test_links_lead_nowhere_out_of_their_folder(tree: Path) -> None:
     documents, report = read(tree, glob="*.txt")
     assert [document.id for document in documents] == ["a.txt", "a/inside.txt"]
     assert report.passed_over == {LINKS: 2}
-    assert passed_over_text(report.passed_over) == (
-        "2 links in folders lead out of them: name the files to read them"
-    )
     assert texts(tree / "notes.txt") == ["secret"]  # as named
     with pytest.raises(CorpusError, match="1 link in folders leads out of them"):
         find_files([tree], "notes*")
-
-
-def test_a_folder_of_data_files_alone(tmp_path: Path) -> None:
-    write(tmp_path / "c" / "a.ndjson.zst")
-    reason = (
-        r"1 data file in folders was passed over \(\.ndjson\.zst\): name it, or give --glob '\*\.ndjson\.zst'"
-    )
-    with pytest.raises(CorpusError, match=reason):
-        find_files([tmp_path / "c"])
-
-
-def test_a_data_file_is_read_only_where_a_pattern_names_its_kind(tree: Path) -> None:
-    assert "record" not in texts(tree, glob="*")
-    assert all(file.kind == "text" for file in find_files([tree], "*"))
 
 
 def test_many_paths_have_distinct_ids_and_are_read_once(tree: Path) -> None:
@@ -442,12 +259,7 @@ def test_ids_do_not_depend_on_where_the_corpus_lies(tree: Path, monkeypatch: pyt
     assert read(Path())[0] == before
 
 
-def test_a_folder_in_which_nothing_matches(tree: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no file that matches \*\.zig: name others by a pattern"):
-        read_corpus([tree], render=render, report=ReadReport(), glob="*.zig")
-
-
-@pytest.mark.parametrize("name", ["c.bin", "c.zst", "c", "c.parquet.gz"])
+@pytest.mark.parametrize("name", ["c.bin", "c", "c.parquet.gz"])
 def test_unknown_kinds_say_what_is_accepted(tmp_path: Path, name: str) -> None:
     with pytest.raises(CorpusError, match=r"cannot be read: unknown file type: give a folder .*\.jsonl"):
         find_files([write(tmp_path / name)])
@@ -458,14 +270,6 @@ def test_missing_paths_are_told_at_once(tmp_path: Path) -> None:
         read_corpus([tmp_path / "absent.jsonl"], render=render, report=ReadReport())
     with pytest.raises(CorpusError, match="no corpus is given"):
         find_files([])
-
-
-def test_a_missing_package_is_not_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "c.parquet", b"")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match="pyarrow"):
-        read(path)
 
 
 def test_the_fingerprint_tells_changes(tree: Path) -> None:
@@ -485,10 +289,3 @@ def test_the_fingerprint_tells_changes(tree: Path) -> None:
     write(tree / "b.py", old)
     (tree / "new.py").unlink()
     assert corpus_fingerprint([tree], column="text") == first
-
-
-def test_real_corpus(data: Path) -> None:
-    path = data / "corpora" / "code_instruct.jsonl.zst"
-    documents, report = read(path)
-    assert report == ReadReport(documents=6_193)
-    assert len({document.id for document in documents}) == 6_193

@@ -30,13 +30,6 @@ def test_branches_below_branches(small_tokenizer: TextTokenizer) -> None:
     assert drawn == ["a", "├─ b", "│  ├─ d·f", "│  └─ e", "└─ c"]
 
 
-def test_tokens_are_visible(small_tokenizer: TextTokenizer) -> None:
-    ids = small_tokenizer.encode(" \n", bos=False)
-    parents = np.arange(-1, len(ids) - 1, dtype=np.int16)
-    text = TreeText(small_tokenizer).draw(DraftTree(ids, parents, np.zeros(len(ids), np.uint8)))
-    assert text == "1.000…1.000  ␣·\\n"
-
-
 def test_the_empty_tree(small_tokenizer: TextTokenizer) -> None:
     nothing = DraftTree(np.zeros(0, np.int32), np.zeros(0, np.int16), np.zeros(0, np.uint8))
     assert TreeText(small_tokenizer).draw(nothing) == ""

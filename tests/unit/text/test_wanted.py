@@ -1,12 +1,8 @@
 """What is wanted of a scan, against a slow and obvious oracle."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,16 +104,3 @@ def test_wanted_is_what_the_oracle_says(data: st.DataObject) -> None:
 def test_a_removed_text_is_out_wherever_it_lies() -> None:
     rows = [("a", 1, "x", 0, False), ("b", 1, "y", 0, False), ("a", 2, "z", 0, False)]
     assert removed_rows(scan_of(rows), [Removal(document="x")]).tolist() == [True, False, True]
-
-
-def test_all_of_nothing_is_nothing(tmp_path: Path) -> None:
-    found = wanted_digests(scan_of([]), [Removal(source=1)], now=1, caps={1: Cap(3)})
-    assert found.shape == (0, 16)
-    assert found.dtype == np.uint8
-
-
-@pytest.mark.parametrize(("first_out", "left"), [("oldest", ["ccc", "d"]), ("largest", ["bb", "d"])])
-def test_what_goes_first_under_a_cap(first_out: Any, left: list[str]) -> None:
-    rows = [("bb", 1, "", 1, False), ("ccc", 1, "", 2, False), ("d", 1, "", 3, False)]
-    found = wanted_digests(scan_of(rows), now=9, caps={1: Cap(4, first_out)})
-    assert [bytes(digest) for digest in found] == [text_digest(text) for text in left]

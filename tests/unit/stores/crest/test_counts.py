@@ -1,4 +1,3 @@
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -6,18 +5,14 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from draftstore.errors import StoreError
-from draftstore.search.ngrams import MAX_N, count_ngrams
-from draftstore.storage.manifest import load_manifest, manifest_digest, verify_files
-from draftstore.stores.crest import counts as counts_module
+from draftstore.search.ngrams import MAX_N
+from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.counts import KIND, CountOptions, build_counts, parquet_name
-from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.segments import read_segments
-from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizer import load_tokenizer
 from tests import reference
-from tests.fakes.progress import calling
 from tests.reference import Documents, Ngram
-from tests.unit.stores.rest.test_build import contents, names, no_space
+from tests.unit.stores.rest.test_build import names
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -80,81 +75,3 @@ def test_ids_above_65_535(wide_store: Path, out: Path) -> None:
     build_counts(wide_store, out, CountOptions(max_n=3))
     require_exact(out, documents_of(wide_store), 3)
     assert read_counts(out, 1)[-1][0] == (69_999,)
-
-
-def test_many_parts_are_the_same_rows(
-    small_store: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_counts(small_store, tmp_path / "whole", CountOptions(max_n=4))
-    monkeypatch.setattr(counts_module, "count_ngrams", partial(count_ngrams, part_rows=37, workers=3))
-    build_counts(small_store, out, CountOptions(max_n=4))
-    require_exact(out, documents_of(small_store), 4)
-    assert load_manifest(out).counts == load_manifest(tmp_path / "whole").counts
-
-
-def test_one_token_is_a_corpus(small_tokenizer: TextTokenizer, tmp_path: Path, out: Path) -> None:
-    (tmp_path / "one.txt").write_text("a")
-    rest = build_rest(
-        RestOptions(corpus=(tmp_path / "one.txt",), name="one"), small_tokenizer, tmp_path / "rest", workers=1
-    )
-    assert rest.manifest.counts["tokens"] == 1
-    build_counts(rest.path, out)
-    require_exact(out, documents_of(rest.path), 5)
-    assert pl.read_parquet(out / "n5.parquet").height == 0
-
-
-def test_what_is_no_rest_store(small_store: Path, out: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is not a store"):
-        build_counts(tmp_path, out)
-    build_counts(small_store, out, CountOptions(max_n=1))
-    with pytest.raises(StoreError, match="is a store of kind 'ngrams', expected 'rest'"):
-        build_counts(out, tmp_path / "other")
-    assert names(out.parent) == ["ngrams"]
-
-
-def test_progress_ends_with_all_rows(small_store: Path, out: Path) -> None:
-    told: list[tuple[int, int]] = []
-    build_counts(
-        small_store, out, CountOptions(max_n=2), progress=calling(counting=lambda *now: told.append(now))
-    )
-    manifest = load_manifest(small_store)
-    assert told == sorted(told)
-    # Rows of sentinels stand for no n-gram.
-    assert told[-1] == (manifest.counts["tokens"], manifest.counts["entries"])
-
-
-def test_two_builds_are_the_same_bytes(
-    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    for name in ("a", "b"):
-        build_counts(small_store, tmp_path / name, CountOptions(max_n=3))
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert manifest_digest(tmp_path / "a") == manifest_digest(tmp_path / "b")
-
-
-def test_a_build_that_fails_leaves_no_counts_and_can_be_rerun(
-    small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counts_module, "save_manifest", no_space)
-        with pytest.raises(OSError, match="No space left"):
-            build_counts(small_store, out, CountOptions(max_n=3))
-    with pytest.raises(StoreError):
-        load_manifest(out)
-    build_counts(small_store, out, CountOptions(max_n=3))
-    require_exact(out, documents_of(small_store), 3)
-    assert names(out.parent) == ["ngrams"]
-
-
-def test_real_text_is_counted_as_polars_does(real_store: Path, out: Path) -> None:
-    build_counts(real_store, out)
-    tokens = np.fromfile(real_store / "tokens.bin", "<u2")
-    for n in range(1, 6):
-        runs = np.lib.stride_tricks.sliding_window_view(tokens, n)
-        runs = runs[(runs != 65_535).all(axis=1)]
-        names = [f"t{j + 1}" for j in range(n)]
-        want = pl.DataFrame(dict(zip(names, runs.T, strict=True))).group_by(names).len("count").sort(names)
-        found = pl.read_parquet(out / parquet_name(n))
-        assert found.equals(want.cast({"count": pl.Int64}))
-        assert found.height == load_manifest(out).counts[f"n{n}"]

@@ -17,19 +17,14 @@ from draftstore.stores.crest.selection import (
     GAIN,
     GAIN_NODES,
     POOL_FACTOR,
-    SELECTIONS,
     Ranking,
-    find_ngrams,
     frequent_ngrams,
-    node_sums,
     rank_ngrams,
-    shared_sums,
 )
 from tests import reference
 from tests.examples import examples
-from tests.reference import Documents, Ngram, Nodes, UnclearError, make_index
+from tests.reference import Documents, Ngram, UnclearError, make_index
 from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
-from tests.unit.trees.test_blend import trees
 
 DEPTH = 4
 TRUST = (1.37, 0.613)
@@ -80,38 +75,6 @@ def test_pools_are_cut_without_loss(corpus: list[Documents], max_n: int, most: i
         assert table.counts.tolist() == [counts[ngram] for ngram in expected]
 
 
-def test_ties_go_to_the_shorter_then_to_the_first() -> None:
-    index = make_index([[[3, 1], [1, 2], [2, 3]]], NARROW)
-    assert ranked(rank(index, "global", 2, 9)) == [(1,), (2,), (3,), (1, 2), (2, 3), (3, 1)]
-    assert ranked(rank(index, "combined", 2, 9)) == [(1,), (1, 2), (2,), (2, 3), (3,), (3, 1)]
-    assert ranked(rank(index, "combined", 2, 3)) == [(1,), (1, 2), (2,)]
-    assert ranked(rank(index, "single", 2, 2)) == [(1, 2), (2, 3)]
-
-
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_less_is_a_beginning_of_more(selection: str) -> None:
-    rng = np.random.default_rng(2)
-    documents = [((rng.zipf(1.4, 200) - 1) % 40).tolist() for _ in range(10)]
-    index = make_index([documents[:4], documents[4:]], 40)
-    whole = ranked(rank(index, selection, 3, 3_000))
-    assert len(whole) == len(set(whole)) > 900
-    if selection == GAIN:  # what is computed depends on how many are kept: see the candidates
-        assert len(set(whole[:50]) & set(ranked(rank(index, selection, 3, 50)))) > 40
-        return
-    for most in (1, 10, 333):
-        assert ranked(rank(index, selection, 3, most)) == whole[:most]
-
-
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_hardly_any_text(selection: str) -> None:
-    few: list[Documents] = [[[]], [[], []], [[1]], [[1], [1]]]
-    for documents in few:
-        found = ranked(rank(make_index([documents], NARROW), selection, 1, 5))
-        assert found == ([(1,)] if any(documents) else [])
-    found = ranked(rank(make_index([[[1, 2]]], NARROW), selection, 3, 5))
-    assert sorted(found) == ([] if selection == "single" else [(1,), (1, 2), (2,)])
-
-
 def test_an_unknown_selection() -> None:
     with pytest.raises(
         DraftstoreError, match="unknown selection 'best': expected one of gain, single, combined, glob"
@@ -150,50 +113,7 @@ def test_gain_is_what_is_lost_without_an_ngram(
     assert_ranked_by(gains, found)
 
 
-def test_gains_of_rich_text() -> None:
-    rng = np.random.default_rng(12)
-    compared = 0
-    for _ in range(12):
-        documents = [((rng.zipf(1.5, 40) - 1) % 8).tolist() for _ in range(8)]
-        index = make_index([documents[:3], documents[3:]], 8)
-        for most in (20, 10_000):
-            candidates = reference.gain_candidates(documents, 4, most * POOL_FACTOR)
-            try:
-                gains = reference.ngram_gains(documents, candidates, GAIN_NODES, DEPTH, *TRUST)
-            except UnclearError:
-                continue
-            assert_ranked_by(gains, ranked(rank(index, GAIN, 4, most)))
-            compared += 1
-    assert compared > 12
-
-
-def test_an_ngram_that_says_what_its_suffix_says_is_worth_nothing() -> None:
-    """After 1 2 comes what comes after 2; what comes after 4 3 has no place in the tree of 3."""
-    common = [[3, token] for token in range(10, 10 + GAIN_NODES) for _ in range(7)]
-    documents = [*common, *[[4, 3, 30]] * 6, *[[1, 2, 0]] * 9, *[[5, 2, 0]] * 9]
-    index = make_index([documents], 40)
-    found = ranked(rank(index, GAIN, 2, 1_000))
-    assert found.index((4, 3)) < found.index((1, 2))
-    gains = reference.ngram_gains(
-        documents, reference.gain_candidates(documents, 2, 4_000), GAIN_NODES, DEPTH, *TRUST
-    )
-    assert gains[1, 2] == pytest.approx(0.0)
-    assert gains[4, 3] > 0.1
-    assert_ranked_by(gains, found)
-
-
 # -- its parts -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@given(st.data(), st.integers(1, 4))
-def test_documents_are_counted_once(vocab_size: int, data: st.DataObject, n: int) -> None:
-    corpus = data.draw(corpora(vocab_size))
-    index = make_index(corpus, vocab_size)
-    counts = reference.document_counts(documents_of(corpus), n)
-    ngrams = np.array([*counts, (vocab_size - 1,) * n], np.int64).reshape(-1, n)
-    found = count_documents(index, document_table(index), ngrams)
-    assert found.tolist() == [*counts.values(), counts[(vocab_size - 1,) * n]]
 
 
 def test_documents_of_any_length_are_counted() -> None:
@@ -207,41 +127,3 @@ def test_documents_of_any_length_are_counted() -> None:
             counts = reference.document_counts(documents, n)
             ngrams = np.array(list(counts), np.int64)
             assert count_documents(index, document_table(index), ngrams).tolist() == list(counts.values())
-
-
-@given(
-    st.sets(st.tuples(st.integers(0, 4), st.sampled_from([0, 7, 65_534])), max_size=9),
-    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 7, 8, 65_534])), max_size=9),
-)
-def test_ngrams_are_found_in_a_table(table: set[Ngram], ngrams: list[Ngram]) -> None:
-    rows = sorted(table)
-    found = find_ngrams(np.array(rows, np.uint16).reshape(-1, 2), np.array(ngrams, np.uint16).reshape(-1, 2))
-    assert found.tolist() == [rows.index(ngram) if ngram in table else -1 for ngram in ngrams]
-
-
-def arrays_of(forest: list[Nodes], most: int = 12) -> tuple[Any, ...]:
-    """Return trees as matrices; what stands behind each is never looked at."""
-    shape = (len(forest), most)
-    tokens, parents = np.full(shape, 7, np.int32), np.full(shape, -1, np.int16)
-    levels = np.zeros(shape, np.uint8)
-    for i, nodes in enumerate(forest):
-        for j, (token, parent, level) in enumerate(nodes):
-            tokens[i, j], parents[i, j], levels[i, j] = token, parent, level
-    return tokens, parents, levels, np.array([len(nodes) for nodes in forest], np.int64)
-
-
-@given(st.lists(trees(), min_size=1, max_size=4), st.lists(trees(), min_size=1, max_size=4), st.data())
-def test_shared_nodes_are_those_with_equal_paths(
-    forest: list[Nodes], others: list[Nodes], data: st.DataObject
-) -> None:
-    pairs = [data.draw(st.integers(-1, len(others) - 1)) for _ in forest]
-    tokens, parents, levels, sizes = arrays_of(forest)
-    other_tokens, other_parents, _, other_sizes = arrays_of(others)
-    found = shared_sums(
-        tokens, parents, levels, sizes, other_tokens, other_parents, other_sizes, np.array(pairs, np.int64)
-    )
-    for nodes, other, shared, own in zip(forest, pairs, found, node_sums(levels, sizes), strict=True):
-        chances = {path: reference.level_prob(level) for path, level in reference.paths_of(nodes).items()}
-        paths = reference.paths_of(others[other]) if other >= 0 else {}
-        assert shared == pytest.approx(sum(chance for path, chance in chances.items() if path in paths))
-        assert own == pytest.approx(sum(chances.values()))

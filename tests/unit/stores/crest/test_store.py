@@ -1,9 +1,7 @@
 import dataclasses
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from draftstore.drafting.drafter import propose_batch
-from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
+from draftstore.errors import DraftstoreError, StoreError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
 from draftstore.stores.crest.entries import LMDB_FILE, key_dtype
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
@@ -22,14 +19,12 @@ from draftstore.stores.crest.store import (
     DEFAULT_STRATEGY,
     DICTIONARY_FILE,
     KEPT_FILE,
-    STRATEGIES,
     Blending,
     CrestDrafter,
     CrestStore,
 )
-from draftstore.stores.rest.store import RestStore
 from draftstore.trees.batch import Draft
-from draftstore.trees.tree import DraftTree, highest_level
+from draftstore.trees.tree import highest_level
 from tests import reference
 from tests.examples import examples
 from tests.reference import Documents, Ngram, Nodes, Stored, UnclearError, nodes_of
@@ -120,7 +115,7 @@ def known(draft: Draft) -> tuple[Nodes, int, int]:
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0), Blending(12.0, 6.0)], ids=str)
+@pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0)], ids=str)
 @given(
     data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3])
 )
@@ -135,45 +130,6 @@ def test_drafts_are_those_of_the_oracle(
     except UnclearError:
         reject()
     assert known(one(drafter_of(store, vocab_size, max_n, trust), context, budget, min_prob)) == expected
-
-
-def test_a_worked_example() -> None:
-    """4 5 is seen twice, 5 ten times; two in three of what 4 5 says is believed, and 3/4 of 5 for the rest."""
-    store = {
-        (4, 5): Stored([(6, -1, 0), (7, 0, 16)], 2, 1),
-        (5,): Stored([(8, -1, 16), (6, -1, 32)], 6, 2),
-    }
-    drafter = drafter_of(store, 10, 3, Blending(0.0, 1.0))
-    tree, match, count = known(one(drafter, [1, 4, 5]))
-    assert (match, count) == (2, 2)
-    first, second = 2 / 3, 1 / 3 * 6 / 8
-    assert tree == [
-        (6, -1, reference.level(first + second / 4)),
-        (7, 0, reference.level(first / 2)),
-        (8, -1, reference.level(second / 2)),
-    ]
-    longest = drafter_of(store, 10, 3, Blending(0.0, 0.0))
-    assert known(one(longest, [1, 4, 5])) == ([(6, -1, 0), (7, 0, 16)], 2, 2)
-    assert known(one(longest, [4, 5, 5])) == ([(8, -1, 16), (6, -1, 32)], 1, 6)
-
-
-@pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@examples(60)
-@given(data=st.data())
-def test_less_budget_and_a_bound_are_prefixes(vocab_size: int, data: st.DataObject) -> None:
-    store, max_n = data.draw(stores(vocab_size))
-    context = data.draw(contexts(store, vocab_size))
-    for trust in (TRUST, Blending(0.0, 0.0)):
-        drafter = drafter_of(store, vocab_size, max_n, trust)
-        whole = one(drafter, context, 4096)
-        for budget in (1, 2, 3, 5, 8, 64):
-            found = one(drafter, context, budget)
-            assert found == whole._replace(tree=whole.tree.prefix(budget))
-        for min_prob in (1e-4, 0.01, 0.2, 1.0):
-            kept = int(np.count_nonzero(whole.tree.probs >= min_prob))
-            assert one(drafter, context, 4096, min_prob) == whole._replace(tree=whole.tree.prefix(kept))
-        assert one(drafter, context, 64, 1.01) == Draft(DraftTree.empty(), 0, 0)
-        assert one(drafter, context, 0) == Draft(DraftTree.empty(), 0, 0)
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -198,44 +154,6 @@ def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObjec
 # -- what is asked -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vocab_size", VOCABULARIES)
-def test_ids_outside_the_vocabulary_never_match(vocab_size: int) -> None:
-    """Cut to 16 bits, 65,536 would be 0 and -2 would be 65,534."""
-    top = vocab_size - 1
-    tree: Nodes = [(1, -1, 0)]
-    ngrams = [(0,), (top,), (min(top, 65_534),), (top, 0), (0, 0), (4,)]
-    drafter = drafter_of({ngram: Stored(tree, 3, 1) for ngram in ngrams}, vocab_size, 3)
-    wrong = [vocab_size, 65_535, 65_536, 65_540, 131_072, 70_000, -1, -2, -65_536, 2**31 - 1, -(2**31)]
-    for token in wrong:
-        inside = 0 <= token < vocab_size
-        assert inside or known(one(drafter, [token])) == ([], 0, 0)
-        assert inside or known(one(drafter, [0, token])) == ([], 0, 0)
-        assert known(one(drafter, [token, 0]))[1:] == (1, 3)
-        assert known(one(drafter, [token, top, 0]))[1:] == (2, 3)
-
-
-def test_contexts_that_are_short_padded_or_long() -> None:
-    store = {(1, 2): Stored([(3, -1, 0)], 5, 1), (2,): Stored([(4, -1, 0)], 7, 1)}
-    drafter = drafter_of(store, 5, 3, Blending(0.0, 0.0))
-    assert (drafter.context_size, drafter.vocab_size) == (3, 5)
-    for context in ([1, 2], [-1, 1, 2], [-1, -1, -1, -1, 1, 2], [0, 3, 1, 2, 0, 1, 1, 1, 2]):
-        assert known(one(drafter, context)) == ([(3, -1, 0)], 2, 5)
-    assert known(one(drafter, [2])) == ([(4, -1, 0)], 1, 7)
-    assert known(one(drafter, [])) == ([], 0, 0)
-    assert drafter.draft(np.empty((0, 3), np.int32)) == []
-    assert drafter.draft(np.empty((2, 0), np.int32)) == [Draft(DraftTree.empty(), 0, 0)] * 2
-
-
-def test_requests_that_cannot_be_answered() -> None:
-    drafter = drafter_of({(1,): Stored([(3, -1, 0)], 5, 1)}, 5, 3)
-    with pytest.raises(DraftstoreError, match="expected 0 to 4096"):
-        one(drafter, [1], 4097)
-    with pytest.raises(DraftstoreError, match="expected 0 to 4096"):
-        one(drafter, [1], -1)
-    with pytest.raises(DraftstoreError, match=r"contexts are int32 \[batch, size\]"):
-        drafter.draft(np.zeros(3, np.int32))
-
-
 def test_a_damaged_entry_is_an_error_and_no_crash() -> None:
     drafter = drafter_of({(1,): Stored([(3, -1, 0)], 5, 1), (2,): Stored([(3, -1, 0)], 5, 1)}, 5, 3)
     entries = drafter._entries
@@ -255,59 +173,7 @@ def kept_rows(store: Path) -> list[dict[str, Any]]:
     return pl.read_parquet(store / KEPT_FILE).to_dicts()
 
 
-@pytest.fixture(scope="module")
-def documents(small_store: Path) -> Documents:
-    tokens = RestStore.open(small_store).index.tokens.tolist()
-    found: Documents = [[]]
-    for token in tokens:
-        if token == 65_535:
-            found.append([])
-        else:
-            found[-1].append(token)
-    return found[:-1]
-
-
-def test_every_kept_ngram_drafts_its_tree(small_crest: Path, documents: Documents) -> None:
-    drafter = CrestStore.open(small_crest).drafter("longest")
-    lengths = set()
-    for row in kept_rows(small_crest):
-        ngram = row["tokens"]
-        found = one(drafter, [*[-1] * (4 - len(ngram)), *ngram])
-        assert found.match_length == len(ngram) == row["n"]
-        assert found.match_count == row["count"] == len(reference.continuations(documents, ngram))
-        assert len(found.tree) == row["nodes"]
-        if row["rank"] % 8 == 1:
-            assert nodes_of(found.tree) == reference.ngram_tree(documents, ngram, 64, 10)
-        lengths.add(len(ngram))
-    assert lengths == {1, 2, 3, 4}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_drafts_of_real_files_are_those_of_the_oracle(
-    small_crest: Path, documents: Documents, strategy: str
-) -> None:
-    store = CrestStore.open(small_crest)
-    drafter = store.drafter(strategy)
-    kept = {}
-    for key, value in store.entries.items():
-        entry = store.envelope.open(value)
-        ngram = tuple(np.frombuffer(key, ">u2").tolist())
-        kept[ngram] = Stored(nodes_of(entry.tree), entry.occurrences, entry.distinct)
-    assert len(kept) == store.manifest.counts["entries"]
-    compared = blended = 0
-    for document in documents[::6]:
-        for end in range(0, len(document), 7):
-            try:
-                expected = reference.crest_draft(kept, 4, document[:end], STRATEGIES[strategy], 24, 255)
-            except UnclearError:
-                continue
-            assert known(one(drafter, document[:end], 24)) == expected
-            compared += 1
-            blended += expected[1] > 1
-    assert compared > blended > 30
-
-
-@pytest.mark.parametrize("version", [None, 1, 3, "2"])
+@pytest.mark.parametrize("version", [None, 3])
 def test_entries_of_another_version(small_crest: Path, tmp_path: Path, version: Any) -> None:
     shutil.copytree(small_crest, tmp_path / "other")
     manifest = load_manifest(small_crest)
@@ -319,43 +185,6 @@ def test_entries_of_another_version(small_crest: Path, tmp_path: Path, version: 
         StoreError, match=r"has entries of version .*, this draftstore reads version 2: build it again"
     ):
         CrestStore.open(tmp_path / "other")
-
-
-def test_sessions_and_batches_of_them(small_crest: Path, documents: Documents) -> None:
-    drafter = CrestStore.open(small_crest).drafter()
-    texts = documents[:8]
-    sessions = [drafter.session(text[:3]) for text in texts]
-    for session, text in zip(sessions, texts, strict=True):
-        for token in text[3:9]:
-            session.observe([token])
-        assert session.context.tolist() == [text[:9][-4:]]
-        assert session.propose(16) == one(drafter, text[:9], 16).tree
-    assert propose_batch(drafter, sessions, 16) == [session.propose(16) for session in sessions]
-    with pytest.raises(TokenRangeError, match="outside the store's vocabulary"):
-        drafter.session([drafter.vocab_size])
-
-
-def test_ids_above_65_535_on_disk(wide_crest: Path) -> None:
-    store = CrestStore.open(wide_crest)
-    longest = store.drafter("longest")
-    rows = kept_rows(wide_crest)
-    assert max(token for row in rows for token in row["tokens"]) == 69_999
-    for row in rows:
-        found = one(longest, row["tokens"])
-        assert (found.match_length, found.match_count) == (row["n"], row["count"])
-        assert not (one(longest, [token + 65_536 for token in row["tokens"]]).match_length == row["n"] > 1)
-    for token in (70_000, 131_072, -1, 2**31 - 1):
-        assert known(one(longest, [token])) == ([], 0, 0)
-
-
-def test_threads_draft_the_same(small_crest: Path, documents: Documents) -> None:
-    drafter = CrestStore.open(small_crest).drafter()
-    batch = np.array([document[3:7] for document in documents if len(document) > 7], np.int32)
-    expected = drafter.draft(batch)
-    assert sum(len(draft.tree) for draft in expected) > 300
-    with ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(drafter.draft, batch) for _ in range(30)]
-        assert all(job.result() == expected for job in jobs)
 
 
 def test_strategies_and_their_changes(small_crest: Path) -> None:
@@ -380,29 +209,6 @@ def copy(small_crest: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_a_store_opens_with_its_tokenizer_alone(copy: Path) -> None:
-    identity = load_manifest(copy).tokenizer
-    assert CrestStore.open(copy, identity).manifest.tokenizer == identity
-    CrestStore.open(str(copy)).close()
-    with pytest.raises(TokenizerError, match="was built with tokenizer 'small-bpe'"):
-        CrestStore.open(copy, TokenizerIdentity("other", "f" * 64))
-
-
-@pytest.mark.parametrize("name", [LMDB_FILE, DICTIONARY_FILE, KEPT_FILE, "tokenizer/tokenizer.json"])
-def test_missing_and_cut_files(copy: Path, name: str) -> None:
-    data = (copy / name).read_bytes()
-    (copy / name).write_bytes(data + b"x")
-    with pytest.raises(StoreError, match=rf"{name} has [\d,]+ bytes, expected [\d,]+: the store is damaged"):
-        CrestStore.open(copy)
-    (copy / name).write_bytes(data[: len(data) // 2])
-    if data:
-        with pytest.raises(StoreError, match=rf"{name} has [\d,]+ bytes, expected [\d,]+: the store is dama"):
-            CrestStore.open(copy)
-    (copy / name).unlink()
-    with pytest.raises(StoreError, match=rf"{name} is missing: the store is damaged, build it again"):
-        CrestStore.open(copy)
-
-
 @pytest.mark.parametrize("name", [LMDB_FILE, DICTIONARY_FILE])
 def test_a_file_of_the_right_size_that_is_another(copy: Path, name: str) -> None:
     size = (copy / name).stat().st_size
@@ -412,14 +218,7 @@ def test_a_file_of_the_right_size_that_is_another(copy: Path, name: str) -> None
         CrestStore.open(copy)
 
 
-def change(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    def apply(manifest: dict[str, Any]) -> None:
-        manifest["parameters"][field] = value
-
-    return apply
-
-
-@pytest.mark.parametrize("max_n", [None, 0, -1, 64, 1 << 40, "four", 2.5, [4]])
+@pytest.mark.parametrize("max_n", [None, 0, 64, "four"])
 def test_a_manifest_without_the_length_of_ngrams(copy: Path, max_n: Any) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     del manifest["parameters"]["max_n"]
@@ -430,42 +229,13 @@ def test_a_manifest_without_the_length_of_ngrams(copy: Path, max_n: Any) -> None
         CrestStore.open(copy)
 
 
-def test_a_manifest_that_leaves_files_out(copy: Path) -> None:
-    """Nobody checks what is not listed: what is needed and not there must still be a clear error."""
-    manifest = load_manifest(copy)
-    for name in (DICTIONARY_FILE, LMDB_FILE):
-        del manifest.files[name]
-        (copy / name).rename(copy / f"{name}.away")
-        save_manifest(copy, manifest)
-        with pytest.raises(StoreError):
-            CrestStore.open(copy)
-        (copy / f"{name}.away").rename(copy / name)
-
-
-def test_other_kinds_and_other_backends(copy: Path, small_store: Path, tmp_path: Path) -> None:
+def test_other_kinds_and_other_backends(copy: Path, small_store: Path) -> None:
     with pytest.raises(StoreError, match="is a store of kind 'rest', expected 'crest'"):
         CrestStore.open(small_store)
-    with pytest.raises(StoreError, match="is not a store"):
-        CrestStore.open(tmp_path)
-    with pytest.raises(StoreError, match="is not in postgres, only in lmdb"):
-        CrestStore.open(copy, backend="postgres")
+    with pytest.raises(TokenizerError, match="was built with tokenizer 'small-bpe'"):
+        CrestStore.open(copy, TokenizerIdentity("other", "f" * 64))
     manifest = load_manifest(copy)
+    CrestStore.open(str(copy), manifest.tokenizer).close()
     save_manifest(copy, dataclasses.replace(manifest, parameters={**manifest.parameters, "backends": []}))
     with pytest.raises(StoreError):
         CrestStore.open(copy)
-
-
-def test_a_store_that_is_replaced_while_it_drafts(copy: Path, wide_crest: Path, tmp_path: Path) -> None:
-    """A release moves, or a directory is rebuilt: whoever has it open goes on as before."""
-    store = CrestStore.open(copy)
-    row = kept_rows(copy)[0]
-    before = one(store.drafter(), row["tokens"])
-    os.rename(copy, tmp_path / "old")  # noqa: PTH104
-    shutil.copytree(wide_crest, copy)
-    shutil.rmtree(tmp_path / "old")
-    assert one(store.drafter(), row["tokens"]) == before
-    other = CrestStore.open(copy)
-    assert other.manifest.vocab_size == 70_000
-    assert one(other.drafter(), kept_rows(copy)[0]["tokens"]).match_length > 0
-    store.close()
-    other.close()

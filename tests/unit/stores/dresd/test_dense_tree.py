@@ -8,7 +8,7 @@ from draftstore.jit import read_only
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draw_tree, new_scratch
 from draftstore.text.tokens import sentinel, token_dtype
 from draftstore.trees.frontier import finish, new_frontier
-from draftstore.trees.tree import DraftTree, highest_level
+from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.examples import examples
 from tests.reference import Documents, Ngram, UnclearError, nodes_of
@@ -94,43 +94,6 @@ def test_continuations_become_the_tree_of_the_oracle(
     assert nodes_of(drawn(tokens, starts, near, length, budget, max_level, calibration)) == expected
 
 
-@given(corpora(), st.data())
-def test_the_children_of_a_node_are_less_likely_together(
-    text: tuple[NDArray[np.unsignedinteger], list[int]], data: st.DataObject
-) -> None:
-    tokens, starts = text
-    near = data.draw(st.lists(similarities, min_size=len(starts), max_size=len(starts)))
-    tree = drawn(tokens, starts, near, budget=4096)
-    probs = np.array([1.0, *tree.probs.tolist()])
-    for node in range(-1, len(tree)):
-        assert probs[1:][tree.parents == node].sum() < probs[node + 1] * 1.03, (
-            "rounding adds a fiftieth at most"
-        )
-    for least in (0.5, 0.1, 0.001):
-        level = highest_level(least)
-        kept = tree.prefix(int(np.count_nonzero(tree.levels <= level)))
-        assert drawn(tokens, starts, near, budget=4096, max_level=level) == kept
-
-
-def test_what_makes_a_node_likelier() -> None:
-    tokens = corpus([[1, 2, 3], [1, 2, 4], [5, 5, 5], [1, 2, 3]])
-    a, b, c, d = 0, 4, 8, 12
-
-    def chance(starts: list[int], near: list[float], *path: int) -> float:
-        tree = drawn(tokens, starts, near)
-        [node] = tree.accepted(np.array(path, np.int32))[len(path) - 1 :]
-        return float(tree.probs[node])
-
-    assert chance([a], [0.9], 1) > chance([a], [0.8], 1), "a nearer neighbour"
-    assert chance([a, d], [0.9, 0.9], 1) > chance([a], [0.9], 1), "another one that agrees"
-    assert chance([a, c], [0.9, 0.9], 1) < chance([a], [0.9], 1), "one that does not"
-    assert chance([a, c], [0.9, 0.5], 1) > chance([a, c], [0.9, 0.9], 1), "and is farther"
-    follows = [chance([a], [0.9], *[1, 2, 3][:size]) for size in (1, 2, 3)]
-    assert follows[2] / follows[1] > follows[1] / follows[0] > follows[0], "a path that has held longer"
-    assert chance([a, b], [0.9, 0.9], 1, 2, 3) == chance([a, b], [0.9, 0.9], 1, 2, 4)
-    assert chance([a], [1.0], 1) < 1.0
-
-
 @pytest.mark.parametrize("vocab_size", [65_535, 65_536, 151_665, 2**31 - 1])
 def test_large_vocabularies(vocab_size: int) -> None:
     ids = [vocab_size - 1, 0, vocab_size - 2, vocab_size - 1]
@@ -138,17 +101,3 @@ def test_large_vocabularies(vocab_size: int) -> None:
     assert tokens.dtype == (np.uint16 if vocab_size == 65_535 else np.uint32)
     tree = drawn(tokens, [0, 2], [1.0, 0.5], vocab_size=vocab_size)
     assert sorted(tree.tokens.tolist()) == sorted([*ids, *ids[2:]])
-
-
-def test_a_damaged_store_gives_trees_of_ids_that_exist() -> None:
-    tokens = corpus([[1, 2, 3], [4, 5]])
-    whole = drawn(tokens, [0, 4], [0.9, 0.8])
-    for wrong in (-1, -(2**63), len(tokens), 2**40, 2**63 - 11):
-        tree = drawn(tokens, [0, wrong, 4], [0.9, 0.85, 0.8])
-        assert tree == whole, "a continuation that is not there is none"
-    foreign = read_only(np.array([1, VOCAB, 2, 65_534, 3, 65_535], np.uint16))
-    assert drawn(foreign, [0, 2, 4, 1], [0.9] * 4).tokens.tolist() == [1, 2, 3]
-    for similarity in (np.nan, np.inf, -np.inf, 1.5, -7.0):
-        tree = drawn(tokens, [0, 4], [similarity, 0.5])
-        assert len(tree) >= 2, "of the other one at least"
-        assert np.all((tree.probs > 0) & (tree.probs < 1))

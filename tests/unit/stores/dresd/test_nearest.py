@@ -1,9 +1,4 @@
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
 from draftstore.jit import read_only
-from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, search
-from draftstore.stores.dresd.kernels.quantised import DTYPES, quantise, restore
+from draftstore.stores.dresd.kernels.quantised import DTYPES, quantise
 from draftstore.stores.dresd.projection import unit
 from tests import reference
 
@@ -28,16 +21,7 @@ def make_index(
     centroids: NDArray[np.float32] | None = None,
     positions: type = np.uint32,
 ) -> DenseIndex:
-    """Assemble an index.
-
-    Args:
-        vectors: float32 [entries, dims], unit length, in the order of entries.
-        sizes: entries of each group.
-        dtype: of the vectors.
-        lists: of each group, entries of each list; none for small groups.
-        centroids: float32 [lists, dims].
-        positions: type of the positions.
-    """
+    """Assemble an index of unit vectors in the order of entries; `lists` are the sizes of the lists of each group."""
     codes = quantise(vectors, dtype)
     groups = np.append(0, np.cumsum(sizes))
     counts = [len(cut) for cut in lists] or [0] * len(sizes)
@@ -105,18 +89,6 @@ def test_the_nearest_entries_of_the_group_are_found(
         assert found.sizes[row] == len(group)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dims", [1, 3, 31, 64, 200])
-def test_similarities_are_cosines_of_what_is_kept(dtype: str, dims: int) -> None:
-    vectors, queries = directions(300, dims, 0), directions(20, dims, 1) * 7.0
-    index = make_index(vectors, [300], dtype)
-    found = search(index, queries, np.zeros(20, np.int32), 300, ALL)
-    cosines = unit(queries) @ restore(index.vectors).T
-    assert found.similarities == pytest.approx(np.take_along_axis(cosines, found.entries, axis=1), abs=1e-5)
-    assert (np.diff(found.similarities, axis=1) <= 0.0).all()
-    assert (np.sort(found.entries, axis=1) == np.arange(300)).all()
-
-
 def test_every_float16_is_read_right() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     bits = bits[np.isfinite(bits.view(np.float16))]
@@ -124,21 +96,6 @@ def test_every_float16_is_read_right() -> None:
     index = index._replace(vectors=read_only(bits[:, None]))
     found = search(index, np.ones((len(bits), 1), np.float32), np.arange(len(bits), dtype=np.int32), 1)
     assert (found.similarities[:, 0] == bits.view(np.float16)).all()
-
-
-@pytest.mark.slow
-def test_processors_without_instructions_for_float16_do(tmp_path: Path) -> None:
-    program = """
-import numpy as np
-from draftstore.stores.dresd.kernels.nearest import search
-from tests.unit.stores.dresd.test_nearest import directions, make_index
-
-vectors = directions(50, 64, 0)
-found = search(make_index(vectors, [50]), vectors, np.zeros(50, np.int32), 1)
-assert (found.entries[:, 0] == np.arange(50)).all()
-"""
-    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", program], env=os.environ | plain, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.0])
@@ -150,62 +107,6 @@ def test_a_query_without_direction_has_no_neighbours(bad: float) -> None:
     found = search(index, queries, np.zeros(3, np.int32), 5)
     assert [len(rows_of(found, row)) for row in range(3)] == [5, 0, 5]
     assert found.sizes.tolist() == [10, 10, 10]
-
-
-def test_the_length_of_a_query_does_not_matter() -> None:
-    index, tokens = make_index(directions(400, 16, 0), [400]), np.zeros(5, np.int32)
-    queries = directions(5, 16, 1)
-    expected = search(index, queries, tokens, 10)
-    for length in (1e-30, 2.0**-9, 2.0**20, 1e18):
-        found = search(index, queries * np.float32(length), tokens, 10)
-        assert (found.entries == expected.entries).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_batch_is_answered_like_single_queries(dtype: str) -> None:
-    index = make_index(directions(900, 64, 0), [300, 0, 600], dtype)
-    queries, tokens = directions(40, 64, 1), np.arange(40, dtype=np.int32) % 5 - 1
-    together = search(index, queries, tokens, 7)
-    for row in range(40):
-        alone = search(index, queries[row : row + 1], tokens[row : row + 1], 7)
-        assert rows_of(alone, 0) == rows_of(together, row)
-        assert alone.sizes[0] == together.sizes[row]
-
-
-def test_arrays_of_other_layouts_are_taken() -> None:
-    index = make_index(directions(50, 4, 0), [50])
-    queries = directions(6, 4, 1)
-    expected = search(index, queries, np.zeros(6, np.int32), 3)
-    found = search(index, np.asfortranarray(queries.astype(np.float64)), np.zeros(12, np.int64)[::2], 3)  # type: ignore[arg-type]
-    assert (found.entries == expected.entries).all()
-
-
-def test_nothing_is_asked_and_nothing_is_held() -> None:
-    found = search(
-        make_index(directions(5, 4, 0), [5]), np.empty((0, 4), np.float32), np.empty(0, np.int32), 3
-    )
-    assert [array.shape for array in found] == [(0, 3), (0, 3), (0,)]
-    empty = make_index(np.empty((0, 4), np.float32), [0, 0])
-    assert search(empty, directions(2, 4, 0), np.array([0, 1], np.int32), 3).sizes.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"queries": np.zeros((2, 5), np.float32)}, r"queries of shape \(2, 5\).*expected \[batch, 4\]"),
-        ({"queries": np.zeros(4, np.float32)}, "queries of shape"),
-        ({"tokens": np.zeros(3, np.int32)}, r"tokens of shape \(3,\)"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
-    index = make_index(directions(5, 4, 0), [5])
-    wanted: dict[str, Any] = {
-        "queries": np.zeros((2, 4), np.float32),
-        "tokens": np.zeros(2, np.int32),
-        "k": 3,
-    }
-    with pytest.raises(DraftstoreError, match=message):
-        search(index, **(wanted | changes))
 
 
 # -- lists ---------------------------------------------------------------------------------------------------
@@ -243,42 +144,3 @@ def test_the_lists_with_the_nearest_centroids_are_visited(
             entries = {e for number in visited for e in range(ends[number] - cut[number], ends[number])}
         assert rows_of(found, row) == reference.nearest_entries(vectors.astype(float), entries, query, k)
         assert found.sizes[row] == sizes[token]
-
-
-@pytest.fixture(scope="module")
-def states(data: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return hidden states of the small trained model as unit vectors in 32 dimensions: 24,000 to keep, 500 to ask."""
-    import torch
-
-    from tests.fakes.hf_models import stories
-
-    model: Any = stories(data, torch.float32)
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
-        texts = model.generate(
-            torch.ones((100, 1), dtype=torch.int64),
-            max_new_tokens=250,
-            do_sample=True,
-            top_k=0,
-            eos_token_id=[],
-        )
-        hidden = model(texts, output_hidden_states=True).hidden_states[-1]
-    rows = hidden[:, 1:246].reshape(-1, hidden.shape[-1]).double().numpy()
-    rows = (rows - rows.mean(0)) / rows.std(0)
-    vectors = unit((rows @ np.linalg.eigh(rows.T @ rows)[1][:, -32:]).astype(np.float32))
-    return vectors[:24_000], vectors[24_000:]
-
-
-@pytest.mark.parametrize(("dtype", "least"), [("float16", 0.98), ("int8", 0.97)])
-def test_few_lists_hold_nearly_all_of_the_nearest_states(
-    states: tuple[NDArray[np.float32], NDArray[np.float32]], dtype: str, least: float
-) -> None:
-    vectors, queries = states
-    centroids, assignment = cluster(vectors, lists_for(len(vectors)))
-    vectors = vectors[np.argsort(assignment, kind="stable")]
-    cut = np.bincount(assignment, minlength=len(centroids)).tolist()
-    index = make_index(vectors, [len(vectors)], dtype, [cut], centroids)
-    nearest = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :10]
-    found = search(index, queries, np.zeros(len(queries), np.int32), 10).entries
-    shared = [len(np.intersect1d(a, b)) for a, b in zip(nearest, found, strict=True)]
-    assert np.mean(shared) / 10 > least

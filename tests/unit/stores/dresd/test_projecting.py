@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,16 +15,3 @@ def test_a_projection_adds_up_in_a_fixed_order(size: int, dims: int, batch: int,
     expected = [reference.projected(projection, state) for state in states]
     np.testing.assert_array_equal(found, expected, strict=True)
     np.testing.assert_allclose(found, projection.apply(states), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [5, 40])
-def test_a_state_that_is_not_finite_gives_no_finite_number(bad: float, size: int) -> None:
-    projection = make_projection(size, 4)
-    projection.weights[1] = 0.0
-    for place in (0, size - 1):
-        states = np.ones((2, size), np.float32)
-        states[1, place] = bad
-        found = project(projection.weights, projection.bias, states)
-        assert np.isfinite(found[0]).all()
-        assert not np.isfinite(found[1]).any()

@@ -1,21 +1,12 @@
-import math
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from draftstore.stores.dresd import quality as dresd_quality
-from draftstore.stores.dresd.kernels.nearest import ALL, DenseIndex, search
+from draftstore.stores.dresd.kernels.nearest import DenseIndex
 from draftstore.stores.dresd.kernels.quantised import quantise, restore
 from draftstore.stores.dresd.projection import unit
 from draftstore.stores.dresd.quality import figures
-from draftstore.stores.dresd.store import DresdStore
-from tests.fakes.dense_stores import make_dense_store, make_projection, make_states
-from tests.unit.stores.dresd.test_store import salad
-
-LITTLE = 1e-6
-"""A probing that visits as few lists as it can."""
 
 
 def random_units(count: int, dims: int = 8, seed: int = 0) -> NDArray[np.float32]:
@@ -60,60 +51,3 @@ def test_ranks_are_those_of_brute_force(dtype: str, small_blocks: None) -> None:
     assert len(set(expected)) > 2
     found = measured(stored, queries, entries, dtype)
     assert found["mean_reciprocal_rank"] == pytest.approx(sum(expected) / len(expected), abs=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_entries_come_first_for_their_own_states(dtype: str) -> None:
-    stored = random_units(500, 64)
-    found = measured(stored, stored, np.arange(500), dtype)
-    assert found == {
-        "queries": 500, "mean_reciprocal_rank": 1.0, "mean_reciprocal_rank_ties": 1.0, "recall_at_10": 1.0,
-    }  # fmt: skip
-
-
-def test_equal_vectors(small_blocks: None) -> None:
-    stored = np.concatenate([random_units(1), np.repeat(random_units(1, seed=1), 3, axis=0)])
-    found = measured(stored, stored, np.arange(4))
-    assert found["mean_reciprocal_rank"] == 1.0
-    assert found["mean_reciprocal_rank_ties"] == pytest.approx(
-        (1 + 3 * (1 + 1 / 2 + 1 / 3) / 3) / 4, abs=1e-6
-    )
-    behind = measured(stored, stored[[0, 0]], np.array([1, 3]))
-    assert behind["mean_reciprocal_rank"] == 0.5
-    assert behind["mean_reciprocal_rank_ties"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
-
-
-def test_entries_that_are_not_in_the_store_are_skipped() -> None:
-    stored = random_units(9)
-    tokens = np.zeros(20, np.uint16)
-    index = DenseIndex(
-        quantise(stored, "int8"),
-        np.arange(1, 10, dtype=np.uint32),
-        np.array([0, 9], np.int64),
-        np.zeros(2, np.int32),
-        np.array([9], np.int64),
-        np.empty((0, 8), np.float32),
-    )
-    queries = np.concatenate([stored[:1], np.full((1, 8), np.nan, np.float32)])
-    assert figures(index, tokens, np.array([1, 15]), queries)["queries"] == 1
-    nothing = figures(index, tokens, np.array([15]), queries[1:])
-    assert nothing.pop("queries") == 0
-    assert all(math.isnan(value) for value in nothing.values())
-
-
-def test_recall_of_a_store(tmp_path: Path) -> None:
-    documents = salad(30)
-    states, projection = make_states(documents), make_projection()
-    store = DresdStore.open(make_dense_store(tmp_path / "store", documents, states, projection=projection))
-    places = store.index.positions[:: len(store.index.positions) // 60].astype(np.int64)
-    queries, tokens = random_units(len(places)), store.tokens[places - 1].astype(np.int32)
-    assert figures(store.index, store.tokens, places, queries, ALL)["recall_at_10"] == 1.0
-    shares = []
-    for query, token in zip(queries, tokens, strict=True):
-        first, last = store.index.groups[token : token + 2].tolist()
-        best = first + np.argsort(-(restore(store.index.vectors)[first:last] @ query))[:10]
-        near = search(store.index, query[None], np.array([token]), 10, LITTLE).entries[0].tolist()
-        shares.append(len({*best.tolist()} & {*near}) / len(best))
-    found = figures(store.index, store.tokens, places, queries, LITTLE)["recall_at_10"]
-    assert 0.0 < found < 1.0
-    assert found == pytest.approx(sum(shares) / len(shares), abs=1e-6)

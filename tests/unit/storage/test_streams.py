@@ -1,0 +1,99 @@
+"""Files, plain or packed, of any size and damage."""
+
+import gzip
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.storage import streams
+from draftstore.storage.streams import STREAM_ERRORS, read_lines, read_whole, split_lines, write_lines
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda plain: zstandard.ZstdCompressor().compress(plain),
+}
+
+
+@given(parts=st.lists(st.binary(max_size=12), max_size=6))
+def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    *ended, rest = whole.split(b"\n")
+    assert list(split_lines(parts)) == [*(line + b"\n" for line in ended), *([rest] if rest else [])]
+
+
+@pytest.mark.parametrize("suffix", [*PACKERS, ".GZ"])
+def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
+    path, lines = tmp_path / f"a{suffix}", [b"one", b"", b"two\r", os.urandom(3_000).replace(b"\n", b"")]
+    write_lines(path, lines, suffix)
+    assert list(read_lines(path)) == [line + b"\n" for line in lines]
+    assert read_whole(path) == b"".join(line + b"\n" for line in lines)
+    first = path.read_bytes()
+    write_lines(path, lines, suffix)
+    assert path.read_bytes() == first
+    path.write_bytes(PACKERS[suffix.lower()](b"last"))
+    assert list(read_lines(path)) == [b"last"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "end", "changed", "plain", "empty"])
+def test_damaged_files_are_read_up_to_the_damage(tmp_path: Path, suffix: str, damage: str) -> None:
+    many = b"".join(b"%d %s\n" % (number, os.urandom(40).hex().encode()) for number in range(5_000))
+    data = PACKERS[suffix](many)
+    middle = len(data) // 2
+    changed = data[:middle] + bytes(64) + data[middle + 64 :]
+    damaged = {"cut": data[:middle], "end": data[:-1], "changed": changed, "plain": many, "empty": b""}
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(damaged[damage])
+    found: list[bytes | None] = []
+    with pytest.raises(STREAM_ERRORS):
+        found.extend(read_lines(path))
+    if damage in ("cut", "end"):
+        assert len(found) > 1_000
+        assert found == many.splitlines(keepends=True)[: len(found)]
+    with pytest.raises(STREAM_ERRORS):
+        read_whole(path)
+
+
+def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
+    wide = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frames = wide.compress(b"one\n") + wide.flush(), PACKERS[".zst"](b"two\n")
+    (tmp_path / "a.zst").write_bytes(b"".join(frames))
+    assert list(read_lines(tmp_path / "a.zst")) == [b"one\n", b"two\n"]
+
+
+def test_a_line_that_is_too_long_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 100)
+    path = tmp_path / "a"
+    path.write_bytes(b"a\n" + b"x" * 100 + b"\n" + b"x" * 101 + b"\nb\n" + b"x" * 3_000_000)
+    assert list(read_lines(path)) == [b"a\n", b"x" * 100 + b"\n", None, b"b\n", None]
+    assert read_whole(path) is None
+    path.write_bytes(b"x" * 100)
+    assert read_whole(path) == b"x" * 100
+    assert list(split_lines([b"x" * 60, b"x" * 60, b"x\nb"])) == [None, b"b"]
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".gz"])
+def test_a_bomb_takes_constant_memory(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 16 << 20)
+    path = tmp_path / f"bomb{suffix}"
+    with path.open("wb") as file:
+        zst = suffix == ".zst"
+        with zstandard.ZstdCompressor().stream_writer(file) if zst else gzip.open(file, "wb") as packer:
+            for piece in (b"one\n", *[b"a" * (1 << 20)] * 200, b"\ntwo\n"):
+                packer.write(piece)
+    tracemalloc.start()
+    try:
+        assert list(read_lines(path)) == [b"one\n", None, b"two\n"]
+        assert read_whole(path) is None
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * streams.MAX_RECORD_BYTES

@@ -299,18 +299,8 @@ def served_worker(*arguments: object, folder: Path, module: str = "draftstore") 
 
 def launch_worker(*arguments: object, folder: Path, module: str = "draftstore") -> "subprocess.Popen[str]":
     """Start a worker on a free port, with JSON on standard output."""
-    command = [
-        sys.executable,
-        "-m",
-        module,
-        "worker",
-        "--json",
-        "--port",
-        "0",
-        "--log-format",
-        "json",
-        *arguments,
-    ]
+    options = ("--json", "--port", "0", "--log-format", "json")
+    command = [sys.executable, "-m", module, "worker", *options, *arguments]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             [str(word) for word in command],

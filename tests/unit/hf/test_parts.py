@@ -1,26 +1,18 @@
-"""The parts of generation with drafts, each by itself: masks, the pool, limits, choices, ends."""
+"""The parts of generation with drafts, each by itself: masks, the pool, limits, choices."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache
 from transformers.cache_utils import DynamicLayer
-from transformers.generation.stopping_criteria import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
 
 from draftstore.hf.checks import depth_limit
-from draftstore.hf.choosing import Chooser, Ids
-from draftstore.hf.masks import CHUNKED, FULL, SLIDING, attention_masks, views_of
+from draftstore.hf.choosing import Ids
+from draftstore.hf.masks import CHUNKED, FULL, SLIDING, attention_masks
 from draftstore.hf.passes import CHUNK, Wants, choices
 from draftstore.hf.pools import CachePool
-from draftstore.hf.stopping import StopRules
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import tree_of
 from tests.fakes.hf_models import build, tiny
@@ -55,8 +47,8 @@ def seen(tree: DraftTree, past: int, rows: int, width: int, kind: str, size: int
     return found
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, 200])
-@pytest.mark.parametrize("sizes", [(0,), (140,), (5, 0, 40), (1, 12)])
+@pytest.mark.parametrize("size", [1, 16, 200])
+@pytest.mark.parametrize("sizes", [(0,), (5, 0, 40)])
 def test_the_masks_of_a_pass(sizes: tuple[int, ...], size: int) -> None:
     """Texts of different pasts, with trees of different sizes, in layers with and without a window or chunks."""
     trees = [random_tree(nodes, seed=nodes) for nodes in sizes]
@@ -77,27 +69,12 @@ def test_the_masks_of_a_pass(sizes: tuple[int, ...], size: int) -> None:
             expected = seen(tree, pasts[text], len(tree) + 1, width, kind, size)
             assert torch.equal(own == 0, expected)
             assert torch.equal(own == -torch.inf, ~expected)
-    alone = attention_masks(
-        {SLIDING: size}, torch.tensor(pasts)[:, None], depths, among, width, torch.float64
-    )
-    assert isinstance(alone, torch.Tensor)
-    assert torch.equal(alone, masks[SLIDING])
-
-
-@pytest.mark.parametrize(
-    ("architecture", "changes", "views"),
-    [
-        ("llama", {}, {FULL: None}),
-        ("mistral", {"sliding_window": 9}, {SLIDING: 9}),
-        ("gemma3_text", {"sliding_window": 9, "num_hidden_layers": 6}, {FULL: None, SLIDING: 9}),
-        ("llama4_text", {"attention_chunk_size": 9, "num_hidden_layers": 4}, {FULL: None, CHUNKED: 9}),
-    ],
-)
-def test_how_far_layers_see(architecture: str, changes: dict[str, Any], views: dict[str, int | None]) -> None:
-    assert views_of(tiny(architecture, **changes).config) == views
 
 
 # --- the pool ---
+
+SHAPES: list[tuple[int, int] | None] = [(2, 4), (1, 8), (2, 4), None]
+"""Of layers: heads of keys, and their size."""
 
 
 def numbers(slots: int, heads: int, length: int, size: int) -> torch.Tensor:
@@ -106,10 +83,10 @@ def numbers(slots: int, heads: int, length: int, size: int) -> torch.Tensor:
     return torch.arange(1.0, count + 1, dtype=torch.float64).view(slots, heads, length, size)
 
 
-def filled_pool(shapes: list[tuple[int, int] | None], slots: int, length: int) -> CachePool:
-    """Return a pool for layers of some heads and sizes; None is one without keys of its own."""
-    layers: list[Any] = [DynamicLayer() for _ in shapes]  # type: ignore[no-untyped-call]
-    for layer, shape in zip(layers, shapes, strict=True):
+def filled_pool(slots: int, length: int) -> CachePool:
+    """Return a pool for layers of different heads and sizes; None is one without keys of its own."""
+    layers: list[Any] = [DynamicLayer() for _ in SHAPES]  # type: ignore[no-untyped-call]
+    for layer, shape in zip(layers, SHAPES, strict=True):
         if shape is not None:
             states = torch.zeros(1, shape[0], 1, shape[1], dtype=torch.float64)
             layer.update(states, states[..., :2])
@@ -131,13 +108,8 @@ def copies(pool: CachePool) -> list[torch.Tensor]:
     return [states.clone() for layer in held(pool) for states in (layer.keys, layer.values)]
 
 
-ALIKE: list[tuple[int, int] | None] = [(2, 4)] * 3
-DIFFERENT: list[tuple[int, int] | None] = [(2, 4), (1, 8), (2, 4), None]
-
-
-@pytest.mark.parametrize("shapes", [ALIKE, DIFFERENT], ids=["alike", "different"])
-def test_rows_move_to_the_front_of_a_pass_in_place(shapes: list[tuple[int, int] | None]) -> None:
-    pool = filled_pool(shapes, slots=4, length=64)
+def test_rows_move_to_the_front_of_a_pass_in_place() -> None:
+    pool = filled_pool(slots=4, length=64)
     places = [states.data_ptr() for layer in held(pool) for states in (layer.keys, layer.values)]
     for kept in (
         [[0]],
@@ -156,53 +128,6 @@ def test_rows_move_to_the_front_of_a_pass_in_place(shapes: list[tuple[int, int] 
         for states, mine in zip(expected, copies(pool), strict=True):
             assert torch.equal(mine[len(kept) :], states[len(kept) :]), "other slots stay"
     assert places == [states.data_ptr() for layer in held(pool) for states in (layer.keys, layer.values)]
-
-
-@pytest.mark.parametrize("shapes", [ALIKE, DIFFERENT], ids=["alike", "different"])
-def test_a_text_moves_to_another_slot(shapes: list[tuple[int, int] | None]) -> None:
-    pool = filled_pool(shapes, slots=4, length=8)
-    expected = copies(pool)
-    pool.copy(3, 1, 5)
-    pool.copy(2, 2, 6)
-    for states in expected:
-        states[1, :, :5], states[1, :, 5:], states[2, :, 6:] = states[3, :, :5], 0, 0
-    for mine, states in zip(copies(pool), expected, strict=True):
-        assert torch.equal(mine, states)
-
-
-@pytest.mark.parametrize("shapes", [ALIKE, DIFFERENT], ids=["alike", "different"])
-def test_a_pool_grows_with_the_texts_that_it_holds(shapes: list[tuple[int, int] | None]) -> None:
-    pool = filled_pool(shapes, slots=4, length=8)
-    before = copies(pool)
-    pool.resize(24, used=6, texts=2)
-    assert pool.length == pool.cache.get_max_length() == 24
-    for mine, states in zip(copies(pool), before, strict=True):
-        for slot in (0, 1, 3):
-            assert torch.equal(mine[slot, :, :6], states[slot, :, :6])
-            assert not mine[slot, :, 6:].any()
-        assert not mine[2].any()
-
-
-def test_a_layer_writes_at_the_end_of_each_text_and_shows_the_width_of_the_pass() -> None:
-    pool = filled_pool(ALIKE, slots=3, length=12)
-    expected = copies(pool)[0]
-    pool.texts, pool.width, pool.places = slice(0, 2), 9, torch.tensor([[4, 5], [7, 8]])
-    new = -numbers(2, 2, 2, 4)
-    keys, values = pool.cache.update(new, new[..., :2], 0)
-    for text, places in enumerate(pool.places.tolist()):
-        expected[text, :, places] = new[text]
-    assert torch.equal(keys, expected[:2, :, :9])
-    assert torch.equal(held(pool)[0].keys, expected)
-    assert torch.equal(values[0, :, 4:6], new[0, :, :, :2])
-
-
-def test_a_pool_is_made_like_the_cache_of_a_model() -> None:
-    model: Any = tiny("qwen3", num_hidden_layers=3)
-    cache = DynamicCache(config=model.config)
-    model(torch.tensor([[1, 2]]), past_key_values=cache)
-    pool = CachePool(cache, 2, 4)
-    assert [tuple(layer.keys.shape) for layer in held(pool)] == [(2, 2, 0, 8)] * 3
-    assert pool.most_tokens() > 1000
 
 
 # --- limits ---
@@ -263,37 +188,3 @@ def test_what_is_equal_as_float32_is_equal() -> None:
     found = choices(torch.tensor([[0.0, 1.0, 1.0 + 1e-12]], dtype=torch.float64), Wants())
     assert found is not None
     assert found.tolist() == [[1]]
-
-
-no_scores: Any = None
-
-
-class EveryThird(StoppingCriteria):
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return input_ids.sum(dim=1) % 3 == 0
-
-
-@pytest.mark.parametrize(
-    "criteria",
-    [
-        [MaxLengthCriteria(7)],
-        [MaxLengthCriteria(9, max_position_embeddings=6)],
-        [EosTokenCriteria([4, 6])],
-        [EosTokenCriteria(torch.tensor(8)), MaxLengthCriteria(8)],
-        [MaxTimeCriteria(-1.0)],
-        [MaxTimeCriteria(1000.0), EveryThird()],
-        [EveryThird(), EosTokenCriteria(3)],
-        [],
-    ],
-)
-def test_texts_end_where_the_criteria_say(criteria: list[Any]) -> None:
-    text = Ids(torch.tensor([[1, 9]]))
-    given = StoppingCriteriaList(criteria)
-    stops = StopRules(given, text, Chooser(text, []))
-    assert stops.max_length == given.max_length
-    for kept in range(4):
-        emitted = list(range(2 + kept, 8))
-        for count in range(1, len(emitted) + 1):
-            expected = bool(given(torch.tensor([[*text.ids.tolist(), *emitted[:count]]]), no_scores))
-            assert stops(emitted[:count]) is expected
-        text.extend(emitted[:1])

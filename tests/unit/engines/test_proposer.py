@@ -62,14 +62,6 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
     assert figures.accepted_length == 2.0
 
 
-def test_a_draft_that_the_engine_cuts_gives_no_tokens_that_were_not_saved() -> None:
-    drafts = proposer(EngineConfig(budget=3))
-    (tree,) = drafts.propose([asked(0, [1, 2, 3, 4, 1, 2])])
-    assert tree.tokens.tolist() == [3, 4, 1]
-    drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4])])  # one of them verified, and the model's own token
-    assert drafts.figures.accepted_length == 2.0
-
-
 def test_budgets_of_requests_cut_their_drafts() -> None:
     drafts = proposer(EngineConfig(budget=3))
     trees = drafts.propose([asked(key, [1, 2, 3, 4, 1, 2], budget=key) for key in range(6)])

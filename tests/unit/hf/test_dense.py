@@ -12,22 +12,16 @@ from numpy.typing import ArrayLike
 
 from draftstore.decoding.loop import Step, Tally
 from draftstore.decoding.replay import Recording, replay
-from draftstore.drafting.drafter import Drafter
-from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError
 from draftstore.hf import generate
 from draftstore.hf.passes import Rows
 from draftstore.hf.states import StateReader, with_states
-from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.stores.dresd.store import DresdStore
-from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import Adversary, Knowing
 from tests.fakes.dense_stores import make_dense_store, make_projection
 from tests.fakes.gpus import needs_gpu
-from tests.fakes.hf_models import STORIES, build, stories, story_ids, tiny
-from tests.reference import make_index
+from tests.fakes.hf_models import build, tiny
 
 VOCAB = 40
 
@@ -150,74 +144,28 @@ def test_a_store_of_another_model_is_refused_at_the_prefill(tmp_path: Path) -> N
         generate(tiny(vocab_size=VOCAB), torch.tensor([[5, 7]]), drafter=store.drafter(), max_new_tokens=4)
 
 
-# --- the same text ---
-
-
-@pytest.fixture(scope="module")
-def told(data: Path) -> list[list[int]]:
-    """Return stories that the trained model tells, by itself."""
-    model: Any = stories(data)
-    prompts = [story_ids(data, text) for text in STORIES]
-    return [model.generate(ids, do_sample=False, max_new_tokens=80)[0].tolist() for ids in prompts]
-
-
-@pytest.fixture(scope="module")
-def dense(data: Path, told: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> DresdStore:
-    """Return a store of all stories but the first, with their own states."""
-    states = dict(StateReader(stories(data)).read([np.array(story) for story in told]))
-    return DresdStore.open(
-        make_dense_store(
-            tmp_path_factory.mktemp("dense") / "own",
-            told[1:],
-            [states[place] for place in range(1, len(told))],
-            vocab_size=512,
-            projection=make_projection(hidden_size=64, dims=32),
-        )
-    )
-
-
-@pytest.mark.data
-def test_drafters_of_all_kinds_change_no_story(data: Path, told: list[list[int]], dense: DresdStore) -> None:
-    model: Any = stories(data)
-    rest = RestDrafter(make_index([told[1:]], 512), STRATEGIES["backoff"])
-    drafter = Mixture([RequestDrafter(512), rest, RecyclingDrafter(512), dense.drafter()])
-    tally = Tally()
-    for story in (0, 1):  # the second is in the store
-        ids = story_ids(data, STORIES[story])
-        output, steps = live(model, drafter, ids, 60)
-        assert output == told[story][ids.shape[1] : ids.shape[1] + 60]
-        for step in steps:
-            tally.add(step)
-    assert tally.accepted_length > 1.5
-    options: dict[str, Any] = {"max_new_tokens": 50, "do_sample": True, "temperature": 0.7, "top_p": 0.95}
-    torch.manual_seed(4)
-    truth = model.generate(story_ids(data), **options)
-    torch.manual_seed(4)
-    assert torch.equal(torch.as_tensor(generate(model, story_ids(data), drafter=drafter, **options)), truth)
-
-
 # --- replays ---
 
 
-def live(model: Any, drafter: Drafter, ids: torch.Tensor, count: int) -> tuple[list[int], list[Step]]:
-    """Decode with drafts: the output, and the passes after the prefill."""
-    steps: list[Step] = []
-    output = generate(
-        model, ids, drafter=drafter, budget=32, do_sample=False, max_new_tokens=count, on_step=steps.append
+def test_a_replay_is_what_live_decoding_was(tmp_path: Path) -> None:
+    model, options = tiny(vocab_size=VOCAB), {"do_sample": False, "max_new_tokens": 70}
+    prompts = [torch.tensor([[start, start + 2, start + 5]]) for start in range(6)]
+    texts = [model.generate(prompt, **options)[0].numpy() for prompt in prompts]  # type: ignore[operator]
+    states = dict(StateReader(model).read(texts))
+    path = make_dense_store(
+        tmp_path / "own",
+        [text.tolist() for text in texts],
+        [states[place] for place in range(len(texts))],
+        vocab_size=VOCAB,
+        projection=make_projection(hidden_size=32, dims=16),
     )
-    assert isinstance(output, torch.Tensor)
-    return output[0, ids.shape[1] :].tolist(), steps[1:]
-
-
-@pytest.mark.data
-def test_a_replay_is_what_live_decoding_was(data: Path, dense: DresdStore) -> None:
-    model, drafter = stories(data), dense.drafter()
-    recordings, tally = [], Tally()
-    for story in STORIES:
-        ids = story_ids(data, story)
-        output, steps = live(model, drafter, ids, 70)
-        recordings.append(Recording(story, ids[0].numpy().astype(np.int32), np.array(output, np.int32)))
-        for step in steps:
+    drafter, recordings, tally = DresdStore.open(path).drafter(), [], Tally()
+    for prompt, text in zip(prompts, texts, strict=True):
+        steps: list[Step] = []
+        output: Any = generate(model, prompt, drafter=drafter, budget=32, on_step=steps.append, **options)
+        assert output[0].tolist() == text.tolist()
+        recordings.append(Recording("", text[:3].astype(np.int32), text[3:].astype(np.int32)))
+        for step in steps[1:]:
             tally.add(step)
     result = replay(drafter, with_states(model, recordings), budget=32)
     assert (result.passes, result.tokens) == (tally.passes, tally.tokens)
@@ -229,9 +177,9 @@ def test_recordings_get_the_states_that_predicted_their_outputs() -> None:
     model = tiny(vocab_size=VOCAB)
     text = np.random.default_rng(0).integers(0, VOCAB, 20).astype(np.int32)
     ((_, states),) = StateReader(model).read([text])
-    cuts = [(text[:cut], text[cut:]) for cut in (7, 0, 19, 20)] * 6
-    found = list(with_states(model, (Recording(str(place), *cut) for place, cut in enumerate(cuts))))
-    assert [row.id for row in found] == [str(place) for place in range(len(cuts))]
+    rows = [Recording(str(cut), text[:cut], text[cut:]) for cut in (7, 0, 19, 20)] * 6
+    found = list(with_states(model, iter(rows)))
+    assert [row.id for row in found] == [row.id for row in rows]
     for row in found:
         begin = len(row.prompt)
         if begin == len(text):
@@ -239,8 +187,6 @@ def test_recordings_get_the_states_that_predicted_their_outputs() -> None:
             continue
         assert row.hidden is not None
         assert row.hidden.shape == (len(text) - begin, 32)
-        assert np.isnan(row.hidden[0]).all() == (begin == 0), (
-            "without a prompt, nothing predicts the first token"
-        )
-        known = row.hidden[begin == 0 :]
+        assert np.isnan(row.hidden[0]).all() == (begin == 0), "without a prompt, nothing predicts the first"
+        known = row.hidden[1:] if begin == 0 else row.hidden
         np.testing.assert_allclose(known, states[max(begin, 1) - 1 : -1], rtol=1e-4, atol=1e-4)

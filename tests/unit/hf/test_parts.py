@@ -1,136 +1,12 @@
-"""The parts of generation with drafts, each by itself: masks, the pool, limits, choices."""
+"""Parts of generation with drafts by themselves: the depth of drafts, texts, the most likely tokens."""
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
-from transformers import Cache
-from transformers.cache_utils import DynamicLayer
 
 from draftstore.hf.checks import depth_limit
 from draftstore.hf.choosing import Ids
-from draftstore.hf.masks import CHUNKED, FULL, SLIDING, attention_masks
 from draftstore.hf.passes import CHUNK, Wants, choices
-from draftstore.hf.pools import CachePool
-from draftstore.trees.tree import DraftTree
-from tests.fakes.adversaries import tree_of
 from tests.fakes.hf_models import build, tiny
-
-# --- masks ---
-
-
-def random_tree(size: int, seed: int) -> DraftTree:
-    random = np.random.default_rng(seed)
-    paths: list[tuple[int, ...]] = [()]
-    while len(paths) <= size:
-        path = (*paths[int(random.integers(0, len(paths)))], int(random.integers(0, 500)))
-        paths += [path] if path not in paths else []
-    return tree_of(paths[1:])
-
-
-def seen(tree: DraftTree, past: int, rows: int, width: int, kind: str, size: int) -> torch.Tensor:
-    """Return bool [rows, width], what each row of a text sees; rows behind the tree are not looked at."""
-    count = len(tree) + 1
-    position = [*range(past), *(past + int(depth) for depth in tree.position_offsets())]
-    among = tree.attention_mask()
-    found = torch.zeros(rows, width, dtype=torch.bool)
-    for row in range(count):
-        own = position[past + row]
-        for column in range(past + count):
-            near = {
-                FULL: True,
-                SLIDING: position[column] > own - size,
-                CHUNKED: position[column] // size == own // size,
-            }[kind]
-            found[row, column] = near and (column < past or bool(among[row, column - past]))
-    return found
-
-
-@pytest.mark.parametrize("size", [1, 16, 200])
-@pytest.mark.parametrize("sizes", [(0,), (5, 0, 40)])
-def test_the_masks_of_a_pass(sizes: tuple[int, ...], size: int) -> None:
-    """Texts of different pasts, with trees of different sizes, in layers with and without a window or chunks."""
-    trees = [random_tree(nodes, seed=nodes) for nodes in sizes]
-    pasts, rows = [37 + 11 * place for place in range(len(trees))], max(sizes) + 1
-    width = pasts[-1] + rows + 10
-    depths = torch.zeros(len(trees), rows, dtype=torch.int64)
-    among = torch.zeros(len(trees), rows, rows, dtype=torch.bool)
-    for text, tree in enumerate(trees):
-        depths[text, : len(tree) + 1] = torch.from_numpy(tree.position_offsets())
-        among[text, : len(tree) + 1, : len(tree) + 1] = torch.from_numpy(tree.attention_mask())
-    views = {FULL: None, SLIDING: size, CHUNKED: size}
-    masks = attention_masks(views, torch.tensor(pasts)[:, None], depths, among, width, torch.float64)
-    assert isinstance(masks, dict)
-    for kind, mask in masks.items():
-        assert (mask.shape, mask.dtype) == ((len(trees), 1, rows, width), torch.float64)
-        for text, tree in enumerate(trees):
-            own = mask[text, 0, : len(tree) + 1]
-            expected = seen(tree, pasts[text], len(tree) + 1, width, kind, size)
-            assert torch.equal(own == 0, expected)
-            assert torch.equal(own == -torch.inf, ~expected)
-
-
-# --- the pool ---
-
-SHAPES: list[tuple[int, int] | None] = [(2, 4), (1, 8), (2, 4), None]
-"""Of layers: heads of keys, and their size."""
-
-
-def numbers(slots: int, heads: int, length: int, size: int) -> torch.Tensor:
-    """Return different numbers."""
-    count = slots * heads * length * size
-    return torch.arange(1.0, count + 1, dtype=torch.float64).view(slots, heads, length, size)
-
-
-def filled_pool(slots: int, length: int) -> CachePool:
-    """Return a pool for layers of different heads and sizes; None is one without keys of its own."""
-    layers: list[Any] = [DynamicLayer() for _ in SHAPES]  # type: ignore[no-untyped-call]
-    for layer, shape in zip(layers, SHAPES, strict=True):
-        if shape is not None:
-            states = torch.zeros(1, shape[0], 1, shape[1], dtype=torch.float64)
-            layer.update(states, states[..., :2])
-    pool = CachePool(Cache(layers=layers), slots, 16)
-    pool.resize(length, 0, 0)
-    for place, layer in enumerate(held(pool)):
-        layer.keys.copy_(place * 10_000 + numbers(*layer.keys.shape))
-        layer.values.copy_(-place * 10_000 - numbers(*layer.values.shape))
-    return pool
-
-
-def held(pool: CachePool) -> list[Any]:
-    """Return the layers that have keys."""
-    layers: list[Any] = list(pool.cache.layers)
-    return [layer for layer in layers if layer.keys is not None]
-
-
-def copies(pool: CachePool) -> list[torch.Tensor]:
-    return [states.clone() for layer in held(pool) for states in (layer.keys, layer.values)]
-
-
-def test_rows_move_to_the_front_of_a_pass_in_place() -> None:
-    pool = filled_pool(slots=4, length=64)
-    places = [states.data_ptr() for layer in held(pool) for states in (layer.keys, layer.values)]
-    for kept in (
-        [[0]],
-        [[0, 1, 2], []],
-        [[0, 2], [0, 1, 2, 3], []],
-        [[0, 3, 4, 5, 15], [0, 1, 5, 9], [0, 2]],
-    ):
-        pasts, expected = [20, 7, 40][: len(kept)], copies(pool)
-        pool.move(pasts, kept)
-        for states in expected:
-            for text, (past, rows) in enumerate(zip(pasts, kept, strict=True)):
-                states[text, :, past : past + len(rows)] = states[text, :, [past + row for row in rows]]
-        for text, (past, rows) in enumerate(zip(pasts, kept, strict=True)):
-            for states, mine in zip(expected, copies(pool), strict=True):
-                assert torch.equal(mine[text, :, : past + len(rows)], states[text, :, : past + len(rows)])
-        for states, mine in zip(expected, copies(pool), strict=True):
-            assert torch.equal(mine[len(kept) :], states[len(kept) :]), "other slots stay"
-    assert places == [states.data_ptr() for layer in held(pool) for states in (layer.keys, layer.values)]
-
-
-# --- limits ---
 
 
 def test_the_depth_of_drafts() -> None:
@@ -142,9 +18,6 @@ def test_the_depth_of_drafts() -> None:
     }  # fmt: skip
     limit = depth_limit(build(max_position_embeddings=100, rope_parameters=rope))
     assert [limit(position) for position in (0, 18, 19, 20, 99)] == [19, 1, 0, 79, 0]
-
-
-# --- tokens ---
 
 
 def test_a_text_gives_tensors_that_keep_their_content() -> None:

@@ -97,7 +97,9 @@ def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Runner, "read", scarce)
     batch = Batch(model_of("llama"))
-    members = [member_of(*each, **rest) for *each, rest in zip(texts, drafters, options, strict=True)]
+    members = [
+        member_of(text, drafter, **rest) for text, drafter, rest in zip(texts, drafters, options, strict=True)
+    ]
     for member in members:
         batch.join(member)
     (failed,) = [outcome for outcome in run(batch) if outcome.error is not None]

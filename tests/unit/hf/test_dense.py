@@ -148,9 +148,10 @@ def test_a_store_of_another_model_is_refused_at_the_prefill(tmp_path: Path) -> N
 
 
 def test_a_replay_is_what_live_decoding_was(tmp_path: Path) -> None:
-    model, options = tiny(vocab_size=VOCAB), {"do_sample": False, "max_new_tokens": 70}
+    model: Any = tiny(vocab_size=VOCAB)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 70}
     prompts = [torch.tensor([[start, start + 2, start + 5]]) for start in range(6)]
-    texts = [model.generate(prompt, **options)[0].numpy() for prompt in prompts]  # type: ignore[operator]
+    texts = [model.generate(prompt, **options)[0].numpy() for prompt in prompts]
     states = dict(StateReader(model).read(texts))
     path = make_dense_store(
         tmp_path / "own",

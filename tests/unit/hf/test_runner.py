@@ -24,7 +24,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate, pools, runner
 from draftstore.hf.batches import Batch
 from draftstore.hf.generation import prepare_text
-from draftstore.hf.masks import views_of
+from draftstore.hf.masks import FULL, SLIDING, views_of
 from draftstore.hf.members import Member
 from draftstore.hf.passes import Wants
 from draftstore.hf.runner import BUCKETS, MAX_ROWS, PassShape, Runner
@@ -170,7 +170,7 @@ def run_without_values(architecture: str, shapes: Sequence[PassShape], **changes
         ("llama", {}),
         ("llama", {"rope_parameters": YARN}),
         ("qwen3", {}),
-        ("gemma3_text", {"sliding_window": 8, "num_hidden_layers": 6}),
+        ("gemma3_text", {"sliding_window": 8, "layer_types": [SLIDING, FULL]}),
     ],
 )
 def test_no_value_is_read_in_a_pass(architecture: str, changes: dict[str, Any]) -> None:

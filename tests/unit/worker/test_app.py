@@ -129,7 +129,7 @@ def test_what_is_too_long_for_the_model(worker: Worker, engine: FakeEngine) -> N
 
 
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(worker: Worker) -> None:
-    asked = {"prompt": "zero", "max_tokens": 200, "stop": ["xyz", "one t", "one two"]}
+    asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": ["xyz", "one t", "one two"]}
     [choice] = worker.ask("completions", **asked)[1]["choices"]
     assert (choice["text"], choice["finish_reason"]) == (ANSWER[: ANSWER.index("one")], "stop")
     events = worker.stream("completions", **asked)
@@ -151,10 +151,10 @@ def test_no_stop_string_ends_an_answer_before_its_least_tokens(worker: Worker, e
 
 def test_further_tokens_may_end_an_answer(worker: Worker, engine: FakeEngine) -> None:
     first, second, *_ = ids = engine.tokenizer.encode(ANSWER, bos=False).tolist()
-    asked = {"prompt": "zero", "max_tokens": len(ids) + 1, "stop_token_ids": [first, second], "min_tokens": 1}
-    choices, usage = (worker.ask("completions", **asked)[1][name] for name in ("choices", "usage"))
-    assert (choices[0]["finish_reason"], usage["completion_tokens"]) == ("stop", 1)
-    reply = worker.ask("completions", prompt="zero", max_tokens=len(ids) + 1, ignore_eos=True)[1]
+    asked: dict[str, Any] = {"prompt": "zero", "max_tokens": len(ids) + 1}
+    reply = worker.ask("completions", **asked, stop_token_ids=[first, second])[1]
+    assert (reply["choices"][0]["finish_reason"], reply["usage"]["completion_tokens"]) == ("stop", 1)
+    reply = worker.ask("completions", **asked, ignore_eos=True)[1]
     assert (reply["choices"][0]["finish_reason"], reply["usage"]["completion_tokens"]) == (
         "length",
         len(ids) + 1,

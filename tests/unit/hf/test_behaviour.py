@@ -26,11 +26,12 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from draftstore.decoding.loop import Step, Tally
-from draftstore.errors import DecodingError, DraftTreeError
+from draftstore.drafting.request import RequestDrafter
+from draftstore.errors import DecodingError, DraftTreeError, ProbabilityError
 from draftstore.hf import generate, speculative_generate
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import OverBudget, Prophet, Silent
-from tests.fakes.hf_models import stories, stories_tokenizer, story_ids, tiny
+from tests.fakes.hf_models import build, stories, stories_tokenizer, story_ids, tiny
 
 VOCAB = 40
 PROMPT = torch.tensor([[1, 2, 3, 4]])
@@ -122,15 +123,6 @@ def test_an_end_inside_an_accepted_block(place: int) -> None:
     )
 
 
-@pytest.mark.parametrize("least", [3, 9])
-def test_min_new_tokens(least: int) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 20, "pad_token_id": 0, "min_new_tokens": least}
-    end = ids_of(plain(model_(), max_new_tokens=9))[SIZE + 2]
-    expected, found, _ = both(model_(), eos_token_id=end, **options)
-    assert ids_of(found) == ids_of(expected)
-    assert len(ids_of(found)) >= SIZE + least
-
-
 @pytest.mark.parametrize("stop", [" a", ["nothing like it", "day, s"]])
 @pytest.mark.parametrize("configured", [False, True])
 def test_stop_strings(data: Path, stop: Any, configured: bool) -> None:
@@ -153,6 +145,7 @@ def test_stop_strings_need_a_tokenizer() -> None:
 PROCESSORS: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.8},
     "suppressed": {"suppress_tokens": list(range(0, VOCAB, 2)), "begin_suppress_tokens": [1, 3, 5, 7]},
+    "least tokens": {"min_new_tokens": 9, "eos_token_id": list(range(0, VOCAB, 2)), "pad_token_id": 0},
     "length penalty": {"exponential_decay_length_penalty": (4, 1.5), "eos_token_id": 7, "pad_token_id": 0},
     "guidance": {"guidance_scale": 1.5},
     "allowed tokens": {
@@ -341,6 +334,24 @@ def test_an_exception_of_on_step_ends_generation() -> None:
     with pytest.raises(ZeroDivisionError):
         generate(model_(), PROMPT, drafter=drafter, max_new_tokens=40, do_sample=False, on_step=enough)
     assert sum(len(step.tokens) for step in steps) == 15
+
+
+class Extreme(LogitsProcessor):
+    """Scores that no probabilities come of."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, torch.inf)
+
+
+def test_settings_without_finite_probabilities_are_refused() -> None:
+    options: Any = {"do_sample": True, "max_new_tokens": 2, "drafter": RequestDrafter(VOCAB)}
+    model = build(vocab_size=VOCAB)
+    with pytest.raises(ProbabilityError, match="milder penalties"):
+        generate(model, PROMPT, logits_processor=LogitsProcessorList([Extreme()]), **options)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(DecodingError, match="another dtype"):
+        generate(model, PROMPT, **options)
 
 
 @pytest.mark.parametrize(

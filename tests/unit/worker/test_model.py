@@ -18,7 +18,6 @@ transformers = pytest.importorskip("transformers")
 
 PROMPTS = ["Once upon a time", "Tom and Lily went to the park.", "The cat 東京", " said", "One day, Tom"]
 TALE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
-CHAT = [{"role": "user", "content": "Tell me of Tom."}]
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +141,6 @@ def test_sampled_answers_are_those_of_plain_generate_with_the_same_seed(
         ask(service, "completions", **{**asked, "seed": seed})["choices"][0]["text"] for seed in range(3)
     }
     assert len(others) == 3
-
-
-def test_a_chat_without_a_template(service: Service, model: Any, tokenizer: TextTokenizer) -> None:
-    reply = ask(service, "chat/completions", messages=CHAT, max_tokens=40, temperature=0)
-    expected = plain(model, tokenizer, "USER: Tell me of Tom. ASSISTANT:", 40).removeprefix(" ")
-    assert reply["choices"][0]["message"]["content"] == expected
-    assert stream(service, "chat/completions", messages=CHAT, max_tokens=40, temperature=0) == expected
 
 
 def test_a_request_without_drafts(service: Service) -> None:

@@ -7,13 +7,17 @@ All are in evaluation mode, on the CPU, and shared between tests: change `genera
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
+
+from draftstore.hf import runner
 
 cast(Any, logging).disable_progress_bar()
 
@@ -102,3 +106,13 @@ def build(
 
 tiny = functools.cache(build)
 """The same, made once for the same arguments."""
+
+
+@contextmanager
+def shapes_of_graphs() -> Iterator[None]:
+    """Run passes in the shapes of CUDA graphs: there is no GPU here, so they are padded and not captured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "takes_graphs", lambda _model: True)
+        runner._IDLE.clear()
+        yield
+        runner._IDLE.clear()

@@ -103,7 +103,6 @@ class NgramWorker:
         self.ngram_corpus: Any = None
         self._prev_decode_rids: set[str] = set()
         self.says: Says = target_worker.says
-        self.emitted: dict[str, list[int]] = {}
 
     def _prepare_draft_tokens(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         raise NotImplementedError

@@ -11,7 +11,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,7 +63,6 @@ class FakeEngine:
 
     Attributes:
         works: what it was asked for.
-        gate: where set, each forward pass waits for it.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ class FakeEngine:
         ends, vocab_size = frozenset([tokenizer.eos_id]), vocab_size or tokenizer.vocab_size
         self.facts = Facts(MODEL, positions, vocab_size, ends, ("request",))
         self.works: list[GenerationRequest] = []
-        self.gate: threading.Semaphore | None = None
         self.closed = False
         self.most = most
         self._chunk = chunk
@@ -118,8 +115,6 @@ class FakeEngine:
         """Yield the passes of an answer."""
         tokens = self.tokens_of(work)
         for start in [0, *range(1, len(tokens), self._chunk)]:
-            if self.gate:
-                assert self.gate.acquire(timeout=SECONDS)
             come = tokens[start : start + self._chunk] if start else tokens[:1]
             tree = chain(come[:-1])
             yield Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1)
@@ -253,13 +248,11 @@ def text_of(events: Sequence[dict[str, Any]]) -> str:
 
 
 @contextmanager
-def running_worker(
-    engine: Any, *grants: Grant, log: Path | None = None, log_bytes: int = 10**6, **settings: Any
-) -> Iterator[Worker]:
+def running_worker(engine: Any, *grants: Grant, log: Path | None = None, **settings: Any) -> Iterator[Worker]:
     """Run a worker; with grants it asks for tokens."""
     chosen = WorkerSettings(port=0, response_log=log, **settings)
     figures = WorkerMetrics()
-    responses = ResponseLog(log, log_bytes, figures.logged) if log else None
+    responses = ResponseLog(log, 10**6, figures.logged) if log else None
     decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
     site = WorkerSite(decoder, figures, Permissions(grants or None), chosen)
     loop = Loop()
@@ -273,8 +266,6 @@ def running_worker(
     finally:
         decoder.drain()
         decoder.hurry()
-        if getattr(engine, "gate", None):
-            engine.gate.release(10_000)
         assert decoder.join(SECONDS)
         server.should_exit = True
         done.result(SECONDS)
@@ -299,18 +290,8 @@ def served_worker(*arguments: object, folder: Path, module: str = "draftstore") 
 
 def launch_worker(*arguments: object, folder: Path, module: str = "draftstore") -> "subprocess.Popen[str]":
     """Start a worker on a free port, with JSON on standard output."""
-    command = [
-        sys.executable,
-        "-m",
-        module,
-        "worker",
-        "--json",
-        "--port",
-        "0",
-        "--log-format",
-        "json",
-        *arguments,
-    ]
+    options = ("--json", "--port", "0", "--log-format", "json")
+    command = [sys.executable, "-m", module, "worker", *options, *arguments]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             [str(word) for word in command],

@@ -9,11 +9,6 @@ from draftstore.engines.config import CONFIG_VARIABLE, EngineConfig
 from draftstore.errors import EngineError
 
 
-def test_without_anything_the_request_drafts() -> None:
-    assert EngineConfig.read({}) == EngineConfig(sources=Sources())
-    assert EngineConfig.read({"DRAFTSTORE_REQUEST": "", "DRAFTSTORE_RELEASE": ""}) == EngineConfig()
-
-
 def test_a_file_names_stores_beside_it_and_corpora(tmp_path: Path) -> None:
     path = tmp_path / "draftstore.toml"
     path.write_text(
@@ -37,6 +32,7 @@ def test_variables_alone() -> None:
     assert found.sources == Sources(stores=stores, strategy="longest", deadline=0.01, request=False)
     assert (found.min_prob, found.metrics) == (0.25, "127.0.0.1:0")
     assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
+    assert EngineConfig.read({"DRAFTSTORE_REQUEST": "", "DRAFTSTORE_RELEASE": ""}) == EngineConfig()
 
 
 def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,18 +47,15 @@ def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
         ('budget = "3"', "budget is '3', expected a whole number"),
         ("budget = true", "budget is True, expected a whole number"),
         ('stores = "a"', "stores is 'a', expected a list"),
-        ('request = "yes"', "request is 'yes', expected true or false"),
-        ('min_prob = "0.1"', "min_prob is '0.1', expected a number"),
         ("metrics = 0.5", "metrics is 0.5, expected a whole number or text"),
-        ("release = 3", "release is 3, expected text"),
         ("budget = 0", "a budget of 0 nodes: expected 1 to 4,096"),
+        ("budget = 4097", "a budget of 4097 nodes: expected 1 to 4,096"),
         ("min_prob = 2", "a minimum probability of 2: expected 0 to 1"),
         ("deadline = 61", "deadline: .*less than or equal to 60"),
         ("stores = [3]", "stores holds 3, expected folders as text"),
         ("corpora = 3", r"expected corpora as tables \[corpora.NAME\], found an int"),
         ("corpora.a = 3", r"\[corpora.a\]: expected a table"),
         ("[corpora.a]\nbudget = 3", r"\[corpora.a\]: unknown setting 'budget'"),
-        ("[corpora", "is not TOML"),
         ("budget = " + "[" * 9_000, "is not TOML"),
         ('[corpora.""]\nrequest = true', "a corpus without a name"),
     ],
@@ -78,7 +71,6 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:
     ("name", "text", "reason"),
     [
         ("BUDGET", "many", "DRAFTSTORE_BUDGET='many': expected a whole number"),
-        ("BUDGET", "3.5", "DRAFTSTORE_BUDGET='3.5': expected a whole number"),
         ("REQUEST", "maybe", "DRAFTSTORE_REQUEST='maybe': expected true or false"),
         ("MIN_PROB", "x", "DRAFTSTORE_MIN_PROB='x': expected a number"),
         ("ENGINE_CONFIG", "/nowhere.toml", "no settings at /nowhere.toml"),
@@ -87,10 +79,3 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:
 def test_what_is_wrong_with_a_variable_is_said(name: str, text: str, reason: str) -> None:
     with pytest.raises(EngineError, match=reason):
         EngineConfig.read({"DRAFTSTORE_" + name: text})
-
-
-def test_stores_of_a_variable_are_named_as_in_the_shell(tmp_path: Path) -> None:
-    path = tmp_path / "draftstore.toml"
-    path.write_text('stores = ["chat"]')
-    found = EngineConfig.read({CONFIG_VARIABLE: str(path), "DRAFTSTORE_STORES": "a:/far/code"})
-    assert found.sources.stores == (Path.cwd() / "a", Path("/far/code"))

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draftstore.engines import llama_cpp
-from draftstore.engines.llama_cpp import ExportOptions, Followers, export_cache
+from draftstore.engines.llama_cpp import ExportOptions, export_cache
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.ngrams import NgramTable
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from tests import reference
-from tests.fakes.llama_cpp import LookupDrafter, from_static, read_cache
+from tests.fakes.llama_cpp import from_static, read_cache
 from tests.fakes.progress import calling
 from tests.reference import Documents
 from tests.unit.stores.crest.test_counts import documents_of
@@ -77,22 +75,6 @@ def test_the_usual_file_drafts_as_the_whole_table(store: Path, out: Path) -> Non
         if sorted(part.values())[-2:] not in ([1, 1], [1]):  # once each: llama.cpp would draft one of two
             ties = sum(count == max(part.values()) for count in part.values())
             assert drafted == from_static(table, ngram[:2]) or ties > 1
-
-
-@pytest.mark.parametrize("context", [False, True])
-def test_drafts_of_llama_cpp_from_the_file(small_store: Path, out: Path, context: bool) -> None:
-    """Chains of the file are those of the table that holds the same, whatever the order of its records."""
-    documents = documents_of(small_store)
-    export_cache(small_store, out)
-    expected = drafting(followers_of(documents))
-    from_file, from_count = (LookupDrafter(cache, context=context) for cache in (read_cache(out), expected))
-    drafted = 0
-    for document in documents[:20]:
-        for end in range(1, len(document), 7):
-            chains = [drafter.session(document[:end]).chain(8) for drafter in (from_file, from_count)]
-            assert chains[0] == chains[1]
-            drafted += len(chains[0])
-    assert drafted > 50
 
 
 def test_the_bytes(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +158,6 @@ def test_what_is_refused(
     build_counts(small_store, tmp_path / "pairs", CountOptions(max_n=2))
     with pytest.raises(StoreError, match="count again with --max-n 3"):
         export_cache(tmp_path / "pairs", out)
-    with pytest.raises(StoreError, match="nothing"):
-        export_cache(tmp_path / "nothing", out)
     with pytest.raises(BuildError, match="fits into 27 bytes: raise --max-bytes"):
         export_cache(small_store, out, ExportOptions(max_bytes=27))
     with pytest.raises(BuildError, match="occurs 1,000,000 times and is half of all: lower --min-count"):
@@ -214,20 +194,3 @@ def test_who_may_not_read_the_store_may_not_read_the_file(
     (private / "manifest.json").chmod(0o600)
     export_cache(private, out)
     assert out.stat().st_mode & 0o077 == 0
-
-
-@given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.integers(1, 5), max_size=40))
-def test_followers_of_any_table(counts: dict[tuple[int, ...], int]) -> None:
-    rows = sorted(counts)
-    table = NgramTable(
-        np.array(rows, np.uint16).reshape(-1, 3), np.array([counts[row] for row in rows], np.int64)
-    )
-    found = Followers.of(table)
-    pairs = sorted({row[:2] for row in rows})
-    assert [tuple(pair) for pair in found.ngrams.tolist()] == pairs
-    parts = [{row[2]: counts[row] for row in rows if row[:2] == pair} for pair in pairs]
-    assert found.sums().tolist() == [sum(part.values()) for part in parts]
-    assert found.tokens[found.best()].tolist() == [
-        min(part, key=lambda token: (-part[token], token)) for part in parts
-    ]
-    assert len(found.encode()) == 5 * len(pairs) + 2 * len(rows)

@@ -1,7 +1,6 @@
 """Arrays for engines: those of a slow reference, every padding row a draft as any other."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from hypothesis import given
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from draftstore.engines.masks import rows_and_mask
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import tree_of
-from tests.fakes.sglang_engine import links_of
 
 paths = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
 trees = st.dictionaries(paths, st.floats(0.01, 1.0), max_size=12).map(tree_of)
@@ -42,29 +40,3 @@ def test_arrays_are_those_of_the_reference(drafts: Sequence[DraftTree], rows: in
         want_tokens, want_mask = expected(draft, last, rows)
         assert tokens.reshape(-1, rows)[place].tolist() == want_tokens
         assert mask.reshape(-1, rows, rows)[place].tobytes() == want_mask.tobytes()
-
-
-@given(trees, st.integers(1, 16))
-def test_the_engine_finds_the_tree_again_and_one_chain_below_a_leaf(tree: DraftTree, rows: int) -> None:
-    tokens, mask = rows_and_mask([tree], [9], rows)
-    links, kept = links_of(mask.reshape(rows, rows)), tree.prefix(rows - 1)
-    assert links.depths[1 : 1 + len(kept)] == kept.depths.tolist()
-    children: dict[int, list[int]] = {}
-    for row in range(rows):
-        child = links.children[row]
-        while child >= 0:
-            children.setdefault(row, []).append(child)
-            child = links.siblings[child]
-    assert sorted(chain.from_iterable(children.values())) == list(range(1, rows))
-    for parent, found in children.items():
-        assert len({int(tokens[child]) for child in found}) == len(found), "siblings carry one token"
-        for child in found:
-            assert parent == (kept.parents[child - 1] + 1 if child <= len(kept) else child - 1)
-    assert not set(kept.parents.tolist()) & {len(kept) - 1}, "the padding hangs below a leaf"
-
-
-def test_only_the_likeliest_nodes_have_room() -> None:
-    tree = tree_of({(1,): 0.9, (1, 2): 0.8, (3,): 0.1})
-    assert rows_and_mask([tree], [7], 3)[0].tolist() == [7, 1, 2]
-    assert rows_and_mask([tree], [7], 1)[0].tolist() == [7]
-    assert rows_and_mask([DraftTree.empty()], [7], 3)[0].tolist() == [7, 7, 7]

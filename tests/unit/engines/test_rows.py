@@ -28,28 +28,6 @@ def row(place: int, ids: list[int], new: int = 1) -> Row:
     return Row(place, np.array(ids, np.int32), new)
 
 
-def test_a_text_keeps_its_name_in_another_row() -> None:
-    rows = Batch()
-    first, second = rows.find([row(0, [1, 2]), row(1, [1, 3])])
-    assert rows.find([row(0, [1, 3, 4]), row(1, [1, 2, 4])]) == [second, first]
-    assert rows.find([row(0, [1, 2, 4, 9, 9], 2)]) == [first]
-    assert rows.find([row(3, [1, 3, 4, 9])]) == [second]
-
-
-def test_equal_texts_have_two_names() -> None:
-    rows = Batch()
-    names = rows.find([row(0, [5, 5]), row(1, [5, 5])])
-    assert len(set(names)) == 2
-    assert rows.find([row(1, [5, 5, 6]), row(0, [5, 5, 7])]) == names[::-1]
-    assert rows.find([row(7, [5, 5, 7, 1]), row(6, [5, 5, 6, 1])]) == names
-
-
-def test_the_beginning_of_a_text_is_another_text() -> None:
-    rows = Batch()
-    longer, shorter = rows.find([row(0, [1, 2, 3]), row(1, [1, 2])])
-    assert rows.find([row(0, [1, 2, 9]), row(1, [1, 2, 3, 9])]) == [shorter, longer]
-
-
 def test_a_text_that_was_forgotten_gets_another_name() -> None:
     rows = Batch()
     (name,) = rows.find([row(0, [1, 2])])

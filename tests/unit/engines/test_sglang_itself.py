@@ -90,26 +90,6 @@ def test_it_finds_the_links_of_the_double(worker: Any, drafts: Sequence[DraftTre
         assert (children[place].tolist(), siblings[place].tolist()) == (links.children, links.siblings)
 
 
-def test_its_corpus_lays_out_the_same_tree_as_the_same_bytes(worker: Any) -> None:
-    corpus = worker.NgramCorpus(draft_token_num=6, max_trie_depth=18)
-    corpus.batch_put([[1, 2, 3, 4, 5], [1, 2, 7, 8], [1, 2, 3, 6]])
-    corpus.synchronize()
-    tokens, mask = corpus.batch_get(["one", "two"], [[9, 1, 2], [3, 4]], [3, 2])
-    drafts = []
-    for row, seen in zip(tokens.reshape(2, 6), mask.reshape(2, 6, 6), strict=True):
-        above = [max(np.flatnonzero(seen[node, :node]), default=-1) for node in range(6)]
-        size = 1 + max((node for node in range(1, 6) if row[node] != 0), default=0)
-        parents = np.array(above[1:size], np.int16) - 1
-        drafts.append(DraftTree(row[1:size].astype(np.int32), parents, np.zeros(size - 1, np.uint8)))
-    assert [len(draft) for draft in drafts] == [5, 1]
-    ours, seen = rows_and_mask(drafts, [2, 4], 6)
-    assert ours[:6].tobytes() == tokens[:6].tobytes()
-    assert seen[:36].astype(mask.dtype).tobytes() == mask[:36].tobytes()
-    assert ours[6:8].tolist() == tokens[6:8].tolist()
-    assert tokens[8:].tolist() == [0] * 4, "its padding, of which we make a chain"
-    assert ours[8:].tolist() == [5] * 4
-
-
 @pytest.fixture(scope="module")
 def algorithm(worker: Any) -> Any:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm

@@ -17,9 +17,7 @@ CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 NAMED = [{"role": "user", "content": "Hi", "name": "x"}]
 SENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "AIPerf chat": ("chat", {**GENERAL, "messages": NAMED, "max_completion_tokens": 5}),
-    "AIPerf chat, usage in each chunk": ("chat", {**GENERAL, "messages": CHAT, "stream_options": CONTINUOUS}),
-    "AIPerf completions": ("completions", {**GENERAL, "prompt": ["a"], "max_tokens": 5, "min_tokens": 5}),
+    "AIPerf chat": ("chat", {**GENERAL, "messages": NAMED, "stream_options": CONTINUOUS, "max_completion_tokens": 5}),
     "guidellm chat": (
         "chat",
         {
@@ -27,20 +25,12 @@ SENT: dict[str, tuple[str, dict[str, Any]]] = {
             "ignore_eos": True,
         },
     ),
-    "guidellm completions": (
-        "completions",
-        {**GENERAL, "stream_options": CONTINUOUS, "prompt": "a", "max_tokens": 5, "stop": None, "ignore_eos": True},
-    ),
     "vllm bench serve, openai": (
         "completions",
         {
             **GENERAL, "prompt": "a", "repetition_penalty": 1.0, "max_tokens": 5, "logprobs": None, "ignore_eos": True,
             "temperature": 0.0,
         },
-    ),
-    "vllm bench serve, openai-chat": (
-        "chat",
-        {**GENERAL, "messages": PARTS, "max_completion_tokens": 5, "ignore_eos": True, "temperature": 0.0},
     ),
     "openai chat": (
         "chat",
@@ -50,10 +40,6 @@ SENT: dict[str, tuple[str, dict[str, Any]]] = {
             "modalities": ["text"], "response_format": {"type": "text"}, "verbosity": "medium", "logprobs": False,
             "tool_choice": "auto", "functions": [], "function_call": "none", "stream": False,
         },
-    ),
-    "openai completions": (
-        "completions",
-        {"model": "small", "prompt": "a", "best_of": 1, "echo": False, "suffix": "", "stop": "", "logprobs": False},
     ),
 }  # fmt: skip
 
@@ -98,8 +84,6 @@ def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, "prompt", ""),
-    ({"prompt": {}}, "prompt", ""),
-    ({"prompt": [True]}, "prompt", ""),
     ({"prompt": ["a", 5]}, "prompt", ""),
     ({"prompt": [[1], []]}, "prompt", "empty"),
     ({"prompt": []}, "prompt", "empty"),
@@ -108,35 +92,23 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a" * 2000}, "prompt", "positions"),
     ({"max_tokens": 300}, "max_tokens", "at most 256"),
     ({"max_tokens": 0}, "max_tokens", "greater"),
-    ({"max_tokens": -2}, "max_tokens", "greater"),
-    ({"max_tokens": "5"}, "max_tokens", "integer"),
-    ({"max_tokens": 1.5}, "max_tokens", "integer"),
-    ({"max_tokens": True}, "max_tokens", "integer"),
     ({"temperature": 2.1}, "temperature", "less"),
     ({"temperature": 1e999}, "temperature", "finite"),
     ({"repetition_penalty": 1e-40}, "repetition_penalty", "greater"),
     ({"min_tokens": 17}, "min_tokens", "at most 16 tokens"),
     ({"stop_token_ids": [384]}, "stop_token_ids", "384"),
-    ({"stop_token_ids": [3] * 257}, "stop_token_ids", "at most 256"),
     ({"logit_bias": {"384": 1}}, "logit_bias", "384"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "integer"),
     ({"seed": 1 << 63}, "seed", "less"),
-    ({"n": 0}, "n", "greater"),
     ({"n": 7}, "n", "at most 6 answers"),
     ({"prompt": ["a"] * 7}, "prompt", "at most 6 answers"),
     ({"stop": [""]}, "stop", "at least 1"),
-    ({"stop": ["a"] * 17}, "stop", "at most 16"),
     ({"logprobs": 1}, "logprobs", "False"),
-    ({"best_of": 3}, "best_of", "1"),
     ({"echo": True}, "echo", "False"),
     ({"response_format": {"type": "json_object"}}, "response_format", "text"),
     ({"guided_json": {}}, "guided_json", "not permitted"),
-    ({"max_token": 5}, "max_token", "not permitted"),
-    ({"messages": CHAT}, "messages", "not permitted"),
     ({"prediction": {"type": "text", "content": "a"}}, "prediction", "content"),
     ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction", "only text"),
     ({"draftstore": {"budget": MAX_BUDGET + 1}}, "draftstore", "less"),
-    ({"draftstore": {"budgets": 0}}, "draftstore", "not permitted"),
 ]
 
 
@@ -151,12 +123,10 @@ def test_completions_that_are_refused(worker: Worker, asked: dict[str, Any], par
     ("asked", "param", "words"),
     [
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": ["hi"]}, "messages", "messages.0"),
         ({"messages": [{"role": ""}]}, "messages", "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "'image_url'"),
         ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "positions"),
         ({"tool_choice": "required"}, "tool_choice", "auto"),
-        ({"logprobs": True}, "logprobs", "False"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "null"),
         ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "no chat template"),
     ],

@@ -182,17 +182,6 @@ def test_a_client_that_goes_away_while_it_waits(pair: tuple[Worker, Batched]) ->
     assert len(engine.works) == 4
 
 
-def test_answers_to_one_request_are_as_many_in_the_queue(pair: tuple[Worker, Batched]) -> None:
-    worker, engine = pair
-    engine.answer = lambda work: [45 + len(work.prompt)] * (TOKENS - work.sampling.seed)  # type: ignore[operator]
-    many = begin(worker, 1, n=2, prompt=[[45] * length for length in (1, 2, 3)], seed=0, temperature=1)
-    until(lambda: len(engine.works) == 4)
-    assert worker.waiting == 2
-    engine.steps.release(1000)
-    expected = [engine.echo(length, tokens) for length in (1, 2, 3) for tokens in (TOKENS, TOKENS - 1)]
-    assert texts_of(many) == expected
-
-
 def test_an_answer_that_fails_ends_the_others_to_its_request(pair: tuple[Worker, Batched]) -> None:
     worker, engine = pair
     engine.breaks = {2}
@@ -216,9 +205,8 @@ def test_a_full_queue(pair: tuple[Worker, Batched], monkeypatch: pytest.MonkeyPa
     until(lambda: len(engine.works) == 4)
     connections.append(begin(worker, 2, n=4))
     until(lambda: worker.waiting == 4)
-    with monkeypatch.context() as patch:
-        patch.setattr(app, "parse", None)  # nothing is tokenized for an answer that is not to be had
-        status, headers, body = worker.post("completions", {"prompt": "c"})
+    monkeypatch.setattr(app, "parse", None)  # nothing is tokenized for an answer that is not to be had
+    status, headers, body = worker.post("completions", {"prompt": "c"})
     error = refusal((status, body), 429)
     assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
     assert int(headers["retry-after"]) >= 1
@@ -249,17 +237,6 @@ def test_draining_finishes_what_was_accepted(pair: tuple[Worker, Batched]) -> No
     assert texts_of(many) == [engine.echo(1)] * 4
     assert texts_of(waiting) == [engine.echo(2)]
     until(lambda: engine.closed)
-
-
-def test_hurrying_ends_everything_with_an_error(pair: tuple[Worker, Batched]) -> None:
-    worker, engine = pair
-    connections = fill(worker, engine, [1, 2, 3, 4, 5])
-    worker.decoder.drain()
-    worker.decoder.hurry()
-    engine.steps.release(1000)
-    assert [status_of(connection) for connection in connections] == [503] * 5
-    until(lambda: engine.closed)
-    assert worker.ended() == {"abort": 5}
 
 
 def test_a_stream_shows_that_it_is_alive_while_it_waits(

@@ -68,19 +68,6 @@ def test_finished_answers_are_kept_as_a_corpus(small_tokenizer: TextTokenizer, t
     store.close()
 
 
-def test_what_nobody_waited_for_is_not_kept(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    engine = FakeEngine(small_tokenizer)
-    engine.gate = threading.Semaphore(0)
-    with running_worker(engine, log=tmp_path / "a.jsonl") as worker:
-        connection = worker.begin(prompt="zero")
-        until(lambda: engine.works)
-        connection.close()
-        until(lambda: all(answer.cancelled for answer in worker.decoder._running))
-        engine.gate.release(1000)
-        until(lambda: worker.is_idle)
-    assert records(tmp_path / "a.jsonl") == []
-
-
 def test_a_full_log_drops_its_older_half(tmp_path: Path) -> None:
     path, count = tmp_path / "a.jsonl", Counter[str]()
     log = ResponseLog(path, 1000, lambda word: count.update([word]))

@@ -61,9 +61,7 @@ def test_calls_are_parsed(engine: FakeEngine) -> None:
     assert (text["finish_reason"], text["message"]["content"]) == ("stop", CALLS)
 
 
-@pytest.mark.parametrize(
-    "text", ["none", "a <tool_", "<tool_call>{", "<tool_call><f=1></tool_call>", "<tool_call>[]"]
-)
+@pytest.mark.parametrize("text", ["a <tool_", "<tool_call>{", "<tool_call>[]"])
 def test_what_is_no_call_stays_text(engine: FakeEngine, text: str) -> None:
     engine.answer = text
     asked: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 200}

@@ -185,28 +185,42 @@ def rows(query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query.encode()).fetchall()
 
 
-@pytest.mark.slow
-def test_deployments_build_publish_and_run_nothing_else(
-    local: Local, tmp_path: Path, channel: Channel
-) -> None:
+def test_only_those_with_the_password_have_flows_run(local: Local) -> None:
     from pipelines.flows import FLOWS
 
-    deployments = local.deployments()
+    secret, deployments = local.secret, local.deployments()
     assert deployments.keys() == {"rebuild", *FLOWS}
-    for deployment in deployments.values():
-        assert deployment["global_concurrency_limit"]["limit"] == 1
-        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-        assert deployment["description"]
-        assert deployment["work_pool_name"] is None
     # One flow does all that is scheduled for a store, step after step. A corpus of one's own must be named first.
     schedules = {flow: each["schedules"] for flow, each in deployments.items() if each["schedules"]}
     assert {flow: [each["active"] for each in found] for flow, found in schedules.items()} == {
         "rebuild": [True],
         "build-crest": [False],
     }
-    planned = {"deployments": {"id": {"any_": [deployments["rebuild"]["id"]]}}}
-    until(lambda: local.ask("flow_runs/filter", planned), local.output, SECONDS)
+    for deployment in deployments.values():
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    start = f"deployments/{deployments['tokenize-corpus']['id']}/create_flow_run"
+    assert local.refusal("deployments/filter") == 401
+    assert local.refusal(start, Origin="https://evil.example") == 401
+    assert local.refusal(start, Authorization=basic("draftstore:wrong")) == 401
+    own = f"http://localhost:{local.port}"
+    for origin, allowed in (("https://evil.example", None), (own, own)):
+        with local.send("deployments/filter", {}, Origin=origin, Authorization=basic(secret)) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == allowed
+    with urllib.request.urlopen(f"{local.url.removesuffix('/api')}/ui-settings", timeout=60) as answer:
+        assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
+    assert not any(secret in command for command in local.processes())
 
+    assert local.stop() == 0, local.output()
+    until(lambda: local.processes() == [], local.processes)
+    logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")
+    assert secret.partition(":")[2] not in logs
+
+
+@pytest.mark.slow
+def test_deployments_build_publish_and_run_nothing_else(
+    local: Local, tmp_path: Path, channel: Channel
+) -> None:
     parameters = {
         "name": "own",
         "corpus": {"paths": [str(write_texts(tmp_path / "texts.jsonl", 60))]},
@@ -227,22 +241,8 @@ def test_deployments_build_publish_and_run_nothing_else(
     assert verify_files(Path(path), load_manifest(Path(path), "crest")) == []
     assert any("finished" in line["message"] for line in local.ask("logs/filter", {"limit": 200}))
 
-    # Only those with the password have flows run.
-    secret, deployment = local.secret, deployments["tokenize-corpus"]["id"]
-    assert (local.state / AUTH_FILE).stat().st_mode & 0o777 == 0o600
-    assert not any(secret in command for command in local.processes())
-    start = f"deployments/{deployment}/create_flow_run"
-    assert local.refusal("deployments/filter") == 401
-    assert local.refusal(start, Origin="https://evil.example") == 401
-    assert local.refusal(start, Authorization=basic("draftstore:wrong")) == 401
-    own = f"http://localhost:{local.port}"
-    for origin, allowed in (("https://evil.example", None), (own, own)):
-        with local.send("deployments/filter", {}, Origin=origin, Authorization=basic(secret)) as answer:
-            assert answer.headers["Access-Control-Allow-Origin"] == allowed
-    with urllib.request.urlopen(f"{local.url.removesuffix('/api')}/ui-settings", timeout=60) as answer:
-        assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
-
     # Whatever else of a run the server was told, its flow runs. It is refused, and says why.
+    deployment = local.deployments()["tokenize-corpus"]["id"]
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
     evil = {"script": f"touch {tmp_path / 'pwned'}"}
     changes = {
@@ -253,21 +253,13 @@ def test_deployments_build_publish_and_run_nothing_else(
     local.ask(f"deployments/{deployment}", changes, "PATCH")
     variables = {"command": f"touch {tmp_path / 'pwned'}", "env": {"PYTHONPATH": str(tmp_path)}}
     asked = {"parameters": {"corpus": {"paths": [str(tmp_path)]}}, "job_variables": variables}
-    run = local.ask(start, asked)["id"]
+    run = local.ask(f"deployments/{deployment}/create_flow_run", asked)["id"]
     reason = "a store of your own texts needs a name: --param name=chat"
-    message = local.wait_for(run, "Failed")["message"]
-    assert reason in message.splitlines()[0]
+    assert reason in local.wait_for(run, "Failed")["message"].splitlines()[0]
     assert reason in local.output()
     notice = channel.texts.get(timeout=SECONDS)
-    assert "a run failed" in notice
-    assert "tokenize-corpus" in notice
-    assert reason in notice
+    assert all(words in notice for words in ("a run failed", "tokenize-corpus", reason))
     assert not (tmp_path / "pwned").exists()
-
-    assert local.stop() == 0, local.output()
-    until(lambda: local.processes() == [], local.processes)
-    logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")
-    assert secret.partition(":")[2] not in logs
 
 
 @pytest.mark.slow
@@ -335,22 +327,17 @@ def test_deployments_name_parameters_that_exist() -> None:
         flow.validate_parameters(required | settings["parameters"])
 
 
-def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+def test_a_port_or_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    def refusal(port: int) -> str:
         result = CliRunner().invoke(main, ["--port", str(port), "--state", str(tmp_path)])
-    assert result.exit_code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in result.output
-    assert "--port" in result.output
+        assert result.exit_code == 1
+        return result.output
 
-
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refusal(port)
     with locked_directory(tmp_path):
-        result = CliRunner().invoke(main, ["--port", str(free_port()), "--state", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "another `make prefect`" in result.output
+        assert "another `make prefect`" in refusal(free_port())
 
 
 class TestSecret:
@@ -361,10 +348,7 @@ class TestSecret:
         assert len(secret.partition(":")[2]) == 64
         (path,) = tmp_path.iterdir()
         assert path.stat().st_mode & 0o777 == 0o600
-
-    def test_that_others_can_read_is_refused(self, tmp_path: Path) -> None:
-        auth_string(tmp_path)
-        (tmp_path / AUTH_FILE).chmod(0o644)
+        path.chmod(0o644)
         with pytest.raises(SecretError, match="remove the file"):
             auth_string(tmp_path)
 

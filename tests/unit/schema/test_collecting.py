@@ -6,15 +6,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, DraftstoreError
-from draftstore.options import OptionsError
 from draftstore.text.digests import text_digest
 from draftstore.text.scans import documents_of
 from draftstore.text.tokenizer import TextTokenizer
@@ -106,7 +103,7 @@ class TestDefinitions:
             collecting.get_collection(session, "chat")
 
     @pytest.mark.parametrize("release", ["chat", "chat-crest"])
-    def test_a_name_that_another_release_has_is_refused(
+    def test_a_new_collection_takes_no_release_of_other_stores(
         self, session: Session, chats: Path, small_store: Path, release: str
     ) -> None:
         build = add_build(session, small_store)
@@ -118,20 +115,8 @@ class TestDefinitions:
             collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
         build.parameters = build.parameters | {"collection": "chat"}  # as rebuild says
         collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
-
-    def test_a_collection_keeps_a_name_that_a_release_takes_later(
-        self, session: Session, chats: Path, small_store: Path
-    ) -> None:
-        collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
-        session.add(Release(name="chat", build_id=add_build(session, small_store).id))
-        session.flush()
+        build.parameters = {}  # a release that takes the name later
         collecting.add_sources(session, "chat", [NewSource(place=str(chats), licence="mine")])
-
-    @pytest.mark.parametrize("name", ["", "a/b", "-a", ".."])
-    def test_names_that_are_no_folders_are_refused(self, session: Session, name: str) -> None:
-        session.add(Collection(name=name))
-        with pytest.raises(IntegrityError, match="ck_collections_name"):
-            session.flush()
 
     @pytest.mark.parametrize("names", [("chat", "chat-crest"), ("chat-dense", "chat")])
     def test_two_collections_do_not_publish_one_release(
@@ -142,25 +127,10 @@ class TestDefinitions:
             collecting.add_sources(session, names[1], [NewSource(place=str(chats))])
         collecting.add_sources(session, f"{names[1]}-2", [NewSource(place=str(chats))])
 
-    def test_names_and_limits_that_cannot_be_are_told(self, session: Session, chats: Path) -> None:
-        source = NewSource(place=str(chats))
-        for name in ("my chats", "..", "a/b", "x\n", "", "a" * 300):
-            with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
-                collecting.add_sources(session, name, [source])
-        limits: tuple[dict[str, Any], ...] = (
-            {"retention": timedelta(0)},
-            {"max_bytes": 0},
-            {"max_bytes": 1 << 63},
-        )
-        for limit in limits:
-            with pytest.raises(OptionsError, match=next(iter(limit))):
-                source.changed(**limit)
-
-    def test_removals_hold_whole_digests(self, session: Session) -> None:
-        collection = collecting.add_sources(session, "chat", [])
-        session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=b"x", documents=0))
-        with pytest.raises(IntegrityError, match="ck_collection_removals_digests"):
-            session.flush()
+    @pytest.mark.parametrize("name", ["my chats", "..", "a/b", "x\n", "", "a" * 201])
+    def test_names_that_are_no_folders_are_refused(self, session: Session, name: str) -> None:
+        with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
+            collecting.add_sources(session, name, [])
 
 
 class TestScanning:
@@ -185,11 +155,6 @@ class TestScanning:
         collection = collecting.get_collection(session, "chat")
         assert texts(collection, scan, now + 4) == ["one", "three"]
 
-    def test_the_folder_is_private(self, session: Session, chats: Path) -> None:
-        collection = collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
-        collecting.scan_collection(collection, None)
-        assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
-
     def test_a_tokenizer_makes_texts_of_conversations(
         self, session: Session, tmp_path: Path, small_tokenizer: TextTokenizer
     ) -> None:
@@ -198,6 +163,7 @@ class TestScanning:
         collection = collecting.add_sources(session, "chat", [NewSource(place=str(path))])
         assert collecting.scan_collection(collection, None).report.bad_records == 1
         assert collecting.scan_collection(collection, small_tokenizer).report.documents == 1
+        assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
 
     def test_a_collection_without_sources_is_refused(self, session: Session) -> None:
         collection = collecting.add_sources(session, "chat", [])
@@ -214,46 +180,31 @@ class TestCommands:
             "id": 1, "kind": "files", "place": str(chats), "column": "text", "glob": [], "licence": "mine",
             "retention_seconds": None, "max_bytes": 1000, "first_out": "largest",
         }  # fmt: skip
-        assert run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d") == (
-            "collection chat: 2 sources\n"
-        )
+        run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d")
         assert run("scan", "chat") == "chat: 1 file, 1 read; 2 documents, 2 wanted\n"
         assert ask("scan", "chat")["files_read"] == 0
         shown = ask("show", "chat")
         assert (shown["documents"], shown["wanted"], shown["bytes"], shown["removed"]) == (2, 2, 6, 0)
         assert shown["sources"][1]["retention_seconds"] == 2 * 86400
-        assert shown["sources"][1]["documents"] == 0
         assert ask("list") == [shown]
-        for listed in (run("list"), run("show", "chat")):
-            assert "chat" in listed
+        assert "chat" in run("list")
         assert "2 days" in run("show", "chat")
         assert ask("drop", "chat") == {"name": "chat", "removals": 0}
-        assert run("list").startswith("no collections")
-
-    def test_nothing_to_add_is_an_error(self) -> None:
-        asked = CliRunner().invoke(corpus, ["add", "chat"])
-        assert asked.exit_code == 2
-        assert "name a path" in asked.output
+        assert CliRunner().invoke(corpus, ["add", "chat"]).exit_code == 2  # nothing to add
 
     def test_take_downs_are_not_forgotten_unasked(self, engine: Engine, chats: Path) -> None:
         run("add", "chat", chats)
         with Session(engine) as session, session.begin():
             session.add(CollectionRemoval(collection_id=1, rule={}, digests=b"", documents=7, reason="asked"))
         assert "7 documents, by digest: asked" in run("show", "chat")
-        with pytest.raises(click.exceptions.Abort):
-            CliRunner().invoke(corpus, ["drop", "chat"], catch_exceptions=False, standalone_mode=False)
+        assert CliRunner().invoke(corpus, ["drop", "chat"]).exit_code == 1
         assert ask("drop", "chat", "--yes")["removals"] == 1
 
-    def test_bad_records_are_told(self, tmp_path: Path) -> None:
+    def test_bad_records_and_a_damaged_scan_are_told(self, tmp_path: Path, home: Path) -> None:
         path = tmp_path / "bad.jsonl"
         path.write_text('{"text": "a"}\n[]\n')
         run("add", "chat", path)
-        result = CliRunner().invoke(corpus, ["scan", "chat"])
-        assert "1 bad record, the first one" in result.stderr
-
-    def test_a_damaged_scan_hides_no_definition(self, chats: Path, home: Path) -> None:
-        run("add", "chat", chats)
-        run("scan", "chat")
+        assert "1 bad record, the first one" in CliRunner().invoke(corpus, ["scan", "chat"]).stderr
         (home / "collections" / "chat" / "scan.parquet").write_bytes(b"x")
         assert "documents" not in ask("show", "chat")
         with pytest.raises(DraftstoreError, match="remove it"):

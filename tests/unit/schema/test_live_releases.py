@@ -1,6 +1,5 @@
 """The live releases, from a database that answers, goes away or hangs."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +15,7 @@ from schema.db.database import migrate
 from schema.db.errors import DatabaseAwayError
 from tests.fakes.databases import publish, write_store
 from tests.fakes.proxies import silent_port
-from tests.fakes.servers import postgres_server
+from tests.fakes.servers import PostgresServer
 
 
 @pytest.fixture
@@ -25,17 +24,11 @@ def reader(database: str) -> Iterator[LiveReleases]:
         yield reader
 
 
-def add_builds(engine: Engine, folder: Path, number: int) -> list[int]:
-    with Session(engine) as session, session.begin():
-        return [
-            catalogue.add_build(session, write_store(folder / str(i), corpus=None)).id for i in range(number)
-        ]
-
-
 def test_live_releases(reader: LiveReleases, engine: Engine, tmp_path: Path) -> None:
     assert reader.read() == []
-    one, two = add_builds(engine, tmp_path, 2)
+    stores = [write_store(tmp_path / name, corpus=None) for name in "01"]
     with Session(engine) as session, session.begin():
+        one, two = (catalogue.add_build(session, store).id for store in stores)
         publish(session, "code", one)
         publish(session, "chat", two)
     digests = [manifest_digest(tmp_path / name) for name in "10"]
@@ -45,16 +38,14 @@ def test_live_releases(reader: LiveReleases, engine: Engine, tmp_path: Path) -> 
     ]
 
 
-def test_the_server_is_away_or_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    with postgres_server() as server:
-        monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", server.url)
-        migrate()
-        with closing(LiveReleases()) as reader:
-            server.stop(signal.SIGQUIT)
-            with pytest.raises(DatabaseAwayError):
-                reader.read()
-        with pytest.raises(DatabaseAwayError, match="draftstore db status"):
-            LiveReleases()
+def test_the_server_is_away_or_stops(own_server: PostgresServer) -> None:
+    migrate()
+    with closing(LiveReleases()) as reader:
+        own_server.stop()
+        with pytest.raises(DatabaseAwayError):
+            reader.read()
+    with pytest.raises(DatabaseAwayError, match="draftstore db status"):
+        LiveReleases()
 
 
 def test_a_server_that_takes_connections_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from draftstore.decoding.replay import ReplayResult, read_recordings, replay
 from draftstore.errors import DraftstoreError
@@ -17,7 +17,7 @@ from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
 from schema import catalogue
-from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
+from schema.catalogue import Candidate, CatalogueError, RefusedError
 from schema.catalogue.gates import replay_rows
 from schema.catalogue.recordings import Replayed, Rule, rules_of
 from schema.catalogue.replaying import measure
@@ -76,33 +76,27 @@ def live(session: Session, name: str = "chat") -> int | None:
 
 
 class TestGate:
-    @pytest.mark.parametrize(
-        ("length", "reason"),
-        [
-            (1.95, "chats has an accepted length of 1.950, 2.5% below the 2.000 of the live"),
-            (0.0, "chats has an accepted length of 0.000, 100.0% below"),
-        ],
-    )
-    def test_what_is_worse_is_refused_unless_that_is_meant(
-        self, session: Session, pair: list[Build], length: float, reason: str
-    ) -> None:
+    def test_what_is_worse_is_refused_unless_that_is_meant(self, session: Session, pair: list[Build]) -> None:
         before, new = pair
-        measured = Measured(live=2.0, new=length)
+        measured = Measured(live=2.0, new=1.95)
         for force in ([], ["tokens"]):
             with pytest.raises(RefusedError, match=r"as chat: replay: .*--force replay$") as caught:
                 publish(session, "chat", new.id, measure=measured, force=force)
-            assert reason in caught.value.refusals["replay"]
+            assert (
+                "chats has an accepted length of 1.950, 2.5% below the 2.000"
+                in caught.value.refusals["replay"]
+            )
         assert (live(session), caught.value.exit_code) == (before.id, 3)
         assert new.parameters["gates"]["chat"] == {"refused": caught.value.refusals}
-        assert replays_of(session, new) == [("chats", "chats.jsonl", length)] * 2
+        assert replays_of(session, new) == [("chats", "chats.jsonl", 1.95)] * 2
         shown = replay_rows(caught.value.new, caught.value.live)
-        assert [(row["as"], row["accepted_length"]) for row in shown] == [("live", 2.0), ("new", length)]
+        assert [(row["as"], row["accepted_length"]) for row in shown] == [("live", 2.0), ("new", 1.95)]
         assert shown[0]["least_length"] == pytest.approx(1.96)
         moved = publish(session, "chat", new.id, measure=measured, force=["replay"])
         assert moved.verdict.forced == caught.value.refusals
         assert (live(session), measured.asked) == (new.id, [["new", "live"]] * 3)
 
-    @pytest.mark.parametrize("length", [1.9601, 2.0, 3.0])
+    @pytest.mark.parametrize("length", [1.96, 3.0])
     def test_what_is_as_good_within_tolerance_passes(
         self, session: Session, pair: list[Build], length: float
     ) -> None:
@@ -139,36 +133,11 @@ class TestGate:
         assert moved.verdict.skipped == {"replay": "live is away"}
         assert pair[1].parameters["gates"]["chat"] == {"skipped": moved.verdict.skipped}
 
-    def test_a_recording_that_cannot_be_read_refuses(self, session: Session, pair: list[Build]) -> None:
-        def broken(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
-            return [Replayed(rule, problem="the file is gone") for _ in builds]
-
-        with pytest.raises(RefusedError, match=r"as chat: replay: the file is gone; if that is meant"):
-            publish(session, "chat", pair[1].id, measure=broken)
-        assert publish(session, "chat", pair[1].id, measure=broken, force=["replay"]).build_id == pair[1].id
-
     def test_no_store_is_replayed_that_does_not_verify(self, session: Session, pair: list[Build]) -> None:
         measured = Measured()
         with pytest.raises(CatalogueError, match="does not verify"):
             publish(session, "chat", pair[1].id, measure=measured, verify=lambda _: ["cut"])
         assert measured.asked == []
-
-    def test_no_transaction_is_open_meanwhile(self, engine: Engine, tmp_path: Path) -> None:
-        transaction = sessionmaker(engine).begin
-        with transaction() as session:
-            ids = [catalogue.add_build(session, vary(tmp_path / name)).id for name in ("a", "b")]
-            catalogue.add_recording(session, CHATS, ["chat"])
-        measured = Measured(a=2.0, b=2.0)
-
-        def ask(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
-            states = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            with engine.connect() as connection:
-                assert "idle in transaction" not in set(connection.scalars(text(states)))
-            return measured(rule, builds)
-
-        for build_id in ids:
-            catalogue.publish(transaction, "chat", build_id, measure=ask)
-        assert measured.asked == [["a"], ["b", "a"]]
 
     def test_lengths_outlive_builds_and_come_back_with_a_rollback(
         self, session: Session, pair: list[Build]
@@ -224,29 +193,19 @@ def candidate(session: Session, store: Path) -> Candidate:
 class TestReplays:
     """The gate with real stores."""
 
-    def _publish(self, session: Session, rule: Rule, *stores: Path, force: Sequence[str] = SIZED) -> Moved:
-        catalogue.add_recording(session, rule, ["chat"])
-        for store in stores:
-            moved = publish(session, "chat", catalogue.add_build(session, store).id, force=force)
-        return moved
-
     def test_unrelated_text_does_not_go_live(
         self, session: Session, small_store: Path, unrelated: Path, recorded: Rule
     ) -> None:
+        catalogue.add_recording(session, recorded, ["chat"])
+        good, bad = (candidate(session, store) for store in (small_store, unrelated))
+        publish(session, "chat", good.id, force=SIZED)
         with pytest.raises(
             RefusedError, match=r"as chat: replay: chats has an accepted length of 1\.\d+, \d\d"
         ):
-            self._publish(session, recorded, small_store, unrelated)
+            publish(session, "chat", bad.id, force=SIZED)
         found = session.scalars(select(Replay).order_by(Replay.build_id, Replay.id)).all()
         own, again, other = (row.accepted_length for row in found)
         assert own == again > 2 > 1.2 > other
-
-    def test_a_store_of_another_kind_may_be_as_good(
-        self, session: Session, small_store: Path, small_crest: Path, recorded: Rule
-    ) -> None:
-        rule = recorded.changed(tolerance=0.9, request=True)
-        moved = self._publish(session, rule, small_store, small_crest, force=[*SIZED, "kind", "strategy"])
-        assert [replay.strategy for replay in moved.build.replays] == ["backoff + request"]
 
     def test_both_do_what_the_command_replay_finds(
         self,
@@ -257,26 +216,26 @@ class TestReplays:
         recorded: Rule,
     ) -> None:
         builds = [candidate(session, store) for store in (small_store, unrelated)]
-        done = measure(recorded.changed(rows=5, budget=7), builds)
-        for store, each in zip((small_store, unrelated), done, strict=True):
+        rule = recorded.changed(rows=5, budget=7)
+        for store, each in zip((small_store, unrelated), measure(rule, builds), strict=True):
             recordings = read_recordings(recorded.path, small_tokenizer, limit=5)
             alone = replay(open_store(store).drafter(), recordings, budget=7).summary()
             assert each.summary is not None
             for figure in ("accepted_length", "tokens", "passes", "rows", "nodes_mean", "miss_rate"):
                 assert each.summary[figure] == alone[figure]
+        [mixed, _] = measure(rule.changed(request=True), builds)
+        assert mixed.strategy.endswith(" + request")
+        assert mixed.summary
 
     @pytest.mark.parametrize(
         ("changes", "content", "problem"),
         [
             ({"path": Path("/nowhere/none.jsonl")}, None, "none.jsonl"),
             ({"model": "other"}, None, "holds no recording of model 'other', its models are m"),
-            ({}, b"not json\n", "line 1"),
-            ({}, b'{"prompt": "a"}\n', "expected the key 'output'"),
             ({}, b'{"prompt": "a", "output": ""}\n', "no output of more than one token"),
-            ({}, b"", "holds no recording"),
         ],
     )
-    def test_a_recording_that_cannot_be_read_is_a_refusal(
+    def test_a_recording_that_cannot_be_replayed_refuses_the_build(
         self,
         session: Session,
         small_store: Path,
@@ -287,10 +246,12 @@ class TestReplays:
     ) -> None:
         if content is not None:
             recorded.path.write_bytes(content)
+        catalogue.add_recording(session, recorded.changed(**changes), ["chat"])
+        build_id = candidate(session, small_store).id
         with pytest.raises(
             RefusedError, match=r"replay: chats cannot be replayed with build .*--force replay$"
         ) as caught:
-            self._publish(session, recorded.changed(**changes), small_store)
+            publish(session, "chat", build_id, force=SIZED)
         assert problem in caught.value.refusals["replay"]
         assert live(session) is None
 
@@ -335,33 +296,21 @@ class TestCommands:
 
     def test_recordings_come_and_go(self, small_corpus: Path, tmp_path: Path) -> None:
         file = write_recordings(tmp_path / "outputs.jsonl", small_corpus)
-        options = (
-            "--release",
-            "chat",
-            "code",
-            "--model",
-            "m",
-            "--rows",
-            3,
-            "--request",
-        )
+        options = ("--release", "chat", "code", "--model", "m", "--rows", 3, "--request")
         made = self._run(replays_command, "add", "chats", file, *options)
         expected = {
             "name": "chats", "path": str(file), "releases": ["chat", "code"], "model": "m", "request": True,
             "rows": 3, "budget": 64, "tolerance": 0.02,
         }  # fmt: skip
         assert made == expected | {"outputs": 3}
-        assert self._run(replays_command, "list") == self._run(replays_command, "list", "--release", "code")
-        assert self._run(replays_command, "list") == [expected]
+        assert self._run(replays_command, "list", "--release", "code") == [expected]
         assert self._run(replays_command, "list", "--release", "other") == []
         with pytest.raises(DraftstoreError, match="there is a recording 'chats' already"):
             self._run(replays_command, "add", "chats", file, "--release", "chat")
-        shown = CliRunner().invoke(replays_command, ["list"]).stdout
-        assert "chats" in shown
+        assert "chats" in CliRunner().invoke(replays_command, ["list"]).stdout
         assert self._run(replays_command, "remove", "chats") == {"recording": "chats", "removed": True}
         with pytest.raises(DraftstoreError, match="no recording 'chats'"):
             self._run(replays_command, "remove", "chats")
-        assert "no recordings" in CliRunner().invoke(replays_command, ["list"]).stdout
 
     def test_what_cannot_be_replayed_is_not_registered(self, tmp_path: Path) -> None:
         (tmp_path / "x.jsonl").write_text('{"prompt": [{"role": "user"}], "output": "y", "model": "m"}\n')
@@ -387,17 +336,13 @@ class TestCommands:
         runner = CliRunner()
         refused = runner.invoke(releases_command, ["publish", "chat", str(unrelated), *force])
         assert isinstance(refused.exception, RefusedError)
-        assert [line.split("│")[2].strip() for line in refused.stderr.splitlines() if "│" in line] == [
-            "live",
-            "new",
-        ]
+        table = [line.split("│")[2].strip() for line in refused.stderr.splitlines() if "│" in line]
+        assert table == ["live", "new"]
         shown = self._run(builds_command, "show", unrelated)
         assert shown["gates"]["chat"]["refused"].keys() == {"replay"}
         assert [replay["recording"] for replay in shown["replays"]] == ["chats"]
         assert "chats: accepted length 1." in runner.invoke(builds_command, ["show", str(unrelated)]).stdout
         [move] = self._run(releases_command, "history", "chat")
         assert move["accepted_lengths"] == {"chats": row["accepted_length"]}
-        assert (
-            f"chats {row['accepted_length']:.3f}"
-            in runner.invoke(releases_command, ["history", "chat"]).stdout
-        )
+        history = runner.invoke(releases_command, ["history", "chat"]).stdout
+        assert f"chats {row['accepted_length']:.3f}" in history

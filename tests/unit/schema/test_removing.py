@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, text
@@ -124,7 +123,6 @@ def test_by_source_and_time(session: Session, remove: Remove, file: Path, tmp_pa
 @pytest.mark.parametrize(
     ("criteria", "reason"),
     [
-        ({}, "say what to remove"),
         ({"document": "a", "containing": "x"}, "say what to remove"),
         ({"document": "zz"}, "no document 'zz'"),
         ({"source": -1}, "has no source -1"),
@@ -137,9 +135,7 @@ def test_what_is_refused(remove: Remove, criteria: dict[str, Any], reason: str) 
 
 
 def test_equal_texts_count_once_and_only_those_wanted_go(
-    session: Session,
-    collection: Collection,
-    file: Path,
+    session: Session, collection: Collection, file: Path
 ) -> None:
     write(file, [*RECORDS, RECORDS[1]])
     found = scanned(session)
@@ -172,7 +168,7 @@ def test_lost_files_are_written_again_from_the_database(session: Session, remove
     assert kept.read_bytes() == content
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"digests": 3}', None])
+@pytest.mark.parametrize("content", [b"{}", None])
 def test_a_damaged_file_stops_every_reading(session: Session, remove: Remove, content: bytes | None) -> None:
     remove(document="a")
     (kept,) = removed_folder("chat").glob("*.json")
@@ -210,44 +206,34 @@ class TestCommand:
     def chat(self, database: str, file: Path) -> None:
         ask("add", "chat", file)
 
-    def test_it_asks_and_says_what_goes(self, file: Path, tmp_path: Path, engine: Engine) -> None:
-        runner = CliRunner()
-        with pytest.raises(click.exceptions.Abort):
-            runner.invoke(
-                corpus, ["remove", "chat", "--document", "a"], input="n\n", catch_exceptions=False,
-                standalone_mode=False,
-            )  # fmt: skip
+    def test_it_asks_and_says_what_goes(self, engine: Engine) -> None:
+        runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
+        assert runner.invoke(corpus, command, input="n\n").exit_code == 1
         with Session(engine) as session:
             assert session.query(CollectionRemoval).count() == 0
-        done = runner.invoke(corpus, ["remove", "chat", "--document", "a"], input="y\n")
+        done = runner.invoke(corpus, command, input="y\n")
         assert "1 document found, 1 of them wanted until now: remove them from chat for good?" in done.stderr
         assert done.stdout == (
             "removal 1: 1 document found, 1 of them wanted until now; they go with the next rebuild\n"
         )
 
-    def test_it_is_shown(self) -> None:
+    def test_it_is_shown(self, file: Path) -> None:
         done = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
         assert done == {"removal": 1, "documents": 2, "wanted": 2, "later": True}
+        assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0
         shown = ask("show", "chat")
         assert (shown["documents"], shown["wanted"], shown["removed"]) == (4, 2, 2)
-        assert shown["removals"][0]["reason"] == "asked"
-        assert shown["removals"][0]["containing"]
-
-    def test_places_and_times(self, file: Path) -> None:
-        assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0
-        done = ask(
-            "remove", "chat", "--where", f"source={file}", "--where", "before=2999-01-01T00:00+01:00", "--yes"
-        )
+        assert (shown["removals"][0]["reason"], shown["removals"][0]["containing"]) == ("asked", True)
+        before = "before=2999-01-01T00:00+01:00"
+        done = ask("remove", "chat", "--where", f"source={file}", "--where", before, "--yes")
         assert done["documents"] == 4
-        assert ask("show", "chat")["removals"][1]["rule"]["place"] == str(file)
+        assert ask("show", "chat")["removals"][2]["rule"]["place"] == str(file)
 
     @pytest.mark.parametrize(
         ("arguments", "reason"),
         [
-            ([], "give one of"),
             (["--document", "a", "--containing", "b"], "give one of"),
             (["--where", "source=/nowhere"], "expected source=NUMBER"),
-            (["--where", "age=3"], "expected source=NUMBER"),
             (["--where", "before=soon"], "is not a date"),
         ],
     )

@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,17 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.errors import BuildError, StoreError, TokenRangeError
+from draftstore.errors import BuildError, TokenRangeError
 from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
 from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
-from schema.db.database import migrate
-from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
+from schema.db.errors import DatabaseTimeoutError
 from schema.db.partitions import SETTINGS, loading
 from schema.statistics.ngrams import fill_kept, load_counts, most_common, spectrum, store_tokenizer
-from tests.examples import examples
-from tests.fakes.servers import postgres_server
 
 Connection = psycopg.Connection[Any]
 Ngram = tuple[int, ...]
@@ -57,9 +55,7 @@ def write_ngrams(path: Path, counts: dict[Ngram, int], n: int, row_group: int = 
 
 def finish_store(folder: Path, kind: str, like: Path) -> Path:
     """Write a manifest around the files of a folder, with the tokenizer of another store."""
-    (folder / "tokenizer").mkdir()
-    for file in (like / "tokenizer").iterdir():
-        (folder / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(like / "tokenizer", folder / "tokenizer")
     files = {
         str(path.relative_to(folder)): FileEntry.of(path) for path in folder.rglob("*") if path.is_file()
     }
@@ -133,7 +129,7 @@ def expected_spectrum(counts: Counts) -> list[tuple[int, int, int]]:
     return [(n, count, ngrams) for n in found for count, ngrams in sorted(found[n].items())]
 
 
-@pytest.mark.parametrize("head", [0, 1, 17, 100, 10**6])
+@pytest.mark.parametrize("head", [0, 17, 10**6])
 def test_head_and_spectrum(
     connection: Connection, small_counts: Path, small_tokenizer: TextTokenizer, head: int
 ) -> None:
@@ -147,7 +143,6 @@ def test_head_and_spectrum(
     assert seen[-1] == (len(expected), len(expected))
 
 
-@examples(40)
 @given(
     st.dictionaries(st.tuples(*[st.integers(0, 300)] * 2), st.integers(1, 4), max_size=60), st.integers(0, 70)
 )
@@ -175,24 +170,6 @@ def test_a_second_load_replaces_the_first(
     assert head_in_sql(connection, other) == expected_head(first, 10, small_tokenizer)
 
 
-def test_partitions_have_the_indexes_and_statistics_of_their_table(
-    connection: Connection, small_counts: Path
-) -> None:
-    build_id = new_build(connection)
-    for _ in range(2):
-        load_counts(connection, build_id, small_counts)
-    name = f"ngrams_{build_id}"
-    indexes = "SELECT count(*) FROM pg_indexes WHERE tablename = %s"
-    parent, child = (connection.execute(indexes, (table,)).fetchone() for table in ("ngrams", name))
-    assert parent == child
-    analyzed = "SELECT count(*) > 0 FROM pg_stats WHERE tablename = %s"
-    assert connection.execute(analyzed, (name,)).fetchone() == (True,)
-    frozen = "SELECT relallvisible > 0 FROM pg_class WHERE relname = %s"
-    assert connection.execute(frozen, (name,)).fetchone() == (True,)
-    left = "SELECT relname FROM pg_class WHERE relname LIKE %s"
-    assert connection.execute(left, (r"%\_new%",)).fetchall() == []
-
-
 def test_a_failure_leaves_what_was_there(
     connection: Connection, counts_of: Callable[[Counts], Path], small_counts: Path
 ) -> None:
@@ -206,18 +183,6 @@ def test_a_failure_leaves_what_was_there(
     assert (head_in_sql(connection, build_id), spectrum_in_sql(connection, build_id)) == before
 
 
-def test_only_stores_of_counts_are_taken(connection: Connection, small_store: Path) -> None:
-    build_id = new_build(connection)
-    with pytest.raises(StoreError, match="expected 'ngrams'"):
-        load_counts(connection, build_id, small_store)
-    assert head_in_sql(connection, build_id) == []
-
-
-def test_a_build_that_is_not_registered(connection: Connection, small_counts: Path) -> None:
-    with pytest.raises(BuildError, match=r"no build 999999999\b"):
-        load_counts(connection, 999_999_999, small_counts)
-
-
 def test_two_loads_of_one_build(
     connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +192,8 @@ def test_two_loads_of_one_build(
         with pytest.raises(BuildError, match="another process"):
             load_counts(connection, build_id, small_counts)
         load_counts(connection, new_build(connection), small_counts)
+    with pytest.raises(BuildError, match=r"no build 999999999\b"):
+        load_counts(connection, 999_999_999, small_counts)
 
 
 def test_a_reader_that_does_not_let_go(
@@ -245,32 +212,28 @@ def test_a_reader_that_does_not_let_go(
     assert len(head_in_sql(connection, build_id)) == 15
 
 
-def load_and_die(url: str, build_id: int, counts: Path, progress_calls: int) -> None:
+def load_and_die(url: str, build_id: int, counts: Path) -> None:
     """Load counts, and end by SIGKILL in the midst of it."""
-    calls = iter(range(progress_calls))
 
-    def die(_done: int, _total: int) -> None:
-        if next(calls, None) is None:
+    def die(done: int, _total: int) -> None:
+        if done:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with psycopg.connect(url) as connection:
         load_counts(connection, build_id, counts, progress=die)
 
 
-@pytest.mark.parametrize("calls", [1, 3])
 def test_a_killed_load_leaves_nothing(
     connection: Connection,
     database: str,
     small_counts: Path,
     small_tokenizer: TextTokenizer,
-    calls: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("schema.db.partitions.LOAD_LOCK_TIMEOUT", "60s")
     build_id = new_build(connection)
-    process = multiprocessing.get_context("spawn").Process(
-        target=load_and_die, args=(database, build_id, small_counts, calls)
-    )
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=load_and_die, args=(database, build_id, small_counts))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -280,37 +243,6 @@ def test_a_killed_load_leaves_nothing(
     assert head_in_sql(connection, build_id) == expected_head(some_counts(), 10**6, small_tokenizer)
     left = "SELECT relname FROM pg_class WHERE relname LIKE %s"
     assert connection.execute(left, (r"%\_new%",)).fetchall() == []
-
-
-def test_the_server_stops_during_a_load(small_counts: Path, small_tokenizer: TextTokenizer) -> None:
-    with postgres_server() as server:
-        migrate_server(server.url)
-        with psycopg.connect(server.url) as connection:
-            build_id = new_build(connection)
-
-        def stop(done: int, _total: int) -> None:
-            if done:
-                server.stop()
-
-        with psycopg.connect(server.url) as connection, pytest.raises(DatabaseAwayError, match="try again"):
-            load_counts(connection, build_id, small_counts, progress=stop)
-        server.start()
-        with psycopg.connect(server.url) as connection:
-            assert head_in_sql(connection, build_id) == []
-            assert spectrum_in_sql(connection, build_id) == []
-            connection.rollback()
-            load_counts(connection, build_id, small_counts)
-            assert head_in_sql(connection, build_id) == expected_head(some_counts(), 10**6, small_tokenizer)
-
-
-def migrate_server(url: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DRAFTSTORE_DATABASE_URL", url)
-        migrate()
-
-
-def no_tree(_ngram: Ngram) -> DraftTree | None:
-    return None
 
 
 def tree_of(ngram: Ngram) -> DraftTree | None:
@@ -362,13 +294,9 @@ def test_kept_ngrams(
     store = write_kept(tmp_path / "crest", rows, small_store)
     for drawn in (1, 20):
         load_kept(
-            connection,
-            build_id,
-            store,
-            tree_of=tree_of,
-            drawn=drawn,
+            connection, build_id, store, tree_of=tree_of, drawn=drawn,
             progress=lambda *done: seen.append(done),
-        )
+        )  # fmt: skip
     query = (
         "SELECT rank, n, tokens, text, count, nodes, raw_bytes, bytes, tree FROM kept_ngrams"
         " WHERE build_id = %s ORDER BY rank"
@@ -386,7 +314,5 @@ def test_kept_ngrams(
 
 def test_a_store_that_kept_nothing(connection: Connection, small_store: Path, tmp_path: Path) -> None:
     build_id = new_build(connection, "crest")
-    load_kept(connection, build_id, write_kept(tmp_path / "crest", [], small_store), tree_of=no_tree)
-    assert connection.execute(
-        "SELECT count(*) FROM kept_ngrams WHERE build_id = %s", (build_id,)
-    ).fetchone() == (0,)
+    load_kept(connection, build_id, write_kept(tmp_path / "crest", [], small_store), tree_of=tree_of)
+    assert connection.execute("SELECT count(*) FROM kept_ngrams").fetchone() == (0,)

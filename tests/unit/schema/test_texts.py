@@ -35,11 +35,6 @@ def test_long_texts_are_cut(small_tokenizer: TextTokenizer) -> None:
     assert MAX_TEXT_BYTES - 20 < len(text.encode()) <= MAX_TEXT_BYTES
 
 
-def test_no_ngrams(small_tokenizer: TextTokenizer) -> None:
-    assert render(small_tokenizer, []) == []
-    assert render(small_tokenizer, [[], []]) == ["", ""]
-
-
 def test_foreign_ids_are_refused(small_tokenizer: TextTokenizer) -> None:
     with pytest.raises(TokenRangeError, match="count them again"):
         render(small_tokenizer, [[1, small_tokenizer.vocab_size]])

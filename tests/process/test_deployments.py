@@ -1,6 +1,5 @@
 """`python -m pipelines.serving`, as `make prefect` starts it: a real Prefect server, the deployments and their runs."""
 
-import base64
 import json
 import os
 import queue
@@ -9,8 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -65,30 +63,24 @@ class Local:
     def secret(self) -> str:
         return (self.state / AUTH_FILE).read_text(encoding="utf-8").strip()
 
-    def send(self, path: str, body: Any, method: str = "POST", **headers: str) -> Any:
-        """Send the server's API a request with these headers and no other."""
-        headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(
-            f"{self.url}/{path}", json.dumps(body).encode(), headers, method=method
+    @property
+    def auth(self) -> tuple[str, ...]:
+        return tuple(self.secret.split(":"))
+
+    def send(
+        self, path: str, body: Any = None, method: str = "POST", auth: Any = None, **headers: str
+    ) -> httpx.Response:
+        """Send the server's API a request, with the password only if `auth` says it."""
+        url = f"{self.url}/{path}"
+        return httpx.request(
+            method, url, json=body or {}, auth=auth, headers=headers, timeout=60, trust_env=False
         )
-        return urllib.request.urlopen(request, timeout=60)
 
     def ask(self, path: str, body: Any = None, method: str = "POST") -> Any:
         """Ask the server's API, again while its database is busy, as clients of Prefect do."""
-        while True:
-            try:
-                with self.send(path, body or {}, method, Authorization=basic(self.secret)) as answer:
-                    return json.loads(answer.read() or "null")
-            except urllib.error.HTTPError as error:
-                if error.code != 503:
-                    raise
-
-    def refusal(self, path: str, **headers: str) -> int:
-        """Return the status with which the server refuses a request."""
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            self.send(path, {}, **headers)
-        refused.value.close()
-        return refused.value.code
+        while (answer := self.send(path, body, method, auth=self.auth)).status_code == 503:
+            pass
+        return answer.raise_for_status().json() if answer.content else None
 
     def deployments(self) -> dict[str, Any]:
         """Return the deployments by the names of their flows."""
@@ -103,10 +95,8 @@ class Local:
         return str(self.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"])
 
     def state_of(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})[0][
-            "state"
-        ]
-        return found
+        [found] = self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return dict(found["state"])
 
     def wait_for(self, run: str, name: str) -> dict[str, Any]:
         """Wait until a run has a state; return it."""
@@ -129,46 +119,32 @@ class Local:
         return found
 
 
-def basic(secret: str) -> str:
-    """Return the header `Authorization` for a user and password."""
-    return f"Basic {base64.b64encode(secret.encode()).decode()}"
-
-
-class Channel(ThreadingHTTPServer):
-    """What a webhook of a chat gets."""
-
-    def __init__(self) -> None:
-        self.texts: queue.Queue[str] = queue.Queue()
-        channel = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                channel.texts.put(json.loads(self.rfile.read(length))["text"])
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-
 @pytest.fixture
-def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
-    """Have notices sent to a channel of the test's own."""
-    with Channel() as server:
+def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.Queue[str]]:
+    """Return the texts that the webhook of a chat gets."""
+    texts: queue.Queue[str] = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            texts.put(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setenv("DRAFTSTORE_NOTIFY_URL", f"http://127.0.0.1:{server.server_port}/hook")
-        yield server
+        yield texts
         server.shutdown()
         thread.join()
 
 
 @pytest.fixture
 def local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, channel: Channel
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, notices: queue.Queue[str]
 ) -> Iterator[Local]:
     """Start everything, with a data folder and a database of the test's own."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
@@ -200,15 +176,15 @@ def test_only_those_with_the_password_have_flows_run(local: Local) -> None:
         assert deployment["global_concurrency_limit"]["limit"] == 1
         assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
     start = f"deployments/{deployments['tokenize-corpus']['id']}/create_flow_run"
-    assert local.refusal("deployments/filter") == 401
-    assert local.refusal(start, Origin="https://evil.example") == 401
-    assert local.refusal(start, Authorization=basic("draftstore:wrong")) == 401
+    assert local.send("deployments/filter").status_code == 401
+    assert local.send(start, Origin="https://evil.example").status_code == 401
+    assert local.send(start, auth=("draftstore", "wrong")).status_code == 401
     own = f"http://localhost:{local.port}"
     for origin, allowed in (("https://evil.example", None), (own, own)):
-        with local.send("deployments/filter", {}, Origin=origin, Authorization=basic(secret)) as answer:
-            assert answer.headers["Access-Control-Allow-Origin"] == allowed
-    with urllib.request.urlopen(f"{local.url.removesuffix('/api')}/ui-settings", timeout=60) as answer:
-        assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
+        answer = local.send("deployments/filter", auth=local.auth, Origin=origin)
+        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+    page = local.send("../ui-settings", method="GET")
+    assert page.json()["auth"] == "BASIC"  # the page asks for the password
     assert not any(secret in command for command in local.processes())
 
     assert local.stop() == 0, local.output()
@@ -219,7 +195,7 @@ def test_only_those_with_the_password_have_flows_run(local: Local) -> None:
 
 @pytest.mark.slow
 def test_deployments_build_publish_and_run_nothing_else(
-    local: Local, tmp_path: Path, channel: Channel
+    local: Local, tmp_path: Path, notices: queue.Queue[str]
 ) -> None:
     parameters = {
         "name": "own",
@@ -257,13 +233,15 @@ def test_deployments_build_publish_and_run_nothing_else(
     reason = "a store of your own texts needs a name: --param name=chat"
     assert reason in local.wait_for(run, "Failed")["message"].splitlines()[0]
     assert reason in local.output()
-    notice = channel.texts.get(timeout=SECONDS)
+    notice = notices.get(timeout=SECONDS)
     assert all(words in notice for words in ("a run failed", "tokenize-corpus", reason))
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.slow
-def test_runs_that_are_cut_off_are_marked_and_resume(local: Local, tmp_path: Path, channel: Channel) -> None:
+def test_runs_that_are_cut_off_are_marked_and_resume(
+    local: Local, tmp_path: Path, notices: queue.Queue[str]
+) -> None:
     tokenizer = str(small_tokenizer_folder(tmp_path / "tokenizer"))
     quick = {"name": "own", "corpus": {"paths": [str(write_texts(tmp_path / "texts.jsonl", 60))]}}
     slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 60_000))]}}
@@ -307,7 +285,7 @@ def test_runs_that_are_cut_off_are_marked_and_resume(local: Local, tmp_path: Pat
     local.start()
     state = local.state_of(run)
     assert (state["name"], state["message"].partition(":")[0]) == ("Crashed", "this run was cut off")
-    while "this run was cut off" not in channel.texts.get(timeout=SECONDS):
+    while "this run was cut off" not in notices.get(timeout=SECONDS):
         pass  # notices of runs that had just begun when it was stopped
     local.wait_for(local.run("build-rest", **slow), "Completed")
     states = rows("SELECT state FROM builds WHERE name = 'slow' ORDER BY id")

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
 from draftstore.stores.rest import updating
 from draftstore.text.digests import digest_keys, stack_digests, text_digest
-from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.scans import documents_of
 from pipelines import rebuilding, releasing, steps
@@ -154,25 +151,6 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     with site.transaction() as session:
         states = [build.state for build in list_builds(session, kind="rest")]
     assert sorted(states) == ["failed", "failed", "finished", "finished"]  # the last kill came after its end
-
-
-def test_a_killed_rebuild_does_not_mind_other_ids(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_off(*given: Any) -> Iterator[Document]:
-        yield from islice(documents_of(*given), 30)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rebuilding, "documents_of", cut_off)
-        small = partial(tokenize_corpus, shard_tokens=100, batch_chars=100)
-        patch.setattr(rebuilding, "tokenize_corpus", small)
-        with pytest.raises(KeyboardInterrupt):
-            site.rebuild()
-        assert any(collection_folder("small").rglob("shard-*.json"))
-        patch.setattr(rebuilding, "documents_of", documents_of)
-        lines = site.files[0].read_text().replace('"id": "d', '"id": "other')
-        site.files[0].write_text(lines)
-        made, _ = site.rebuild()
-    assert held(made.path) == expected(range(50))
 
 
 def test_what_has_no_tokens_does_not_hold_up_a_take_down(site: Site, tmp_path: Path) -> None:

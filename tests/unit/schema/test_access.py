@@ -36,13 +36,10 @@ def ask(query: str, *options: str) -> str:
     [
         "COMMIT; BEGIN READ WRITE; DELETE FROM builds",
         "SELECT 1; COPY (SELECT 1) TO PROGRAM 'cat > {file}'",
-        "CREATE TABLE pwned (a int)",
         "COPY (SELECT 1) TO '{file}'",
         "SELECT pg_read_file('/etc/passwd')",
-        "SELECT pg_ls_dir('/')",
         "SELECT pg_terminate_backend({owner})",
         "SET ROLE draftstore",
-        "SET SESSION AUTHORIZATION draftstore",
         "DO $$ BEGIN EXECUTE 'COPY (SELECT 1) TO PROGRAM ''cat > {file}'''; END $$",
         "DO $$ BEGIN COMMIT; SET TRANSACTION READ WRITE; PERFORM lo_create(4242); END $$",
         "ALTER SYSTEM SET archive_command = 'x'",
@@ -74,12 +71,6 @@ def test_the_role_alone_is_a_guard_even_in_a_transaction_that_writes(database: s
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement.encode())
-
-
-def test_a_refused_query_says_how_to_write(database: str, reader: str) -> None:
-    with pytest.raises(DraftstoreError, match="permission denied for function pg_read_file: --write allows"):
-        ask("SELECT pg_read_file('/etc/passwd')")
-    assert ask("SELECT count(*) FROM live_releases JOIN builds ON builds.id = build_id") == "count\n0\n"
 
 
 # A server of somebody else

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, select, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from draftstore.decoding.replay import ReplayResult
@@ -18,11 +19,12 @@ from schema import catalogue
 from schema.catalogue import CatalogueError, holds
 from schema.db.partitions import attach_partition, create_partition
 from schema.models import PARTITIONED, Build, Replay
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, write_store
 
 BUILDER = """
 import sys
 from pathlib import Path
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from schema import catalogue
 from tests.fakes.databases import new_engine
@@ -167,22 +169,6 @@ class TestCutOff:
             assert catalogue.get_build(session, build_id).state == "finished"
         assert not holds._held
 
-    def test_the_server_was_away_meanwhile(self, engine: Engine, tmp_path: Path) -> None:
-        with Session(engine) as session, session.begin():
-            build_id = catalogue.start_build(session, "rest", "chat", write_store(tmp_path / "s")).id
-        with Session(engine) as session, session.begin():
-            others = text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE pid <> pg_backend_pid() AND datname = current_database()"
-            )
-            session.execute(others)
-        self._wait_until_gone(engine)
-        with Session(engine) as session, session.begin():
-            assert catalogue.fail_cut_off(session) == [build_id]
-        with Session(engine) as session, session.begin():
-            assert catalogue.finish_build(session, build_id).state == "finished"
-        assert not holds._held
-
     def _wait_until_gone(self, engine: Engine) -> None:
         """Wait until the server has noticed that a client is gone."""
         locks = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
@@ -218,3 +204,25 @@ class TestDropping:
         assert [replay.build_id for replay in session.query(Replay)] == [builds[1].id]
         assert session.query(Build).one() is builds[1]
         assert (tmp_path / "0" / "manifest.json").exists()
+
+
+def test_the_tables_themselves_refuse_half_finished_builds_and_keep_live_ones(
+    session: Session, tmp_path: Path
+) -> None:
+    build = catalogue.add_build(session, write_store(tmp_path / "s"))
+    publish(session, "chat", build.id)
+    copied = "kind, name, path, state, digest, manifest, size_bytes, finished_at"
+    for statement, constraint in (
+        ("DELETE FROM builds", "fk_releases_build_id"),
+        ("UPDATE releases SET name = 'a b'", "ck_releases_name"),
+        ("UPDATE builds SET digest = NULL", "ck_builds_finished"),
+        ("UPDATE builds SET finished_at = NULL", "ck_builds_finished"),
+        (
+            "INSERT INTO builds (kind, name, path, state) VALUES ('rest', 'n', '/p', 'failed')",
+            "ck_builds_failed",
+        ),
+        ("INSERT INTO builds (kind, name, path) VALUES ('magic', 'n', '/p')", "ck_builds_kind"),
+        (f"INSERT INTO builds ({copied}) SELECT {copied} FROM builds", "uq_builds_path_digest"),
+    ):
+        with pytest.raises(IntegrityError, match=constraint), session.begin_nested():
+            session.execute(text(statement))

@@ -14,13 +14,11 @@ from sqlalchemy.orm import Session
 from draftstore.errors import CorpusError, DraftstoreError
 from draftstore.text.digests import text_digest
 from draftstore.text.scans import documents_of
-from draftstore.text.tokenizer import TextTokenizer
 from schema.catalogue.builds import CatalogueError, add_build
 from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
-from schema.collections.removal_files import collection_folder
 from schema.models import Release
 
 
@@ -154,16 +152,6 @@ class TestScanning:
         session.flush()
         collection = collecting.get_collection(session, "chat")
         assert texts(collection, scan, now + 4) == ["one", "three"]
-
-    def test_a_tokenizer_makes_texts_of_conversations(
-        self, session: Session, tmp_path: Path, small_tokenizer: TextTokenizer
-    ) -> None:
-        path = tmp_path / "c.jsonl"
-        path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-        collection = collecting.add_sources(session, "chat", [NewSource(place=str(path))])
-        assert collecting.scan_collection(collection, None).report.bad_records == 1
-        assert collecting.scan_collection(collection, small_tokenizer).report.documents == 1
-        assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
 
     def test_a_collection_without_sources_is_refused(self, session: Session) -> None:
         collection = collecting.add_sources(session, "chat", [])

@@ -4,10 +4,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
+from schema.catalogue.live_releases import LiveReleases
 from schema.cli.db import db
 from schema.db import database, embedded
 from schema.db.access import may_change
@@ -34,6 +34,7 @@ from schema.db.errors import (
 )
 from schema.db.failures import database_errors, translate
 from schema.db.home import data_home, find_programs
+from tests.fakes.proxies import silent_port
 from tests.fakes.servers import PostgresServer, free_port, reachable_folder
 from tests.fakes.waiting import until
 
@@ -156,15 +157,6 @@ def test_the_embedded_database_gets_its_tables_and_a_reader_by_itself(home: Path
         assert asked.stdout == f"current_user\n{role}\n"
 
 
-def test_processes_that_all_come_first_make_the_tables_once(home: Path) -> None:
-    code = "from schema.db.database import connect; print(connect().execute('SELECT count(*) FROM builds').fetchone())"
-    run = [sys.executable, "-W", "ignore::ResourceWarning", "-c", code]
-    processes = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    for process in processes:
-        assert process.communicate(timeout=60)[0] == "(0,)\n"
-        assert process.returncode == 0
-
-
 def test_an_embedded_database_of_an_earlier_version_is_brought_up_to_date(
     home: Path, more_revisions: Callable[[], None]
 ) -> None:
@@ -245,6 +237,24 @@ def test_a_server_that_is_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ) as caught:
             attempt()
         assert "s3cret" not in str(caught.value)
+
+
+def test_live_releases_of_a_server_that_stops_or_hangs(
+    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate()
+    with closing(LiveReleases()) as releases:
+        assert releases.read() == []
+        own_server.stop()
+        with pytest.raises(DatabaseAwayError):
+            releases.read()
+    with pytest.raises(DatabaseAwayError, match="draftstore db status"):
+        LiveReleases()
+    monkeypatch.setattr(database, "CONNECT_TIMEOUT", 2)
+    with silent_port() as port:
+        monkeypatch.setenv(VARIABLE, f"postgresql://u:p@127.0.0.1:{port}/d")
+        with pytest.raises(DatabaseAwayError, match="timeout"):
+            LiveReleases()
 
 
 @pytest.mark.parametrize(

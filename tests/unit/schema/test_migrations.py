@@ -71,12 +71,6 @@ def test_the_newest_revision_names_the_views_in_force() -> None:
     )
 
 
-def test_views_come_back_where_an_older_version_left_none(database: str) -> None:
-    execute(database, *views.drop_statements())
-    alembic.command.upgrade(alembic_config(database), "head")
-    assert "live_releases" in names(database, TABLES)
-
-
 def test_two_processes_migrate_one_after_the_other(empty_database: str) -> None:
     command = [sys.executable, "-c", MIGRATE, empty_database]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]

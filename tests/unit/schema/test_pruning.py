@@ -164,12 +164,6 @@ class TestUnfinished:
         assert site.prune() == Pruning([], [])
         working.close()
 
-    def test_what_an_old_store_left_aside_goes(self, site: Site) -> None:
-        site.build(1)
-        retired = site.path(1).with_name(f".{site.path(1).name}.retired")
-        retired.mkdir()
-        assert [removal.path for removal in site.prune().removed] == [str(retired)]
-
 
 def test_nothing_outside_the_stores_of_flows_is_touched(site: Site, tmp_path: Path) -> None:
     for number in range(3):

@@ -193,13 +193,6 @@ def test_a_rule_for_a_source_follows_its_place(session: Session, remove: Remove,
     assert left(session) == ["def a", "jane@", "no id", "short", "third"]
 
 
-def test_a_dropped_collection_takes_its_removals_along(session: Session, remove: Remove, file: Path) -> None:
-    remove(document="a")
-    collecting.drop_collection(session, "chat")
-    collecting.add_sources(session, "chat", [NewSource(place=str(file))])
-    assert left(session) == ["def a", "jane@", "no id", "short"]
-
-
 @pytest.mark.usefixtures("database")
 class TestCommand:
     @pytest.fixture(autouse=True)
@@ -228,16 +221,3 @@ class TestCommand:
         done = ask("remove", "chat", "--where", f"source={file}", "--where", before, "--yes")
         assert done["documents"] == 4
         assert ask("show", "chat")["removals"][2]["rule"]["place"] == str(file)
-
-    @pytest.mark.parametrize(
-        ("arguments", "reason"),
-        [
-            (["--document", "a", "--containing", "b"], "give one of"),
-            (["--where", "source=/nowhere"], "expected source=NUMBER"),
-            (["--where", "before=soon"], "is not a date"),
-        ],
-    )
-    def test_usage(self, arguments: list[str], reason: str) -> None:
-        asked = CliRunner().invoke(corpus, ["remove", "chat", *arguments])
-        assert asked.exit_code == 2
-        assert reason in asked.output

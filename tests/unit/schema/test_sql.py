@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -173,13 +172,6 @@ class TestBuilds:
             "removed": removed, "in_use": [], "bytes": 3, "dry_run": False
         }  # fmt: skip
         assert [store.exists() for store in stores] == [False, True]
-
-    def test_a_build_whose_process_is_gone(self, database: str) -> None:
-        with psycopg.connect(database) as connection:
-            connection.execute("INSERT INTO builds (kind, name, path) VALUES ('rest', 'x', '/x')")
-        (build,) = as_json("builds", "list")
-        assert build["state"] == "failed"
-        assert "its process ended" in run("builds", "show", "1").stdout
 
 
 @pytest.mark.usefixtures("database")

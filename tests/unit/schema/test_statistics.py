@@ -1,11 +1,8 @@
 """n-gram counts and kept n-grams in SQL, against plain Python; and what is there when a load does not end well."""
 
 import dataclasses
-import multiprocessing
-import os
 import random
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +12,7 @@ import numpy as np
 import polars as pl
 import psycopg
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, TokenRangeError
@@ -23,9 +20,16 @@ from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
 from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
-from schema.db.errors import DatabaseTimeoutError
-from schema.db.partitions import SETTINGS, loading
-from schema.statistics.ngrams import fill_kept, load_counts, most_common, spectrum, store_tokenizer
+from schema.db.partitions import loading
+from schema.statistics.ngrams import (
+    array_text,
+    copy_frames,
+    fill_kept,
+    load_counts,
+    most_common,
+    spectrum,
+    store_tokenizer,
+)
 
 Connection = psycopg.Connection[Any]
 Ngram = tuple[int, ...]
@@ -196,55 +200,6 @@ def test_two_loads_of_one_build(
         load_counts(connection, 999_999_999, small_counts)
 
 
-def test_a_reader_that_does_not_let_go(
-    connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_id = new_build(connection)
-    load_counts(connection, build_id, small_counts, head=3)
-    with psycopg.connect(database) as reader, reader.transaction():
-        before = head_in_sql(reader, build_id)
-        with monkeypatch.context() as patch:
-            patch.setitem(SETTINGS, "lock_timeout", "100ms")
-            with pytest.raises(DatabaseTimeoutError, match="lock timeout"):
-                load_counts(connection, build_id, small_counts, head=5)
-        assert head_in_sql(reader, build_id) == before
-    load_counts(connection, build_id, small_counts, head=5)
-    assert len(head_in_sql(connection, build_id)) == 15
-
-
-def load_and_die(url: str, build_id: int, counts: Path) -> None:
-    """Load counts, and end by SIGKILL in the midst of it."""
-
-    def die(done: int, _total: int) -> None:
-        if done:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with psycopg.connect(url) as connection:
-        load_counts(connection, build_id, counts, progress=die)
-
-
-def test_a_killed_load_leaves_nothing(
-    connection: Connection,
-    database: str,
-    small_counts: Path,
-    small_tokenizer: TextTokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("schema.db.partitions.LOAD_LOCK_TIMEOUT", "60s")
-    build_id = new_build(connection)
-    spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=load_and_die, args=(database, build_id, small_counts))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert head_in_sql(connection, build_id) == []
-    assert spectrum_in_sql(connection, build_id) == []
-    load_counts(connection, build_id, small_counts)
-    assert head_in_sql(connection, build_id) == expected_head(some_counts(), 10**6, small_tokenizer)
-    left = "SELECT relname FROM pg_class WHERE relname LIKE %s"
-    assert connection.execute(left, (r"%\_new%",)).fetchall() == []
-
-
 def tree_of(ngram: Ngram) -> DraftTree | None:
     """Return a tree that shows which n-gram it is of; none for some."""
     if ngram[0] == 7:
@@ -312,7 +267,32 @@ def test_kept_ngrams(
     assert seen[-1] == (len(rows), len(rows))
 
 
-def test_a_store_that_kept_nothing(connection: Connection, small_store: Path, tmp_path: Path) -> None:
-    build_id = new_build(connection, "crest")
-    load_kept(connection, build_id, write_kept(tmp_path / "crest", [], small_store), tree_of=tree_of)
-    assert connection.execute("SELECT count(*) FROM kept_ngrams").fetchone() == (0,)
+TYPES: dict[str, Any] = dict.fromkeys(("i2", "i8"), pl.Int64) | {"l4": pl.List(pl.Int64), "t": pl.String}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(1 << 15), (1 << 15) - 1),
+            st.integers(-(1 << 63), (1 << 63) - 1),
+            st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=4),
+            st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+        ),
+        max_size=8,
+    )
+)
+@example(
+    [
+        (0, 0, [], text)
+        for text in ("\\.", "\n\\.\n", "\\N", "NULL", "", 'a"b,', "a\r\nb", "{1}", "ß" * 90_000)
+    ]
+)
+def test_frames_arrive_as_they_were(shared_database: str, rows: list[tuple[Any, ...]]) -> None:
+    frame = pl.DataFrame(rows, schema=TYPES, orient="row")
+    frame = frame.with_columns(l4=array_text(pl.col("l4").cast(pl.List(pl.String)).list.join(",")))
+    with psycopg.connect(shared_database) as connection:
+        connection.execute(
+            "CREATE TEMPORARY TABLE copied (i2 smallint, i8 bigint, l4 integer[], t text, other int)"
+        )
+        copy_frames(connection, "copied", list(TYPES), iter([frame, frame]))
+        assert connection.execute("SELECT i2, i8, l4, t FROM copied").fetchall() == rows + rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, DraftstoreError
@@ -19,6 +19,7 @@ from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
+from schema.collections.removal_files import collection_folder
 from schema.models import Release
 
 
@@ -53,110 +54,90 @@ def texts(collection: Collection, scan: Any, now: float | None = None) -> list[s
 
 
 class TestDefinitions:
-    def test_sources_are_added_and_settings_replaced(self, session: Session, chats: Path) -> None:
+    def test_sources_are_added_and_settings_replaced(
+        self, session: Session, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "model").mkdir()
         log = NewSource(place="answers.jsonl", log=True, retention=timedelta(days=90), max_bytes=10)
-        made = collecting.add_sources(
-            session, "chat", [NewSource(place=str(chats), licence="mine"), log], "org/model"
-        )
-        assert made.tokenizer == "org/model"
+        mine = NewSource(place=str(chats), licence="mine")
+        made = collecting.add_sources(session, "chat", [mine, log], "model")
+        assert made.tokenizer == str(tmp_path / "model")
         assert [(row.kind, row.place) for row in made.sources] == [
-            ("files", str(chats)),
-            ("log", str(Path("answers.jsonl").absolute())),
-        ]
+            ("files", str(chats)), ("log", str(tmp_path / "answers.jsonl"))
+        ]  # fmt: skip
         ids = [row.id for row in made.sources]
         again = collecting.add_sources(session, "chat", [NewSource(place=str(chats), column="content")])
         assert [row.id for row in again.sources] == ids
         assert (again.sources[0].column_name, again.sources[0].licence) == ("content", None)
-        assert (again.sources[1].retention, again.tokenizer) == (timedelta(days=90), "org/model")
+        assert (again.sources[1].retention, again.tokenizer) == (timedelta(days=90), made.tokenizer)
 
-    def test_a_tokenizer_on_this_machine_is_named_by_its_path(
-        self, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_sources_that_are_not_there_and_names_that_are_no_folders_are_refused(
+        self, session: Session
     ) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "model").mkdir()
-        assert collecting.add_sources(session, "chat", [], "model").tokenizer == str(tmp_path / "model")
-
-    @pytest.mark.parametrize(
-        ("source", "reason"),
-        [
+        for source, reason in (
             (NewSource(place="/nowhere.jsonl"), "no such file or folder"),
-            (NewSource(place="/nowhere/*.jsonl"), "no file matches"),
             (NewSource(place="s3://bucket/log", log=True), "is no response log"),
-        ],
-    )
-    def test_sources_that_are_not_there_are_refused(
-        self, session: Session, source: NewSource, reason: str
-    ) -> None:
-        with pytest.raises(CorpusError, match=reason):
-            collecting.add_sources(session, "chat", [source])
+        ):
+            with pytest.raises(CorpusError, match=reason):
+                collecting.add_sources(session, "chat", [source])
+        for name in ("my chats", "..", "a/b", "x\n", "", "a" * 201):
+            with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
+                collecting.add_sources(session, name, [])
 
-    def test_unknown_and_dropped_collections(self, session: Session, chats: Path) -> None:
+    def test_a_dropped_collection_takes_its_removals_along(self, session: Session, chats: Path) -> None:
         collection = collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
         session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=b"", documents=0))
         session.flush()
+        collecting.get_collection(session, "chat")  # writes it to a file, too
         collecting.drop_collection(session, "chat")
-        for table in ("collections", "collection_sources", "collection_removals"):
-            assert session.scalar(text(f"SELECT count(*) FROM {table}")) == 0
         with pytest.raises(CatalogueError, match="no collection 'chat'"):
             collecting.get_collection(session, "chat")
+        collecting.add_sources(session, "chat", [])
+        assert collecting.get_collection(session, "chat").removals == []
 
     @pytest.mark.parametrize("release", ["chat", "chat-crest"])
     def test_a_new_collection_takes_no_release_of_other_stores(
-        self, session: Session, chats: Path, small_store: Path, release: str
+        self, session: Session, small_store: Path, release: str
     ) -> None:
         build = add_build(session, small_store)
         session.add(Release(name=release, build_id=build.id))
         session.flush()
-        with pytest.raises(
-            CatalogueError, match=f"the release {release} holds build {build.id}, a rest store"
-        ):
-            collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
+        with pytest.raises(CatalogueError, match=f"the release {release} holds build {build.id}, a rest"):
+            collecting.add_sources(session, "chat", [])
         build.parameters = build.parameters | {"collection": "chat"}  # as rebuild says
-        collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
+        collecting.add_sources(session, "chat", [])
         build.parameters = {}  # a release that takes the name later
-        collecting.add_sources(session, "chat", [NewSource(place=str(chats), licence="mine")])
+        collecting.add_sources(session, "chat", [])
 
     @pytest.mark.parametrize("names", [("chat", "chat-crest"), ("chat-dense", "chat")])
     def test_two_collections_do_not_publish_one_release(
-        self, session: Session, chats: Path, names: tuple[str, str]
+        self, session: Session, names: tuple[str, str]
     ) -> None:
-        collecting.add_sources(session, names[0], [NewSource(place=str(chats))])
+        collecting.add_sources(session, names[0], [])
         with pytest.raises(CatalogueError, match=f"would publish the same release, {max(names, key=len)}"):
-            collecting.add_sources(session, names[1], [NewSource(place=str(chats))])
-        collecting.add_sources(session, f"{names[1]}-2", [NewSource(place=str(chats))])
-
-    @pytest.mark.parametrize("name", ["my chats", "..", "a/b", "x\n", "", "a" * 201])
-    def test_names_that_are_no_folders_are_refused(self, session: Session, name: str) -> None:
-        with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
-            collecting.add_sources(session, name, [])
+            collecting.add_sources(session, names[1], [])
+        collecting.add_sources(session, f"{names[1]}-2", [])
 
 
-class TestScanning:
-    def test_what_is_wanted_follows_the_settings(self, session: Session, chats: Path, tmp_path: Path) -> None:
-        log = write(tmp_path / "answers.jsonl", "three", "two")
-        collection = collecting.add_sources(
-            session,
-            "chat",
-            [
-                NewSource(place=str(chats), max_bytes=3),
-                NewSource(place=str(log), log=True, retention=timedelta(seconds=5)),
-            ],
-        )
-        now = int(time.time()) + 100
-        scan = collecting.scan_collection(collection, None, now=now)
-        assert texts(collection, scan, now + 4) == ["two", "three"]
-        assert texts(collection, scan, now + 5) == ["two"]
-        digest = text_digest("two")
-        row = CollectionRemoval(collection_id=collection.id, rule={}, digests=digest, documents=1)
-        session.add(row)
-        session.flush()
-        collection = collecting.get_collection(session, "chat")
-        assert texts(collection, scan, now + 4) == ["one", "three"]
-
-    def test_a_collection_without_sources_is_refused(self, session: Session) -> None:
-        collection = collecting.add_sources(session, "chat", [])
-        with pytest.raises(CorpusError, match="corpus add chat PATH"):
-            collecting.scan_collection(collection, None)
+def test_what_is_wanted_follows_the_settings(session: Session, chats: Path, tmp_path: Path) -> None:
+    collection = collecting.add_sources(session, "chat", [])
+    with pytest.raises(CorpusError, match="corpus add chat PATH"):
+        collecting.scan_collection(collection, None)
+    log = str(write(tmp_path / "answers.jsonl", "three", "two"))
+    short_lived = NewSource(place=log, log=True, retention=timedelta(seconds=5))
+    sources = [NewSource(place=str(chats), max_bytes=3), short_lived]
+    collection = collecting.add_sources(session, "chat", sources)
+    now = int(time.time()) + 100
+    scan = collecting.scan_collection(collection, None, now=now)
+    assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
+    assert texts(collection, scan, now + 4) == ["two", "three"]
+    assert texts(collection, scan, now + 5) == ["two"]
+    digest = text_digest("two")
+    session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=digest, documents=1))
+    session.flush()
+    collection = collecting.get_collection(session, "chat")
+    assert texts(collection, scan, now + 4) == ["one", "three"]
 
 
 @pytest.mark.usefixtures("database")

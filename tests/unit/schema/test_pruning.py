@@ -88,19 +88,13 @@ def test_what_a_live_build_was_made_from_stays(site: Site) -> None:
     assert site.builds() == {source, newer, live}
 
 
-def test_what_is_in_use_stays(site: Site) -> None:
-    old = site.build(0)
-    site.build(1)
+def test_what_is_in_use_or_younger_stays_and_so_do_files_that_are_not_the_store_s(site: Site) -> None:
+    old, newest = site.build(0), site.build(1)
+    assert site.prune(older_than=timedelta(hours=1)) == Pruning([], [])
     use = StoreLease(site.path(0))
     assert site.prune() == Pruning([], [str(site.path(0))])
-    assert old in site.builds()
+    assert site.builds() == {old, newest}
     use.close()
-    assert len(site.prune().removed) == 1
-
-
-def test_what_is_not_the_store_s_stays_in_its_folder(site: Site) -> None:
-    old = site.build(0)
-    newest = site.build(1)
     (site.path(0) / "notes.txt").write_text("mine")
     assert [removal.build_id for removal in site.prune().removed] == [old]
     assert site.builds() == {newest}
@@ -117,12 +111,6 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
     assert partial.exists()
     assert found == site.prune()
     assert not partial.exists()
-
-
-def test_what_is_younger_stays(site: Site) -> None:
-    ids = {site.build(number) for number in range(2)}
-    assert site.prune(older_than=timedelta(hours=1)) == Pruning([], [])
-    assert site.builds() == ids
 
 
 class TestUnfinished:
@@ -148,21 +136,16 @@ class TestUnfinished:
         site.prune(2)
         assert (site.builds(), [path.exists() for path in paths]) == (newer, [False, True])
 
-    def test_those_whose_build_was_dropped_go(self, site: Site) -> None:
-        failed, partial = site.fail(1)
-        with site.transaction() as session:
-            catalogue.drop_build(session, failed)
-        (found,) = site.prune().removed
-        assert (found.what, found.path, found.bytes) == ("unfinished", str(partial), 2)
-        assert not partial.parent.exists()  # nothing else was there
-
-    def test_those_where_somebody_works_stay(self, site: Site) -> None:
+    def test_those_whose_build_was_dropped_go_unless_somebody_works_there(self, site: Site) -> None:
         failed, partial = site.fail(1)
         with site.transaction() as session:
             catalogue.drop_build(session, failed)
         working = StoreLease(partial)  # a lock on the directory, as every build holds
         assert site.prune() == Pruning([], [])
         working.close()
+        (found,) = site.prune().removed
+        assert (found.what, found.path, found.bytes) == ("unfinished", str(partial), 2)
+        assert not partial.parent.exists()  # nothing else was there
 
 
 def test_nothing_outside_the_stores_of_flows_is_touched(site: Site, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
@@ -194,30 +194,23 @@ def test_a_rule_for_a_source_follows_its_place(session: Session, remove: Remove,
 
 
 @pytest.mark.usefixtures("database")
-class TestCommand:
-    @pytest.fixture(autouse=True)
-    def chat(self, database: str, file: Path) -> None:
-        ask("add", "chat", file)
-
-    def test_it_asks_and_says_what_goes(self, engine: Engine) -> None:
-        runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
-        assert runner.invoke(corpus, command, input="n\n").exit_code == 1
-        with Session(engine) as session:
-            assert session.query(CollectionRemoval).count() == 0
-        done = runner.invoke(corpus, command, input="y\n")
-        assert "1 document found, 1 of them wanted until now: remove them from chat for good?" in done.stderr
-        assert done.stdout == (
-            "removal 1: 1 document found, 1 of them wanted until now; they go with the next rebuild\n"
-        )
-
-    def test_it_is_shown(self, file: Path) -> None:
-        done = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
-        assert done == {"removal": 1, "documents": 2, "wanted": 2, "later": True}
-        assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0
-        shown = ask("show", "chat")
-        assert (shown["documents"], shown["wanted"], shown["removed"]) == (4, 2, 2)
-        assert (shown["removals"][0]["reason"], shown["removals"][0]["containing"]) == ("asked", True)
-        before = "before=2999-01-01T00:00+01:00"
-        done = ask("remove", "chat", "--where", f"source={file}", "--where", before, "--yes")
-        assert done["documents"] == 4
-        assert ask("show", "chat")["removals"][2]["rule"]["place"] == str(file)
+def test_the_command_asks_says_what_goes_and_shows_it(file: Path) -> None:
+    ask("add", "chat", file)
+    runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
+    assert runner.invoke(corpus, command, input="n\n").exit_code == 1
+    assert ask("show", "chat")["removals"] == []
+    done = runner.invoke(corpus, command, input="y\n")
+    assert "1 document found, 1 of them wanted until now: remove them from chat for good?" in done.stderr
+    assert done.stdout.startswith("removal 1: 1 document found, 1 of them wanted until now")
+    removed = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
+    assert removed == {"removal": 2, "documents": 2, "wanted": 2, "later": True}
+    assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0
+    where = ("--where", f"source={file}", "--where", "before=2999-01-01T00:00+01:00")
+    assert ask("remove", "chat", *where, "--yes")["documents"] == 4
+    shown = ask("show", "chat")
+    assert (shown["documents"], shown["wanted"], shown["removed"]) == (4, 0, 4)
+    assert (shown["removals"][1]["reason"], shown["removals"][1]["containing"]) == ("asked", True)
+    assert shown["removals"][3]["rule"]["place"] == str(file)
+    for wrong in ("source=/nowhere", "before=soon"):
+        asked = runner.invoke(corpus, ["remove", "chat", "--where", wrong])
+        assert (asked.exit_code, "Error" in asked.stderr) == (2, True)

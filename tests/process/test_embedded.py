@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from draftstore.errors import MissingExtraError
-from schema.db import embedded, home
+from schema.db import home
 from schema.db.embedded import Cluster, find_cluster, join, leave, stop
 from schema.db.errors import EmbeddedServerError
 from tests.fakes.waiting import SECONDS, is_alive, until
@@ -109,16 +109,11 @@ def ask(cluster: Cluster, sql: str) -> Any:
         return row and row[0]
 
 
-def memory_folder() -> Path | None:
-    """Return a folder that is kept in memory, if there is one with room for a few clusters."""
-    usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30
-    return MEMORY if usable else None
-
-
 @contextmanager
-def reachable_folder(parent: Path | None) -> Iterator[Path]:
-    """Make a folder that every account can reach."""
-    path = Path(tempfile.mkdtemp(prefix="draftstore-test-", dir=parent))
+def reachable_folder() -> Iterator[Path]:
+    """Make a folder that every account can reach, in memory if there is room for a few clusters."""
+    usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30
+    path = Path(tempfile.mkdtemp(prefix="draftstore-test-", dir=MEMORY if usable else None))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
@@ -127,7 +122,7 @@ def reachable_folder(parent: Path | None) -> Iterator[Path]:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return an empty folder whose server is stopped at the end."""
-    with reachable_folder(memory_folder()) as path:
+    with reachable_folder() as path:
         yield path
         leave()
         if not ROOT or path.stat().st_uid == 0:
@@ -144,7 +139,7 @@ def own(folder: Path) -> Iterator[Home]:
 @pytest.fixture(scope="module")
 def made() -> Iterator[Path]:
     """Return a data folder with a cluster, which no test destroys."""
-    with reachable_folder(memory_folder()) as path:
+    with reachable_folder() as path:
         ask(join(path), "SELECT 1")
         leave()
         yield path
@@ -300,30 +295,6 @@ def test_root_keeps_its_cluster_aside_where_the_account_cannot_reach_the_home(
     closed.chmod(0o755)
     assert find_cluster(closed / "home") == cluster
     leave()
-
-
-@pytest.mark.slow
-@needs_root
-def test_root_copies_the_programs_once_where_the_account_cannot_reach_the_wheel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    programs = home.find_programs()
-    with reachable_folder(None) as disk:  # from where programs can be run
-        closed = disk / "closed"
-        closed.mkdir(mode=0o700)
-        site = programs.parents[2]
-        for part in (programs.parent, site / f"{home.WHEEL}.libs"):
-            shutil.copytree(part, closed / part.relative_to(site), symlinks=True)
-        monkeypatch.setattr(embedded, "find_programs", lambda: closed / programs.relative_to(site))
-        times = []
-        for _ in range(2):
-            cluster = join(disk)
-            assert ask(cluster, "SELECT to_regprocedure('plpgsql_call_handler()') IS NOT NULL")
-            [copy] = cluster.base.glob("programs-*")
-            times.append(copy.stat().st_mtime_ns)
-            assert Path(f"/proc/{cluster.state().pid}/exe").readlink().is_relative_to(copy)
-            leave()
-        assert times[0] == times[1]
 
 
 @needs_root

@@ -235,11 +235,6 @@ class TestBuildCrest:
         assert (again["build"], again["reused"], len(states())) == (made["build"], True, 4)
         assert rows("SELECT count(*) FROM release_moves") == [(1,)]
 
-    def test_from_a_finished_rest_store(self, flows: Any, site: Site, small_store: Path) -> None:
-        made = flows.build_crest(name="other", rest=small_store, ngrams=NGRAMS)
-        assert load_manifest(Path(made["path"])).parameters["source"] == str(small_store)
-        assert [kind for kind, _ in states()] == ["rest", "ngrams", "crest"]
-
     def test_goes_on_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
         made = flows.build_crest(**site.crest, backend="postgres")
         assert rows("SELECT count(*) FROM trees") == [(made["entries"],)]
@@ -366,16 +361,6 @@ class TestRebuild:
         with pytest.raises(CorpusError, match=r"gone\.jsonl"):
             rebuild(distilling=None)
         assert rows("SELECT name FROM releases") == [("small",)]
-
-    def test_without_collections(self, flows: Any, site: Site) -> None:
-        from pipelines.renewal import rebuild
-
-        flows.build_rest(**site.request)
-        site.write(seed=1)
-        flows.build_rest(**site.request)
-        builds = states()
-        assert rebuild(keep=1) == []
-        assert states() == builds
 
 
 class TestGenerateResponses:

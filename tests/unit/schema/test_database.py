@@ -1,6 +1,5 @@
 """The database that everything uses: which one, how failures read, whose tables are accepted, `draftstore db`."""
 
-import json
 import os
 import shutil
 import signal
@@ -8,18 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy
 from alembic.script import ScriptDirectory
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
 from schema.catalogue.live_releases import LiveReleases
-from schema.cli.db import db
 from schema.db import database, embedded
 from schema.db.access import may_change
 from schema.db.database import REVISION, alembic_config, connect, database_url, make_engine, migrate
@@ -37,6 +34,7 @@ from schema.db.home import data_home, find_programs
 from tests.fakes.proxies import silent_port
 from tests.fakes.servers import PostgresServer, free_port, reachable_folder
 from tests.fakes.waiting import until
+from tests.unit.schema.test_sql import as_json, run
 
 SECRET = "s3cret/with@signs"
 QUOTED = "s3cret%2Fwith%40signs"
@@ -261,7 +259,6 @@ def test_live_releases_of_a_server_that_stops_or_hangs(
     ("change", "said"),
     [
         (("draftstore:draftstore", f"draftstore:{QUOTED}"), "password authentication failed"),
-        (("draftstore:draftstore@", "draftstore@"), "no password supplied"),
         (("/draftstore", "/no_such_database"), "does not exist"),
     ],
 )
@@ -303,17 +300,6 @@ def test_timeouts_rights_and_lost_servers_are_told_apart(named: str) -> None:
             connection.execute("SELECT 1")
 
 
-def test_an_engine_raises_our_errors_and_leaves_those_of_the_program(named: str) -> None:
-    engine = make_engine(check=False)
-    with engine.connect() as bind:
-        with pytest.raises(DatabaseTimeoutError):
-            bind.exec_driver_sql("SET LOCAL statement_timeout = 20; SELECT pg_sleep(5)")
-        bind.rollback()
-        with pytest.raises(sqlalchemy.exc.ProgrammingError):
-            bind.exec_driver_sql("SELECT * FROM nowhere")
-    engine.dispose()
-
-
 def test_full_servers_and_ended_transactions_are_told_apart() -> None:
     assert isinstance(translate(psycopg.errors.DiskFull("no space")), DatabaseFullError)
     crowded = psycopg.OperationalError("connection failed: FATAL:  sorry, too many clients already")
@@ -326,45 +312,35 @@ def test_full_servers_and_ended_transactions_are_told_apart() -> None:
 # The command
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(db, arguments, catch_exceptions=False)
-
-
-def run_json(*arguments: str) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
-    stopped = run_json("status")
+    stopped = as_json("db", "status")
     assert (stopped["status"], stopped["used"], stopped["kept"], stopped["pid"]) == (
         "stopped", False, False, None
     )  # fmt: skip
     assert (stopped["folder"], stopped["programs"]) == (str(home / "postgres"), str(find_programs()))
-    assert "stopped" in run("status").stdout
-    started = run_json("start")
-    assert run_json("start") == started
-    assert run_json("url") == {"url": started["url"], "embedded": True}
-    assert run_json("migrate") == {"revision": REVISION}
+    assert "stopped" in run("db", "status").stdout
+    started = as_json("db", "start")
+    assert as_json("db", "start") == started
+    assert as_json("db", "url") == {"url": started["url"], "embedded": True}
+    assert as_json("db", "migrate") == {"revision": REVISION}
     embedded.leave()
     # The server sees a little later that the connections have gone.
-    until(lambda: run_json("status")["clients"] == 0)
-    found = run_json("status")
+    until(lambda: as_json("db", "status")["clients"] == 0)
+    found = as_json("db", "status")
     assert (found["pid"], found["schema"], found["kept"], found["used"]) == (
         started["pid"], "current", True, False
     )  # fmt: skip
-    assert "kept up until" in run("status").stdout
-    assert run_json("stop") == {"stopped": True}
-    assert run_json("stop") == {"stopped": False}
+    assert "kept up until" in run("db", "status").stdout
+    assert as_json("db", "stop") == {"stopped": True}
+    assert as_json("db", "stop") == {"stopped": False}
 
 
 def test_a_named_server_is_shown_without_its_password_and_not_ours_to_start_or_stop(named: str) -> None:
     hidden = named.replace("draftstore:draftstore", "draftstore:***")
-    assert run("url").stdout.strip() == hidden
-    found = run_json("status")
+    assert run("db", "url").stdout.strip() == hidden
+    found = as_json("db", "status")
     assert (found["url"], found["schema"]) == (hidden, "empty")
-    assert "none (empty" in run("status").stdout
+    assert "none (empty" in run("db", "status").stdout
     for what in ("start", "stop"):
         with pytest.raises(DraftstoreError, match=f"which draftstore does not {what}"):
-            run(what)
+            run("db", what)

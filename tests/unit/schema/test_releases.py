@@ -302,27 +302,6 @@ class TestManyAtOnce:
             assert [move.from_build for move in moves] == [None, *chain[:-1]]
             assert live(session) == chain[-1]
 
-    def test_two_rollbacks_at_once_go_back_once(self, engine: Engine, ids: list[int]) -> None:
-        transaction = sessionmaker(engine).begin
-        for build_id in ids:
-            catalogue.publish(transaction, "chat", build_id)
-        barrier, errors = threading.Barrier(2), []
-
-        def meet(_: Candidate) -> list[str]:
-            barrier.wait(SECONDS)  # both have decided where to go
-            return []
-
-        def back() -> None:
-            try:
-                catalogue.rollback(transaction, "chat", verify=meet)
-            except CatalogueError as error:
-                errors.append(str(error))
-
-        in_threads([back, back])
-        assert ["has just been moved" in error for error in errors] == [True]
-        with transaction() as session:
-            assert live(session) == ids[-2]
-
     def test_a_build_is_not_dropped_while_it_is_published(self, engine: Engine, ids: list[int]) -> None:
         verified, errors = threading.Event(), []
 

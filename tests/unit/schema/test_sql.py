@@ -64,16 +64,11 @@ class TestSql:
 
     def test_json(self) -> None:
         query = (
-            "SELECT 1 AS one, 2.0 AS two, 2.5 AS half, 'NaN'::float8 AS nan, DATE '2026-01-02' AS day, "
-            "ARRAY[1, 2] AS list, "
-            """'{"a": [1.5]}'::jsonb AS object, '\\x0aff'::bytea AS bytes, NULL AS none, true AS yes"""
+            "SELECT 2.0 AS two, 2.5 AS half, 'NaN'::float8 AS nan, DATE '2026-01-02' AS day, ARRAY[1, 2] AS list, "
+            """'{"a": [1.5]}'::jsonb AS object, '\\x0aff'::bytea AS bytes, NULL AS none"""
         )
-        assert as_json("sql", query) == [
-            {
-                "one": 1, "two": 2, "half": 2.5, "nan": "nan", "day": "2026-01-02", "list": [1, 2],
-                "object": {"a": [1.5]}, "bytes": "0aff", "none": None, "yes": True,
-            }
-        ]  # fmt: skip
+        [row] = as_json("sql", query)
+        assert list(row.values()) == [2, 2.5, "nan", "2026-01-02", [1, 2], {"a": [1.5]}, "0aff", None]
         assert "two columns are called 'a'" in refuse("sql", "--json", "SELECT 1 AS a, 2 AS a")
 
     def test_csv(self) -> None:

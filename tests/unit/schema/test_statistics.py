@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from draftstore.errors import BuildError, TokenRangeError
 from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
 from draftstore.text.drawing import TreeText
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
 from schema.db.partitions import loading
 from schema.statistics.ngrams import (
@@ -30,6 +30,7 @@ from schema.statistics.ngrams import (
     spectrum,
     store_tokenizer,
 )
+from schema.statistics.texts import MAX_TEXT_BYTES, ngram_texts
 
 Connection = psycopg.Connection[Any]
 Ngram = tuple[int, ...]
@@ -131,20 +132,6 @@ def shown(ngram: Ngram, tokenizer: TextTokenizer) -> str:
 def expected_spectrum(counts: Counts) -> list[tuple[int, int, int]]:
     found = {n: Counter(of_one_length.values()) for n, of_one_length in counts.items()}
     return [(n, count, ngrams) for n in found for count, ngrams in sorted(found[n].items())]
-
-
-@pytest.mark.parametrize("head", [0, 17, 10**6])
-def test_head_and_spectrum(
-    connection: Connection, small_counts: Path, small_tokenizer: TextTokenizer, head: int
-) -> None:
-    build_id, seen = new_build(connection), list[tuple[int, int]]()
-    load_counts(connection, build_id, small_counts, head=head, progress=lambda *done: seen.append(done))
-    counts = some_counts()
-    expected = expected_head(counts, head, small_tokenizer)
-    assert head_in_sql(connection, build_id) == expected
-    assert spectrum_in_sql(connection, build_id) == expected_spectrum(counts)
-    assert seen[0] == (0, len(expected))
-    assert seen[-1] == (len(expected), len(expected))
 
 
 @given(
@@ -296,3 +283,41 @@ def test_frames_arrive_as_they_were(shared_database: str, rows: list[tuple[Any, 
         )
         copy_frames(connection, "copied", list(TYPES), iter([frame, frame]))
         assert connection.execute("SELECT i2, i8, l4, t FROM copied").fetchall() == rows + rows
+
+
+# Texts of n-grams, with nothing in them that PostgreSQL or a reader could trip over
+
+
+def as_shown(text: str) -> str:
+    """Return a text as it is to be shown, one character after the other."""
+    return "".join(each if each == "'" else repr(each)[1:-1] for each in text)
+
+
+@given(
+    texts=st.lists(st.text() | st.text("a\0\n\t\r\\'\"\x7f\x80\xa0\u200b\ufeff\U000e0001😀é "), max_size=5)
+)
+def test_whole_texts_come_back(small_tokenizer: TextTokenizer, texts: list[str]) -> None:
+    texts = [text.encode(errors="ignore").decode() for text in texts]
+    ngrams = [small_tokenizer.encode(text, bos=False).tolist() for text in texts]
+    assert ngram_texts(small_tokenizer, ngrams).to_list() == list(map(as_shown, texts))
+
+
+def test_long_texts_are_cut_and_special_tokens_spelled_out(small_tokenizer: TextTokenizer) -> None:
+    long, short = (small_tokenizer.encode(text, bos=False).tolist() for text in ("é" * 2_000, "hi"))
+    text, special = ngram_texts(small_tokenizer, [long, [0, *short, 1]])
+    assert text.endswith("é…")
+    assert MAX_TEXT_BYTES - 20 < len(text.encode()) <= MAX_TEXT_BYTES
+    assert special == "<s>hi</s>"
+
+
+@pytest.mark.parametrize("name", ["llama2", "qwen2.5", "smollm2"])
+def test_texts_of_real_tokenizers(data: Path, name: str) -> None:
+    tokenizer = load_tokenizer(data / "tokenizers" / name)
+    text = "def f(x):\n\treturn x, naïve 東京 😀 \u200b tab\tnul\\"
+    whole = tokenizer.encode(f"a{text}", bos=False).tolist()
+    within = tokenizer.encode("a the", bos=False).tolist()[1:]
+    parts = tokenizer.encode("a🦜", bos=False).tolist()[1:]
+    found = ngram_texts(tokenizer, [whole, within, parts, parts[:-1]]).to_list()
+    assert found[0].removeprefix(" ") == as_shown(f"a{text}")  # SentencePiece puts a space there
+    assert found[1:3] == [" the", "🦜"]
+    assert set(found[3]) == {"�"}

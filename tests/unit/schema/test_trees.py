@@ -28,7 +28,7 @@ from draftstore.stores.crest.entries import (
 )
 from draftstore.stores.crest.store import CrestStore
 from schema import trees
-from schema.catalogue.builds import CatalogueError, drop_build, finish_build, list_builds, start_build
+from schema.catalogue.builds import CatalogueError, drop_build, list_builds
 from schema.catalogue.publishing import publish
 from schema.db.database import migrate
 from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
@@ -129,21 +129,6 @@ def test_the_store_is_registered_once_where_it_is_going_to_be(
     assert seen == sorted(seen)
     assert seen[-1] == (2 * len(crest.items), 2 * len(crest.items))
     assert list(loaded.items()) == crest.items  # on the connection from before the second load
-
-
-def test_a_build_under_way_gets_the_trees(database: str, engine: Engine, crest: Crest) -> None:
-    with Session(engine) as session, session.begin():
-        build_id = start_build(session, "crest", "a flow's", crest.path).id
-    load_store(crest.path, crest.path, crest.manifest, crest.source)
-    with pytest.raises(StoreError, match="holds no trees"):
-        open_entries(crest.path, crest.manifest, "postgres")
-    with Session(engine) as session, session.begin():
-        finish_build(session, build_id)
-    entries = open_entries(crest.path, crest.manifest, "postgres")
-    assert isinstance(entries, PostgresEntries)
-    assert entries.build_id == build_id
-    assert entries.get([crest.items[3][0]]) == [crest.items[3][1]]
-    entries.close()
 
 
 def test_entries_that_are_damaged_in_the_database_do_not_go_live(

@@ -210,17 +210,6 @@ class TestBuildRest:
         assert states() == [("tokens", "finished"), ("rest", "finished")]
 
 
-class TestCountNgrams:
-    def test_counts_into_files_and_database(self, flows: Any, site: Site) -> None:
-        rest = flows.build_rest(**site.request)
-        made = flows.count_ngrams(name="counts", rest=rest["path"], max_n=2, head=50)
-        manifest = load_manifest(Path(made["path"]), "ngrams")
-        spectrum = rows("SELECT n, sum(ngrams)::bigint FROM ngram_spectrum GROUP BY n ORDER BY n")
-        assert spectrum == [(n, manifest.counts[f"n{n}"]) for n in (1, 2)]
-        assert rows("SELECT n, count(*) FROM ngrams GROUP BY n ORDER BY n") == [(1, 50), (2, 50)]
-        assert rows("SELECT source_id FROM builds WHERE id = %s", made["build"]) == [(rest["build"],)]
-
-
 class TestBuildCrest:
     def test_builds_registers_and_publishes_once(self, flows: Any, site: Site) -> None:
         made = flows.build_crest(**site.crest)
@@ -234,6 +223,14 @@ class TestBuildCrest:
         again = flows.build_crest(**site.crest)
         assert (again["build"], again["reused"], len(states())) == (made["build"], True, 4)
         assert rows("SELECT count(*) FROM release_moves") == [(1,)]
+        counts = flows.count_ngrams(**site.request, max_n=2, head=50)
+        manifest = load_manifest(Path(counts["path"]), "ngrams")
+        spectrum = (
+            "SELECT n, sum(ngrams)::bigint FROM ngram_spectrum WHERE build_id = %s GROUP BY n ORDER BY n"
+        )
+        assert rows(spectrum, counts["build"]) == [(n, manifest.counts[f"n{n}"]) for n in (1, 2)]
+        head = "SELECT n, count(*) FROM ngrams WHERE build_id = %s GROUP BY n ORDER BY n"
+        assert rows(head, counts["build"]) == [(1, 50), (2, 50)]
 
     def test_goes_on_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
         made = flows.build_crest(**site.crest, backend="postgres")
@@ -247,10 +244,14 @@ class TestBuildCrest:
         assert again["path"] == made["path"]
         require_whole(live())
 
-    def test_texts_of_ones_own_need_a_name(self, flows: Any, site: Site, small_store: Path) -> None:
+    def test_what_cannot_be_built_is_refused_before_any_work(
+        self, flows: Any, site: Site, small_store: Path
+    ) -> None:
         for given in ({"corpus": Corpus(paths=[site.corpus])}, {"rest": small_store}):
             with pytest.raises(BuildError, match="needs a name: --param name=chat"):
                 flows.build_crest(**given, release="{name}")
+        with pytest.raises(OptionsError, match="choose one"):
+            flows.build_crest(**site.crest, max_bytes=100_000)
         assert states() == []
 
     def test_the_demonstration_takes_no_release_of_others(
@@ -275,18 +276,6 @@ class TestBuildCrest:
             connection.execute("INSERT INTO collections (name) VALUES ('chat')")
         with pytest.raises(CatalogueError, match="chat-crest is that of the collection chat"):
             flows.build_rest(tokenizer=tokenizer, release="chat-crest")
-
-    def test_a_choice_that_cannot_be_built_is_refused_before_any_work(self, flows: Any, site: Site) -> None:
-        with pytest.raises(OptionsError, match="choose one"):
-            flows.build_crest(**site.crest, max_bytes=100_000)
-        assert states() == []
-
-
-@pytest.fixture
-def questions(site: Site) -> dict[str, Any]:
-    """Return what a model is asked."""
-    prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
-    return {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
 
 
 class TestRebuild:
@@ -365,8 +354,10 @@ class TestRebuild:
 
 class TestGenerateResponses:
     def test_writes_a_corpus_that_other_flows_build_from(
-        self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
+        self, flows: Any, site: Site, model_folder: Path
     ) -> None:
+        prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
+        questions = {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
         made = flows.generate_responses(model=str(model_folder), questions=questions, name="own")
         path = made["path"]
         assert path == str(site.home / "corpora" / "own" / "answers.jsonl.zst")
@@ -376,6 +367,8 @@ class TestGenerateResponses:
         request = {"name": "own", "corpus": Corpus(paths=[Path(path)]), "tokenizer": str(site.tokenizer)}
         built = flows.build_rest(**request)
         assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
+        dense = flows.build_dresd(model=str(model_folder), questions=questions, name="own", dims=8)
+        assert load_manifest(Path(dense["path"])).corpus["sources"] == [path]
         fewer = {**questions, "limit": 4}  # other questions replace the answers
         other = flows.generate_responses(model=str(model_folder), questions=fewer, name="own")
         assert (other["path"], other["reused"], other["answers"] <= 4) == (path, False, True)
@@ -400,13 +393,6 @@ class TestBuildDresd:
         assert (again["build"], again["reused"]) == (made["build"], True)
         other = flows.build_dresd(**{**request_, "dtype": "int8", "max_length": 16})
         assert other["path"] != made["path"]
-
-    def test_from_the_models_own_answers(
-        self, flows: Any, site: Site, request_: dict[str, Any], questions: dict[str, Any]
-    ) -> None:
-        made = flows.build_dresd(**{**request_, "corpus": Corpus(), "questions": questions})
-        (source,) = load_manifest(Path(made["path"])).corpus["sources"]
-        assert source == str(site.home / "corpora" / "small" / "answers.jsonl.zst")
 
     def test_what_cannot_be_built_is_refused(
         self, flows: Any, site: Site, request_: dict[str, Any], tmp_path: Path

@@ -139,7 +139,7 @@ class TestTrees:
         rows = ask(session, f"{taken} WHERE build_id = :id ORDER BY n", id=build.id)
         assert [row[0] for row in rows] == [1, 2]
         for n, *found in rows:
-            raw, stored = ([row[place] for row in kept if row[1] == n] for place in (6, 7))
+            raw, stored = [row[6] for row in kept if row[1] == n], [row[7] for row in kept if row[1] == n]
             assert found[:3] == [len(raw), sum(raw), sum(stored)]
             assert [float(value) for value in found[3:]] == pytest.approx(
                 [fmean(raw), fmean(stored), sum(raw) / sum(stored)], abs=0.06

@@ -1,7 +1,7 @@
 """A real PostgreSQL for tests: one server for all, and databases that nobody else sees.
 
 `session` is for most tests: all that it does is undone. `database` is for what takes several connections or processes:
-a database of its own, which the commands use too.
+a database of its own, which the commands use too. `own_server` is for what stops the server or has other roles.
 
 DRAFTSTORE_TEST_DATABASE_URL names a server whose user may create databases; without it the embedded one runs.
 """
@@ -27,7 +27,7 @@ from schema.db import database as connections
 from schema.db.access import make_reader
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, alembic_config
 from schema.db.embedded import READER, join, stop
-from tests.fakes.servers import reachable_folder
+from tests.fakes.servers import PostgresServer, postgres_server, reachable_folder
 
 SERVER_VARIABLE = "DRAFTSTORE_TEST_DATABASE_URL"
 
@@ -116,6 +116,27 @@ def database_server() -> Iterator[str]:
             connection.execute("SELECT pg_reload_conf()")
         yield url
         stop(home)
+
+
+@pytest.fixture(scope="session")
+def _password_server() -> Iterator[PostgresServer]:
+    with postgres_server(arguments=("postgres", "-c", "fsync=off")) as server:
+        yield server
+
+
+@pytest.fixture
+def own_server(_password_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
+    """Return a server with a password on a port, which a test may stop; commands use its database, which is empty."""
+    server = _password_server
+    if server.process is None or server.process.poll() is not None:
+        server.start()
+    with psycopg.connect(server.url.rpartition("/")[0] + "/postgres", autocommit=True) as connection:
+        connection.execute("DROP DATABASE draftstore WITH (FORCE)")
+        connection.execute("CREATE DATABASE draftstore")
+    monkeypatch.setenv(URL_VARIABLE, server.url)
+    monkeypatch.delenv(READER_VARIABLE, raising=False)
+    monkeypatch.setattr(connections, "_current", set())
+    return server
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`python -m pipelines.serving`, as `make prefect` starts it: a real Prefect server, the deployments and their runs."""
 
-import base64
 import json
 import os
 import queue
@@ -9,8 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -65,30 +63,24 @@ class Local:
     def secret(self) -> str:
         return (self.state / AUTH_FILE).read_text(encoding="utf-8").strip()
 
-    def send(self, path: str, body: Any, method: str = "POST", **headers: str) -> Any:
-        """Send the server's API a request with these headers and no other."""
-        headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(
-            f"{self.url}/{path}", json.dumps(body).encode(), headers, method=method
+    @property
+    def auth(self) -> tuple[str, ...]:
+        return tuple(self.secret.split(":"))
+
+    def send(
+        self, path: str, body: Any = None, method: str = "POST", auth: Any = None, **headers: str
+    ) -> httpx.Response:
+        """Send the server's API a request, with the password only if `auth` says it."""
+        url = f"{self.url}/{path}"
+        return httpx.request(
+            method, url, json=body or {}, auth=auth, headers=headers, timeout=60, trust_env=False
         )
-        return urllib.request.urlopen(request, timeout=60)
 
     def ask(self, path: str, body: Any = None, method: str = "POST") -> Any:
         """Ask the server's API, again while its database is busy, as clients of Prefect do."""
-        while True:
-            try:
-                with self.send(path, body or {}, method, Authorization=basic(self.secret)) as answer:
-                    return json.loads(answer.read() or "null")
-            except urllib.error.HTTPError as error:
-                if error.code != 503:
-                    raise
-
-    def refusal(self, path: str, **headers: str) -> int:
-        """Return the status with which the server refuses a request."""
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            self.send(path, {}, **headers)
-        refused.value.close()
-        return refused.value.code
+        while (answer := self.send(path, body, method, auth=self.auth)).status_code == 503:
+            pass
+        return answer.raise_for_status().json() if answer.content else None
 
     def deployments(self) -> dict[str, Any]:
         """Return the deployments by the names of their flows."""
@@ -103,10 +95,8 @@ class Local:
         return str(self.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"])
 
     def state_of(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})[0][
-            "state"
-        ]
-        return found
+        [found] = self.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return dict(found["state"])
 
     def wait_for(self, run: str, name: str) -> dict[str, Any]:
         """Wait until a run has a state; return it."""
@@ -129,46 +119,32 @@ class Local:
         return found
 
 
-def basic(secret: str) -> str:
-    """Return the header `Authorization` for a user and password."""
-    return f"Basic {base64.b64encode(secret.encode()).decode()}"
-
-
-class Channel(ThreadingHTTPServer):
-    """What a webhook of a chat gets."""
-
-    def __init__(self) -> None:
-        self.texts: queue.Queue[str] = queue.Queue()
-        channel = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                channel.texts.put(json.loads(self.rfile.read(length))["text"])
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-
 @pytest.fixture
-def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
-    """Have notices sent to a channel of the test's own."""
-    with Channel() as server:
+def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.Queue[str]]:
+    """Return the texts that the webhook of a chat gets."""
+    texts: queue.Queue[str] = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            texts.put(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setenv("DRAFTSTORE_NOTIFY_URL", f"http://127.0.0.1:{server.server_port}/hook")
-        yield server
+        yield texts
         server.shutdown()
         thread.join()
 
 
 @pytest.fixture
 def local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, channel: Channel
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, notices: queue.Queue[str]
 ) -> Iterator[Local]:
     """Start everything, with a data folder and a database of the test's own."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
@@ -185,28 +161,42 @@ def rows(query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query.encode()).fetchall()
 
 
-@pytest.mark.slow
-def test_deployments_build_publish_and_run_nothing_else(
-    local: Local, tmp_path: Path, channel: Channel
-) -> None:
+def test_only_those_with_the_password_have_flows_run(local: Local) -> None:
     from pipelines.flows import FLOWS
 
-    deployments = local.deployments()
+    secret, deployments = local.secret, local.deployments()
     assert deployments.keys() == {"rebuild", *FLOWS}
-    for deployment in deployments.values():
-        assert deployment["global_concurrency_limit"]["limit"] == 1
-        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-        assert deployment["description"]
-        assert deployment["work_pool_name"] is None
     # One flow does all that is scheduled for a store, step after step. A corpus of one's own must be named first.
     schedules = {flow: each["schedules"] for flow, each in deployments.items() if each["schedules"]}
     assert {flow: [each["active"] for each in found] for flow, found in schedules.items()} == {
         "rebuild": [True],
         "build-crest": [False],
     }
-    planned = {"deployments": {"id": {"any_": [deployments["rebuild"]["id"]]}}}
-    until(lambda: local.ask("flow_runs/filter", planned), local.output, SECONDS)
+    for deployment in deployments.values():
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    start = f"deployments/{deployments['tokenize-corpus']['id']}/create_flow_run"
+    assert local.send("deployments/filter").status_code == 401
+    assert local.send(start, Origin="https://evil.example").status_code == 401
+    assert local.send(start, auth=("draftstore", "wrong")).status_code == 401
+    own = f"http://localhost:{local.port}"
+    for origin, allowed in (("https://evil.example", None), (own, own)):
+        answer = local.send("deployments/filter", auth=local.auth, Origin=origin)
+        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+    page = local.send("../ui-settings", method="GET")
+    assert page.json()["auth"] == "BASIC"  # the page asks for the password
+    assert not any(secret in command for command in local.processes())
 
+    assert local.stop() == 0, local.output()
+    until(lambda: local.processes() == [], local.processes)
+    logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")
+    assert secret.partition(":")[2] not in logs
+
+
+@pytest.mark.slow
+def test_deployments_build_publish_and_run_nothing_else(
+    local: Local, tmp_path: Path, notices: queue.Queue[str]
+) -> None:
     parameters = {
         "name": "own",
         "corpus": {"paths": [str(write_texts(tmp_path / "texts.jsonl", 60))]},
@@ -227,22 +217,8 @@ def test_deployments_build_publish_and_run_nothing_else(
     assert verify_files(Path(path), load_manifest(Path(path), "crest")) == []
     assert any("finished" in line["message"] for line in local.ask("logs/filter", {"limit": 200}))
 
-    # Only those with the password have flows run.
-    secret, deployment = local.secret, deployments["tokenize-corpus"]["id"]
-    assert (local.state / AUTH_FILE).stat().st_mode & 0o777 == 0o600
-    assert not any(secret in command for command in local.processes())
-    start = f"deployments/{deployment}/create_flow_run"
-    assert local.refusal("deployments/filter") == 401
-    assert local.refusal(start, Origin="https://evil.example") == 401
-    assert local.refusal(start, Authorization=basic("draftstore:wrong")) == 401
-    own = f"http://localhost:{local.port}"
-    for origin, allowed in (("https://evil.example", None), (own, own)):
-        with local.send("deployments/filter", {}, Origin=origin, Authorization=basic(secret)) as answer:
-            assert answer.headers["Access-Control-Allow-Origin"] == allowed
-    with urllib.request.urlopen(f"{local.url.removesuffix('/api')}/ui-settings", timeout=60) as answer:
-        assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
-
     # Whatever else of a run the server was told, its flow runs. It is refused, and says why.
+    deployment = local.deployments()["tokenize-corpus"]["id"]
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
     evil = {"script": f"touch {tmp_path / 'pwned'}"}
     changes = {
@@ -253,25 +229,19 @@ def test_deployments_build_publish_and_run_nothing_else(
     local.ask(f"deployments/{deployment}", changes, "PATCH")
     variables = {"command": f"touch {tmp_path / 'pwned'}", "env": {"PYTHONPATH": str(tmp_path)}}
     asked = {"parameters": {"corpus": {"paths": [str(tmp_path)]}}, "job_variables": variables}
-    run = local.ask(start, asked)["id"]
+    run = local.ask(f"deployments/{deployment}/create_flow_run", asked)["id"]
     reason = "a store of your own texts needs a name: --param name=chat"
-    message = local.wait_for(run, "Failed")["message"]
-    assert reason in message.splitlines()[0]
+    assert reason in local.wait_for(run, "Failed")["message"].splitlines()[0]
     assert reason in local.output()
-    notice = channel.texts.get(timeout=SECONDS)
-    assert "a run failed" in notice
-    assert "tokenize-corpus" in notice
-    assert reason in notice
+    notice = notices.get(timeout=SECONDS)
+    assert all(words in notice for words in ("a run failed", "tokenize-corpus", reason))
     assert not (tmp_path / "pwned").exists()
-
-    assert local.stop() == 0, local.output()
-    until(lambda: local.processes() == [], local.processes)
-    logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")
-    assert secret.partition(":")[2] not in logs
 
 
 @pytest.mark.slow
-def test_runs_that_are_cut_off_are_marked_and_resume(local: Local, tmp_path: Path, channel: Channel) -> None:
+def test_runs_that_are_cut_off_are_marked_and_resume(
+    local: Local, tmp_path: Path, notices: queue.Queue[str]
+) -> None:
     tokenizer = str(small_tokenizer_folder(tmp_path / "tokenizer"))
     quick = {"name": "own", "corpus": {"paths": [str(write_texts(tmp_path / "texts.jsonl", 60))]}}
     slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 60_000))]}}
@@ -315,7 +285,7 @@ def test_runs_that_are_cut_off_are_marked_and_resume(local: Local, tmp_path: Pat
     local.start()
     state = local.state_of(run)
     assert (state["name"], state["message"].partition(":")[0]) == ("Crashed", "this run was cut off")
-    while "this run was cut off" not in channel.texts.get(timeout=SECONDS):
+    while "this run was cut off" not in notices.get(timeout=SECONDS):
         pass  # notices of runs that had just begun when it was stopped
     local.wait_for(local.run("build-rest", **slow), "Completed")
     states = rows("SELECT state FROM builds WHERE name = 'slow' ORDER BY id")
@@ -335,22 +305,17 @@ def test_deployments_name_parameters_that_exist() -> None:
         flow.validate_parameters(required | settings["parameters"])
 
 
-def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+def test_a_port_or_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    def refusal(port: int) -> str:
         result = CliRunner().invoke(main, ["--port", str(port), "--state", str(tmp_path)])
-    assert result.exit_code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in result.output
-    assert "--port" in result.output
+        assert result.exit_code == 1
+        return result.output
 
-
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refusal(port)
     with locked_directory(tmp_path):
-        result = CliRunner().invoke(main, ["--port", str(free_port()), "--state", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "another `make prefect`" in result.output
+        assert "another `make prefect`" in refusal(free_port())
 
 
 class TestSecret:
@@ -361,10 +326,7 @@ class TestSecret:
         assert len(secret.partition(":")[2]) == 64
         (path,) = tmp_path.iterdir()
         assert path.stat().st_mode & 0o777 == 0o600
-
-    def test_that_others_can_read_is_refused(self, tmp_path: Path) -> None:
-        auth_string(tmp_path)
-        (tmp_path / AUTH_FILE).chmod(0o644)
+        path.chmod(0o644)
         with pytest.raises(SecretError, match="remove the file"):
             auth_string(tmp_path)
 

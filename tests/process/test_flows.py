@@ -10,18 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import psycopg
 import pytest
-from click.testing import CliRunner
-from pydantic import ValidationError
 
-from draftstore.answers.journal import Journal, StoredAnswer
-from draftstore.cli import cli
 from draftstore.errors import (
     BuildError,
     BuildRunningError,
@@ -30,38 +26,31 @@ from draftstore.errors import (
     TruncatedCorpusError,
 )
 from draftstore.options import OptionsError
-from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.building import Workers
 from draftstore.stores.crest import build as crest_module
 from draftstore.stores.crest.build import build_crest
-from draftstore.stores.dresd import build as dresd_module
-from draftstore.stores.dresd.build import build_dresd
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest import build as rest_module
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.stores.rest.store import RestStore
 from draftstore.text.python_source import Source
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
 from pipelines import ledger as ledgers
-from pipelines import progress, steps
-from pipelines.corpora import resolve_corpus, resolve_tokenizer
+from pipelines import steps
+from pipelines.corpora import resolve_corpus
 from pipelines.ledger import Ledger
 from pipelines.parameters import Corpus
-from pipelines.places import store_path
-from pipelines.progress import StepLog, StepLogs
 from pipelines.renewal import Dense, Distilling
 from pipelines.retries import is_transient
-from schema.catalogue import CatalogueError, RefusedError
-from schema.catalogue.recordings import Rule, add_recording
+from schema.catalogue import CatalogueError, RefusedError, rollback
 from schema.collections.collecting import NewSource, add_sources
-from schema.db.database import URL_VARIABLE, connect, migrate
+from schema.db.database import connect, migrate
 from schema.db.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
 from schema.db.home import HOME_VARIABLE
 from tests import ROOT
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder, write_texts
-from tests.fakes.servers import PostgresServer, postgres_server
+from tests.fakes.servers import PostgresServer
 from tests.unit.hf.test_loading import model_folder
 
 __all__ = ["model_folder"]  # a fixture
@@ -151,36 +140,16 @@ def require_whole(store: Path | None) -> None:
     opened.close()
 
 
-class TestTokenizeCorpus:
-    def test_writes_shards_that_open(self, flows: Any, site: Site) -> None:
-        made = flows.tokenize_corpus(**site.request)
-        shards = open_shards(Path(made["path"]))
-        assert (shards.document_count, made["kind"], made["reused"]) == (60, "tokens", False)
-        assert verify_files(Path(made["path"]), load_manifest(Path(made["path"]), "tokens")) == []
-        assert states() == [("tokens", "finished")]
-
-    def test_finds_them_again(self, flows: Any, site: Site) -> None:
-        made = flows.tokenize_corpus(**site.request)
-        again = flows.tokenize_corpus(**site.request)
-        assert (again["build"], again["reused"]) == (made["build"], True)
-
-    def test_has_the_corpus_of_the_rest_store(self, flows: Any, site: Site) -> None:
-        flows.tokenize_corpus(**site.request)
-        flows.build_rest(**site.request)
-        assert rows("SELECT count(DISTINCT corpus_id), count(*) FROM builds") == [(1, 2)]
-
-
 class TestBuildRest:
-    def test_builds_a_store(self, flows: Any, site: Site) -> None:
-        made = flows.build_rest(**site.request, release="live")
-        assert RestStore.open(made["path"]).manifest.name == "small"
-        assert live() == Path(made["path"])
-        assert made["path"].startswith(str(site.home / "stores" / "small"))
-        assert states() == [("tokens", "finished"), ("rest", "finished")]
-
     def test_another_corpus_gets_another_directory(self, flows: Any, site: Site) -> None:
+        tokens = flows.tokenize_corpus(**site.request)
+        shards = open_shards(Path(tokens["path"]))
+        assert (shards.document_count, tokens["kind"], tokens["reused"]) == (60, "tokens", False)
         first = flows.build_rest(**site.request, release="live")
-        before = load_manifest(Path(first["path"]))
+        assert states() == [("tokens", "finished"), ("rest", "finished")]
+        assert rows("SELECT count(DISTINCT corpus_id) FROM builds") == [(1,)]
+        assert first["path"].startswith(str(site.home / "stores" / "small"))
+        before = load_manifest(Path(first["path"]), "rest")
         site.write(seed=1)
         second = flows.build_rest(**site.request, release="live")
         assert second["path"] != first["path"]
@@ -202,35 +171,13 @@ class TestBuildRest:
         forced = flows.build_rest(**allowed, release="live", force=["corpus", "tokens", "bad-records"])
         assert live() == Path(forced["path"])
 
-    def test_what_replays_worse_does_not_go_live(self, flows: Any, site: Site) -> None:
-        recorded = site.corpus.with_name("recorded.jsonl")
-        texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()[:8]]
-        recorded.write_text("".join(json.dumps({"prompt": "say", "output": text}) + "\n" for text in texts))
-        with Ledger() as ledger, ledger.session() as session:
-            add_recording(session, Rule(name="said", path=recorded), ["live"])
-        before = flows.build_rest(**site.request, release="live")
-        numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
-        site.corpus.write_text("\n".join(numbers), encoding="utf-8")
-        sized = ["corpus", "tokens"]
-        with pytest.raises(
-            RefusedError, match=r"does not go live as live: replay: said has an accepted length"
-        ):
-            flows.build_rest(**site.request, release="live", force=sized)
-        assert live() == Path(before["path"])
-        assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
-        flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
-        assert live() != Path(before["path"])
-
     def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
         made = []
         for seed in range(3):
             site.write(seed)
             made.append(flows.build_rest(**site.request, release="live", keep=1))
-        assert [Path(each["path"]).exists() for each in made] == [
-            False,
-            True,
-            True,
-        ]  # one to roll back to, one live
+        exist = [Path(each["path"]).exists() for each in made]
+        assert exist == [False, True, True]  # one to roll back to, one live
         assert states() == [("rest", "finished"), ("tokens", "finished"), ("rest", "finished")]
 
     def test_bad_input_fails_at_once_and_says_why(
@@ -243,9 +190,8 @@ class TestBuildRest:
         with pytest.raises(CorpusError, match="line 2"):
             flows.build_rest(**{**site.request, "corpus": strict})
         tokenizing.assert_called_once()  # nobody tries again
-        ((state, error),) = rows("SELECT state, error FROM builds")
-        assert state == "failed"
-        assert "line 2" in error
+        ((state, error, finished),) = rows("SELECT state, error, finished_at FROM builds")
+        assert (state, "line 2" in error, finished is not None) == ("failed", True, True)
 
     def test_reading_that_fails_once_is_tried_again(
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
@@ -264,53 +210,31 @@ class TestBuildRest:
         assert states() == [("tokens", "finished"), ("rest", "finished")]
 
 
-class TestCountNgrams:
-    def test_counts_into_files_and_database(self, flows: Any, site: Site) -> None:
-        rest = flows.build_rest(**site.request)
-        made = flows.count_ngrams(name="counts", rest=rest["path"], max_n=2, head=50)
-        manifest = load_manifest(Path(made["path"]), "ngrams")
-        spectrum = rows("SELECT n, sum(ngrams)::bigint FROM ngram_spectrum GROUP BY n ORDER BY n")
-        assert spectrum == [(n, manifest.counts[f"n{n}"]) for n in (1, 2)]
-        assert rows("SELECT n, count(*) FROM ngrams GROUP BY n ORDER BY n") == [(1, 50), (2, 50)]
-        assert rows("SELECT source_id FROM builds WHERE id = %s", made["build"]) == [(rest["build"],)]
-
-    def test_builds_the_rest_store_of_a_corpus(self, flows: Any, site: Site) -> None:
-        flows.count_ngrams(**site.request, max_n=2)
-        assert states() == [("tokens", "finished"), ("rest", "finished"), ("ngrams", "finished")]
-
-
 class TestBuildCrest:
-    def test_builds_registers_and_publishes(self, flows: Any, site: Site) -> None:
+    def test_builds_registers_and_publishes_once(self, flows: Any, site: Site) -> None:
         made = flows.build_crest(**site.crest)
         require_whole(live())
         assert live() == Path(made["path"])
         assert states() == [(kind, "finished") for kind in ("tokens", "rest", "ngrams", "crest")]
-        assert rows("SELECT count(*) FROM kept_ngrams WHERE build_id = %s", made["build"]) == [
-            (made["entries"],)
-        ]
+        assert rows("SELECT count(*) FROM kept_ngrams") == [(made["entries"],)]
         ((timings, backends),) = rows("SELECT timings, backends FROM builds WHERE id = %s", made["build"])
         assert "packing" in timings
         assert backends == ["lmdb"]
-
-    def test_does_nothing_twice(self, flows: Any, site: Site) -> None:
-        first = flows.build_crest(**site.crest)
-        second = flows.build_crest(**site.crest)
-        assert (second["build"], second["reused"], len(states())) == (first["build"], True, 4)
+        again = flows.build_crest(**site.crest)
+        assert (again["build"], again["reused"], len(states())) == (made["build"], True, 4)
         assert rows("SELECT count(*) FROM release_moves") == [(1,)]
-
-    @pytest.mark.parametrize("backend", ["postgres", "both"])
-    def test_other_backends(self, flows: Any, site: Site, backend: str) -> None:
-        made = flows.build_crest(**site.crest, backend=backend)
-        require_whole(live())
-        assert rows("SELECT count(*) FROM trees WHERE build_id = %s", made["build"]) == [(made["entries"],)]
-
-    def test_from_a_finished_rest_store(self, flows: Any, site: Site, small_store: Path) -> None:
-        made = flows.build_crest(name="other", rest=small_store, ngrams=NGRAMS)
-        assert load_manifest(Path(made["path"])).parameters["source"] == str(small_store)
-        assert [kind for kind, _ in states()] == ["rest", "ngrams", "crest"]
+        counts = flows.count_ngrams(**site.request, max_n=2, head=50)
+        manifest = load_manifest(Path(counts["path"]), "ngrams")
+        spectrum = (
+            "SELECT n, sum(ngrams)::bigint FROM ngram_spectrum WHERE build_id = %s GROUP BY n ORDER BY n"
+        )
+        assert rows(spectrum, counts["build"]) == [(n, manifest.counts[f"n{n}"]) for n in (1, 2)]
+        head = "SELECT n, count(*) FROM ngrams WHERE build_id = %s GROUP BY n ORDER BY n"
+        assert rows(head, counts["build"]) == [(1, 50), (2, 50)]
 
     def test_goes_on_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
         made = flows.build_crest(**site.crest, backend="postgres")
+        assert rows("SELECT count(*) FROM trees") == [(made["entries"],)]
         with connect() as connection:  # what a kill between the two leaves
             connection.execute("DELETE FROM release_moves")
             connection.execute("DELETE FROM releases")
@@ -320,50 +244,38 @@ class TestBuildCrest:
         assert again["path"] == made["path"]
         require_whole(live())
 
-    def test_texts_of_ones_own_need_a_name(self, flows: Any, site: Site, small_store: Path) -> None:
+    def test_what_cannot_be_built_is_refused_before_any_work(
+        self, flows: Any, site: Site, small_store: Path
+    ) -> None:
         for given in ({"corpus": Corpus(paths=[site.corpus])}, {"rest": small_store}):
             with pytest.raises(BuildError, match="needs a name: --param name=chat"):
                 flows.build_crest(**given, release="{name}")
+        with pytest.raises(OptionsError, match="choose one"):
+            flows.build_crest(**site.crest, max_bytes=100_000)
         assert states() == []
 
     def test_the_demonstration_takes_no_release_of_others(
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(
-            "pipelines.corpora._library_sources", lambda: [Source("a.py", site.corpus.read_text())]
-        )
-        quick = {"tokenizer": str(site.tokenizer), "ngrams": NGRAMS, "max_n": 3}
+        sources = [Source("a.py", site.corpus.read_text())]
+        monkeypatch.setattr("pipelines.corpora._library_sources", lambda: sources)
+        tokenizer = str(site.tokenizer)
         for _ in range(2):
-            made = flows.build_crest(**quick, release="{name}")
-            assert (made["name"], made["release"]) == ("demo", "demo")
-        own = flows.build_crest(**{**site.crest, "release": "{name}"})
+            demo = flows.build_rest(tokenizer=tokenizer, release="{name}")
+            assert (demo["name"], demo["release"]) == ("demo", "demo")
+        own = flows.build_rest(**site.request, release="{name}")
         builds = states()
         assert (own["release"], live("small")) == ("small", Path(own["path"]))
-        with pytest.raises(
-            CatalogueError, match=rf"small is that of build {own['build']} .*, and this is .* demonstration"
-        ):
-            flows.build_crest(**quick, name="small", release="small")
+        with pytest.raises(CatalogueError, match=rf"small is that of build {own['build']} .* demonstration"):
+            flows.build_rest(tokenizer=tokenizer, name="small", release="small")
         assert states() == builds  # refused before any work
-        demo = flows.build_rest(tokenizer=str(site.tokenizer))
         with pytest.raises(CatalogueError, match="small is that of build"):
-            flows.build_crest(**quick, rest=demo["path"], name="small", release="small")
+            flows.build_crest(rest=demo["path"], ngrams=NGRAMS, name="small", release="small")
         assert live("small") == Path(own["path"])
         with connect() as connection:
             connection.execute("INSERT INTO collections (name) VALUES ('chat')")
         with pytest.raises(CatalogueError, match="chat-crest is that of the collection chat"):
-            flows.build_crest(**quick, release="chat-crest")
-
-    def test_a_choice_that_cannot_be_built_is_refused_before_any_work(self, flows: Any, site: Site) -> None:
-        with pytest.raises(OptionsError, match="choose one"):
-            flows.build_crest(**site.crest, max_bytes=100_000)
-        assert states() == []
-
-
-@pytest.fixture
-def questions(site: Site) -> dict[str, Any]:
-    """Return what a model is asked."""
-    prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
-    return {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
+            flows.build_rest(tokenizer=tokenizer, release="chat-crest")
 
 
 class TestRebuild:
@@ -382,46 +294,32 @@ class TestRebuild:
         )
 
     def test_builds_publishes_and_then_has_nothing_to_do(
-        self, rebuild: Callable[..., Any], site: Site
-    ) -> None:
-        (first,) = rebuild()
-        released = dict(rows("SELECT name, build_id FROM releases"))
-        assert released == {"small": first["rest"]["build"], "small-crest": first["crest"]["build"]}
-        (again,) = rebuild()
-        assert (again["added"], again["removed"], again["unchanged"], again["crest"]) == (0, 0, True, None)
-        assert dict(rows("SELECT name, build_id FROM releases")) == released
-        with site.corpus.open("a") as file:
-            file.write('{"text": "the house by the river"}\n')
-        (grown,) = rebuild(collections=["small"], keep=1)
-        assert (grown["added"], grown["removed"], grown["crest"]) == (1, 0, None)
-        assert rows("SELECT build_id FROM releases WHERE name = 'small'") == [(grown["rest"]["build"],)]
-        require_whole(Path(grown["rest"]["path"]))
-
-    def test_a_dense_store_is_made_when_it_is_due(
         self, rebuild: Callable[..., Any], site: Site, model_folder: Path
     ) -> None:
         dense = Dense(model=str(model_folder), dims=8)
-        (first,) = rebuild(distilling=None, dense=dense)
-        made = first["dense"]
-        assert rows("SELECT name, build_id FROM releases ORDER BY name") == [
-            ("small", first["rest"]["build"]), ("small-dense", made["build"]),
-        ]  # fmt: skip
-        assert verify_files(Path(made["path"]), load_manifest(Path(made["path"]), "dresd")) == []
-        assert states() == [("rest", "finished"), ("tokens", "finished"), ("dresd", "finished")]
+        (first,) = rebuild(dense=dense)
+        kinds = {"small": "rest", "small-crest": "crest", "small-dense": "dense"}
+        released = dict(rows("SELECT name, build_id FROM releases"))
+        assert released == {name: first[kind]["build"] for name, kind in kinds.items()}
+        for name in kinds:
+            store = live(name)
+            assert store is not None
+            assert verify_files(store, load_manifest(store)) == []
+        (again,) = rebuild(dense=dense)
+        assert (again["added"], again["removed"], again["unchanged"]) == (0, 0, True)
+        assert (again["crest"], again["dense"]) == (None, None)
+        assert dict(rows("SELECT name, build_id FROM releases")) == released
         with site.corpus.open("a") as file:
             file.write('{"text": "the house by the river"}\n')
-        (grown,) = rebuild(distilling=None, dense=dense, keep=1)
-        assert (grown["added"], grown["dense"]) == (1, None)
-        (again,) = rebuild(distilling=None, dense=dense, keep=1)
-        assert (again["unchanged"], again["dense"]) == (True, None)
+        (grown,) = rebuild(collections=["small"], dense=dense, keep=1)
+        assert (grown["added"], grown["removed"], grown["crest"], grown["dense"]) == (1, 0, None, None)
+        assert live("small") == Path(grown["rest"]["path"])
+        require_whole(live("small"))
         site.corpus.write_text("".join(site.corpus.read_text().splitlines(keepends=True)[1:]))
-        (less,) = rebuild(distilling=None, dense=dense)
-        assert (less["removed"], less["dense"]["reused"]) == (1, False)
-        (other,) = rebuild(distilling=None, dense=dense.changed(dtype="int8"))
-        assert load_manifest(Path(other["dense"]["path"])).parameters["dtype"] == "int8"
-        assert rows("SELECT build_id FROM releases WHERE name = 'small-dense'") == [
-            (other["dense"]["build"],)
-        ]
+        (less,) = rebuild(dense=dense.changed(dtype="int8"))
+        assert (less["removed"], less["crest"]["reused"], less["dense"]["reused"]) == (1, False, False)
+        assert load_manifest(Path(less["dense"]["path"])).parameters["dtype"] == "int8"
+        assert live("small-dense") == Path(less["dense"]["path"])
 
     def test_a_model_with_another_tokenizer_is_refused_before_any_work(
         self, rebuild: Callable[..., Any], tmp_path: Path, model_folder: Path
@@ -438,35 +336,10 @@ class TestRebuild:
         with site.corpus.open("a") as file:
             file.write('{"text": "the house by the river"}\n')
         rebuild(distilling=None)
-        result = CliRunner().invoke(cli, ["releases", "rollback", "small"], catch_exceptions=False)
-        assert result.exit_code == 0
+        with Ledger() as ledger:
+            rollback(ledger.session, "small")
         rebuild(distilling=None)
         assert rows("SELECT build_id FROM releases") == [(first["rest"]["build"],)]
-
-    def test_no_transaction_stays_open_while_a_store_is_verified(
-        self, rebuild: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from pipelines import tasks
-
-        waiting = "datname = current_database() AND state = 'idle in transaction'"
-        seen: list[list[Any]] = []
-
-        def publish(*_: Any) -> list[str]:
-            seen.append(rows(f"SELECT query FROM pg_stat_activity WHERE {waiting}"))
-            return []
-
-        monkeypatch.setattr(tasks, "publish", publish)
-        rebuild(distilling=None)
-        assert seen == [[]]
-
-    def test_what_is_too_different_does_not_go_live(self, rebuild: Callable[..., Any], site: Site) -> None:
-        (first,) = rebuild(distilling=None)
-        site.write(seed=1, documents=20)
-        with pytest.raises(RefusedError, match=r"tokens: .* fewer than"):
-            rebuild(distilling=None)
-        assert rows("SELECT build_id FROM releases") == [(first["rest"]["build"],)]
-        (forced,) = rebuild(distilling=None, force=["corpus", "tokens"])
-        assert rows("SELECT build_id FROM releases") == [(forced["rest"]["build"],)]
 
     def test_one_that_fails_does_not_stop_the_others(self, rebuild: Callable[..., Any], site: Site) -> None:
         gone = site.corpus.with_name("gone.jsonl")
@@ -478,63 +351,27 @@ class TestRebuild:
             rebuild(distilling=None)
         assert rows("SELECT name FROM releases") == [("small",)]
 
-    def test_without_collections(self, flows: Any, site: Site) -> None:
-        from pipelines.renewal import rebuild
-
-        flows.build_rest(**site.request)
-        site.write(seed=1)
-        flows.build_rest(**site.request)
-        builds = states()
-        assert rebuild(keep=1) == []
-        assert states() == builds
-
 
 class TestGenerateResponses:
     def test_writes_a_corpus_that_other_flows_build_from(
-        self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
+        self, flows: Any, site: Site, model_folder: Path
     ) -> None:
+        prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
+        questions = {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
         made = flows.generate_responses(model=str(model_folder), questions=questions, name="own")
         path = made["path"]
         assert path == str(site.home / "corpora" / "own" / "answers.jsonl.zst")
         assert (made["reused"], made["answers"] > 5) == (False, True)
-        assert flows.generate_responses(model=str(model_folder), questions=questions, name="own") == {
-            **made,
-            "reused": True,
-        }
+        again = flows.generate_responses(model=str(model_folder), questions=questions, name="own")
+        assert again == {**made, "reused": True}
         request = {"name": "own", "corpus": Corpus(paths=[Path(path)]), "tokenizer": str(site.tokenizer)}
         built = flows.build_rest(**request)
         assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
-
-    def test_other_questions_replace_the_answers(
-        self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
-    ) -> None:
-        first = flows.generate_responses(model=str(model_folder), questions=questions, name="own")
-        second = flows.generate_responses(
-            model=str(model_folder), questions={**questions, "limit": 4}, name="own"
-        )
-        assert (second["path"], second["reused"]) == (first["path"], False)
-        assert second["answers"] <= 4
-
-    def test_disk_errors_pass_and_it_goes_on(
-        self,
-        flows: Any,
-        site: Site,
-        model_folder: Path,
-        questions: dict[str, Any],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        calls: list[int] = []
-        add = Journal.add
-
-        def flaky(journal: Journal, answer: StoredAnswer) -> None:
-            calls.append(answer.number)
-            if len(calls) == 3:
-                raise OSError(errno.EIO, "Input/output error")
-            add(journal, answer)
-
-        monkeypatch.setattr(Journal, "add", flaky)
-        made = flows.generate_responses(model=str(model_folder), questions=questions, name="own", batch=2)
-        assert (len(set(calls)), len(calls), made["reused"]) == (10, 11, False), "only the failed one twice"
+        dense = flows.build_dresd(model=str(model_folder), questions=questions, name="own", dims=8)
+        assert load_manifest(Path(dense["path"])).corpus["sources"] == [path]
+        fewer = {**questions, "limit": 4}  # other questions replace the answers
+        other = flows.generate_responses(model=str(model_folder), questions=fewer, name="own")
+        assert (other["path"], other["reused"], other["answers"] <= 4) == (path, False, True)
 
 
 class TestBuildDresd:
@@ -550,42 +387,12 @@ class TestBuildDresd:
         assert states() == [("tokens", "finished"), ("dresd", "finished")]
         manifest = load_manifest(Path(made["path"]))
         assert (manifest.target_model, manifest.parameters["dims"]) == ("small-model", 8)
-        ((timings, source),) = rows("SELECT timings, source_id FROM builds WHERE id = %s", made["build"])
+        ((timings,),) = rows("SELECT timings FROM builds WHERE id = %s", made["build"])
         assert timings.keys() >= {"embedding", "grouping", "hashing"}
-        assert rows("SELECT kind FROM builds WHERE id = %s", source) == [("tokens",)]
         again = flows.build_dresd(**request_, release="live")
         assert (again["build"], again["reused"]) == (made["build"], True)
-
-    def test_other_options_get_another_directory(
-        self, flows: Any, site: Site, request_: dict[str, Any]
-    ) -> None:
-        first = flows.build_dresd(**request_)
-        second = flows.build_dresd(**{**request_, "dtype": "int8", "max_length": 16})
-        assert second["path"] != first["path"]
-        assert load_manifest(Path(second["path"])).parameters["dtype"] == "int8"
-
-    def test_from_the_models_own_answers(
-        self, flows: Any, site: Site, request_: dict[str, Any], questions: dict[str, Any]
-    ) -> None:
-        made = flows.build_dresd(**{**request_, "corpus": Corpus(), "questions": questions})
-        (source,) = load_manifest(Path(made["path"])).corpus["sources"]
-        assert source == str(site.home / "corpora" / "small" / "answers.jsonl.zst")
-
-    def test_goes_on_where_it_was_cut_off(
-        self, flows: Any, site: Site, request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        attempts: list[Path] = []
-
-        def flaky(*arguments: Any, **options: Any) -> Any:
-            attempts.append(arguments[3])
-            if len(attempts) == 1:
-                raise OSError(errno.EIO, "Input/output error")
-            return build_dresd(*arguments, **options)
-
-        monkeypatch.setattr(dresd_module, "build_dresd", flaky)
-        made = flows.build_dresd(**request_)
-        assert attempts == [Path(made["path"])] * 2
-        assert states() == [("tokens", "finished"), ("dresd", "finished")]
+        other = flows.build_dresd(**{**request_, "dtype": "int8", "max_length": 16})
+        assert other["path"] != made["path"]
 
     def test_what_cannot_be_built_is_refused(
         self, flows: Any, site: Site, request_: dict[str, Any], tmp_path: Path
@@ -603,24 +410,6 @@ def test_flows_are_imported_without_torch() -> None:
     assert ran.stdout.strip() == ""
 
 
-class TestParameters:
-    @pytest.mark.parametrize(
-        "wrong",
-        [{"max_n": 9}, {"name": "../x"}, {"name": ""}, {"backend": "stone"}, {"corpus": {"path": "x"}}],
-    )
-    def test_others_are_refused(self, orchestrator: str, wrong: dict[str, Any]) -> None:
-        from prefect.exceptions import ParameterTypeError
-
-        from pipelines import flows
-
-        with pytest.raises(ParameterTypeError):
-            flows.FLOWS["build-crest"].validate_parameters({**wrong})
-
-    def test_a_misspelt_key_of_the_corpus_is_refused(self) -> None:
-        with pytest.raises(ValidationError):
-            Corpus.model_validate({"globs": ["*.py"]})
-
-
 class TestDefaults:
     def test_corpus_is_the_standard_library_without_its_tests(self, tmp_path: Path) -> None:
         corpus = resolve_corpus(Corpus(), tmp_path)
@@ -632,108 +421,31 @@ class TestDefaults:
         assert resolve_corpus(Corpus(), tmp_path) == corpus
         assert path.stat().st_mtime_ns == before
 
-    def test_corpus_that_is_named_stays(self, tmp_path: Path) -> None:
-        corpus = Corpus(paths=[tmp_path])
-        assert resolve_corpus(corpus, tmp_path) is corpus
 
-    def test_tokenizer_is_the_one_of_the_quickstart(self, tmp_path: Path) -> None:
-        assert resolve_tokenizer(None, tmp_path).vocab_size > 10_000
-
-
-class TestPlaces:
-    def test_one_for_each_content(self, tmp_path: Path) -> None:
-        places = {store_path(tmp_path, "rest", "a", x=1), store_path(tmp_path, "rest", "a", x=2)}
-        places |= {store_path(tmp_path, "rest", "b", x=1), store_path(tmp_path, "crest", "a", x=1)}
-        assert len(places) == 4
-        assert store_path(tmp_path, "rest", "a", x=1) in places
-
-
-class TestRetries:
-    @pytest.mark.parametrize(
-        "error",
-        [
-            OSError(errno.EIO, "Input/output error"),
-            ConnectionResetError(errno.ECONNRESET, "reset"),
-            DatabaseAwayError("away"),
-            DatabaseTimeoutError("slow"),
-            psycopg.OperationalError("connection to server failed"),
-        ],
-    )
-    def test_what_is_transient(self, error: Exception) -> None:
-        assert is_transient(error)
-        wrapped = BuildError("the build failed")
-        wrapped.__cause__ = error
-        assert is_transient(wrapped)
-
-    @pytest.mark.parametrize(
-        "error",
-        [
-            OSError(errno.ENOSPC, "No space left on device"),
-            FileNotFoundError(errno.ENOENT, "No such file"),
-            PermissionError(errno.EACCES, "Permission denied"),
-            DatabaseAccessError("wrong password"),
-            CorpusError("no text"),
-            ValueError("a bug"),
-        ],
-    )
-    def test_what_stays(self, error: Exception) -> None:
-        assert not is_transient(error)
-
-    def test_a_cause_that_was_cut_off_does_not_count(self) -> None:
-        def refuse() -> None:
-            try:
-                raise BlockingIOError(errno.EAGAIN, "locked")
-            except BlockingIOError:
-                raise BuildError("another build is running") from None
-
-        with pytest.raises(BuildError) as caught:
-            refuse()
-        assert not is_transient(caught.value)
-
-
-class Recorder:
-    """A logger that keeps its lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def info(self, text: str, *values: Any) -> None:
-        self.lines.append(text % values)
-
-
-class TestProgress:
-    def test_one_line_in_a_while_and_one_at_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        logger, now = Recorder(), 0.0
-        monkeypatch.setattr(progress, "monotonic", lambda: now)
-        step = StepLog(logger, "sorting", "tokens")  # type: ignore[arg-type]
-        for done in range(0, 101, 10):
-            step(done, 100)
-            now += 1.0
-        assert logger.lines == [
-            "sorting: 50 of 100 tokens (50%), 10 tokens/s",
-            "sorting: 100 of 100 tokens (100%), 10 tokens/s",
-        ]
-
-    def test_steps_know_how_long_they_took(self) -> None:
-        logs = StepLogs(Recorder())  # type: ignore[arg-type]
-        with logs.working():
-            logs.step("tokenizing", "tokens")(0, None)
-            time.sleep(0.05)
-            logs.step("tokenizing", "tokens")(5, None)
-        assert logs.timings.keys() == {"tokenizing", "other"}
-        assert logs.timings["tokenizing"] >= 0.05
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (OSError(errno.EIO, "Input/output error"), True),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), True),
+        (DatabaseTimeoutError("slow"), True),
+        (psycopg.OperationalError("connection to server failed"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (DatabaseAccessError("wrong password"), False),
+        (CorpusError("no text"), False),
+    ],
+)
+def test_what_is_worth_a_retry(error: Exception, transient: bool) -> None:
+    wrapped = BuildError("the build failed")
+    wrapped.__cause__ = error
+    assert is_transient(error) == is_transient(wrapped) == transient
+    wrapped.__cause__, wrapped.__context__ = None, error
+    assert is_transient(wrapped) == transient
+    wrapped.__suppress_context__ = True
+    assert not is_transient(wrapped)
 
 
 class TestLedger:
-    def test_a_failure_is_told_to_the_catalogue(self, site: Site) -> None:
-        site.corpus.write_text("", encoding="utf-8")
-        with pytest.raises(CorpusError), Ledger() as ledger:
-            steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
-        ((state, error, finished),) = rows("SELECT state, error, finished_at FROM builds")
-        assert state == "failed"
-        assert "no text" in error
-        assert finished is not None
-
     def test_two_runs_at_one_place_do_not_mix(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def second_run(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(rest_module, "build_rest", build_rest)
@@ -755,24 +467,6 @@ class TestLedger:
         )
         assert (failed, finished) == ("failed", "finished")
         assert "another run registered" in error
-
-    def test_a_build_that_another_run_is_making_is_waited_for(
-        self, site: Site, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        other, recorder = ExitStack(), Recorder()
-
-        def begin_second(options: Any, tokenizer: Any, path: Path, **more: Any) -> Any:
-            monkeypatch.setattr(steps, "build_tokens", build_tokens)
-            other.enter_context(locked_directory(path.parent / f".{path.name}.partial"))
-            return build_tokens(options, tokenizer, path, **more)
-
-        monkeypatch.setattr(steps, "build_tokens", begin_second)
-        monkeypatch.setattr(ledgers, "sleep", lambda _: other.close())
-        with Ledger(recorder) as ledger:  # type: ignore[arg-type]
-            tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
-        assert states() == [("tokens", "finished")]
-        assert not tokens.built.reused
-        assert sum("this one waits" in line for line in recorder.lines) == 1
 
     def test_what_the_other_run_has_made_is_found(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def make() -> bool:
@@ -806,27 +500,12 @@ for line in sys.stdin:
 """Forks a flow run for every line that it reads, and prints its process id, and how it ended."""
 
 
-class Runs:
-    """Flow runs in processes of their own, forked from one that has imported the flows."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._asked, self._told = process.stdin, process.stdout
-
-    def start(self, request: dict[str, Any]) -> int:
-        """Start a run; return its process id once it is at work."""
-        self._asked.write(json.dumps(request) + "\n")
-        self._asked.flush()
-        return int(self._told.readline())
-
-    def wait(self) -> int:
-        """Wait for its end; return what `os.waitpid` says of it."""
-        return int(self._told.readline())
-
-
-@pytest.fixture
-def runs(site: Site, orchestrator: str) -> Iterator[Runs]:
+@pytest.mark.slow
+def test_a_kill_leaves_the_live_release_and_the_next_run_goes_on(
+    flows: Any, site: Site, orchestrator: str
+) -> None:
+    request = {**site.crest, "corpus": {"paths": [str(site.corpus)]}, "backend": "both"}
+    moments, cut_off = random.Random(3), 0
     with subprocess.Popen(
         [sys.executable, "-c", RUN],
         cwd=ROOT,
@@ -835,109 +514,76 @@ def runs(site: Site, orchestrator: str) -> Iterator[Runs]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    ) as process:
-        yield Runs(process)
-
-
-@pytest.mark.slow
-class TestKill:
-    def test_leaves_the_live_release_and_the_next_run_goes_on(
-        self, flows: Any, site: Site, runs: Runs
-    ) -> None:
-        request = {**site.crest, "corpus": {"paths": [str(site.corpus)]}, "backend": "both"}
-        runs.start(request)
-        begin = time.monotonic()
-        assert runs.wait() == 0
-        whole = time.monotonic() - begin
-        moments = random.Random(3)
-        cut_off = 0
-        for round_ in range(1, 11):
+    ) as forking:
+        assert forking.stdin
+        assert forking.stdout
+        whole = 0.0
+        for seed in range(7):
             before = live()
-            site.write(seed=round_)
-            process = runs.start(request)
-            time.sleep(moments.uniform(0, whole))
-            with suppress(ProcessLookupError):  # it has ended
-                os.kill(process, signal.SIGKILL)
-            runs.wait()
-            if live() != before:  # it had published
-                require_whole(live())
+            site.write(seed)
+            forking.stdin.write(json.dumps(request) + "\n")
+            forking.stdin.flush()
+            process, begin = int(forking.stdout.readline()), time.monotonic()
+            if seed:
+                time.sleep(moments.uniform(0, whole))
+                with suppress(ProcessLookupError):  # it has ended
+                    os.kill(process, signal.SIGKILL)
+            ended = forking.stdout.readline()
+            if before is None:
+                assert ended == "0\n"
+                whole = time.monotonic() - begin
+                continue
+            require_whole(live())
             require_whole(before)
             cut_off += rows("SELECT count(*) FROM builds WHERE state = 'running'")[0][0]
             made = flows.build_crest(**site.crest, backend="both")
             assert live() == Path(made["path"])
             require_whole(live())
             assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]
-        assert cut_off > 0
-        assert not list(site.home.rglob("*.partial"))
+        forking.stdin.close()
+    assert cut_off > 0
+    assert not list(site.home.rglob("*.partial"))
 
 
-class TestDatabaseAway:
-    @pytest.fixture
-    def server(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
-        with postgres_server() as server:
-            monkeypatch.setenv(URL_VARIABLE, server.url)
-            migrate()
-            yield server
+def test_a_database_that_is_away_for_a_while_or_for_good(
+    flows: Any, site: Site, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines import tasks
 
-    def stop_during_the_build(
-        self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]
-    ) -> None:
-        """Have the server crash once, when the trees of the next CREST store are made."""
+    for task in (tasks.make_store, tasks.publish):  # a busy machine takes its time to recover a database
+        monkeypatch.setattr(task, "retry_delay_seconds", [1.0, 3.0, 15.0, 45.0])
+    migrate()
+    request = {**site.crest, "backend": "both"}
+    flows.build_crest(**request)
 
+    def stop_during_the_next_build(then: Callable[[], None]) -> None:
         def build(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(crest_module, "build_crest", build_crest)
-            server.stop()
+            own_server.stop()
             then()
             return build_crest(*arguments, **options)
 
         monkeypatch.setattr(crest_module, "build_crest", build)
 
-    @pytest.mark.parametrize("backend", ["lmdb", "both"])
-    def test_for_a_while(
-        self,
-        flows: Any,
-        site: Site,
-        server: PostgresServer,
-        monkeypatch: pytest.MonkeyPatch,
-        backend: str,
-    ) -> None:
-        from pipelines import tasks
+    before = live()
+    site.write(seed=1)
+    restart = threading.Timer(0.5, own_server.start)
+    stop_during_the_next_build(restart.start)
+    flows.build_crest(**request)
+    restart.join()
+    assert live() != before
+    require_whole(live())
+    assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]
 
-        for task in (tasks.make_store, tasks.publish):  # a busy machine takes its time to recover a database
-            monkeypatch.setattr(task, "retry_delay_seconds", [1.0, 3.0, 15.0, 45.0])
-        flows.build_crest(**site.crest, backend=backend)
-        before = live()
-        site.write(seed=1)
-        over = threading.Event()
-
-        def restart() -> None:
-            time.sleep(1.0)
-            server.start()
-            over.wait()  # the server ends with the thread that started it
-
-        thread = threading.Thread(target=restart)
-        self.stop_during_the_build(server, monkeypatch, thread.start)
-        try:
-            flows.build_crest(**site.crest, backend=backend)
-            assert live() != before
-            require_whole(live())
-            assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]
-        finally:
-            over.set()
-            thread.join()
-
-    def test_for_good(
-        self, flows: Any, site: Site, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        flows.build_crest(**site.crest)
-        before = live()
-        site.write(seed=1)
-        self.stop_during_the_build(server, monkeypatch, lambda: None)
-        with pytest.raises(DatabaseAwayError, match="does not answer"):
-            flows.build_crest(**site.crest)
-        server.start()
-        assert live() == before
-        require_whole(before)
-        made = flows.build_crest(**site.crest)
-        assert live() == Path(made["path"]) != before
-        assert ("crest", "running") not in states()
+    before = live()
+    site.write(seed=2)
+    stop_during_the_next_build(lambda: None)
+    monkeypatch.setattr(tasks.make_store, "retry_delay_seconds", [0.1])
+    with pytest.raises(DatabaseAwayError, match="does not answer"):
+        flows.build_crest(**request)
+    own_server.start()
+    assert live() == before
+    require_whole(before)
+    made = flows.build_crest(**request)
+    assert live() == Path(made["path"]) != before
+    assert ("crest", "running") not in states()

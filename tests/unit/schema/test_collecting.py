@@ -6,18 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, DraftstoreError
-from draftstore.options import OptionsError
 from draftstore.text.digests import text_digest
 from draftstore.text.scans import documents_of
-from draftstore.text.tokenizer import TextTokenizer
 from schema.catalogue.builds import CatalogueError, add_build
 from schema.cli.corpora import corpus
 from schema.collections import collecting
@@ -58,151 +54,90 @@ def texts(collection: Collection, scan: Any, now: float | None = None) -> list[s
 
 
 class TestDefinitions:
-    def test_sources_are_added_and_settings_replaced(self, session: Session, chats: Path) -> None:
+    def test_sources_are_added_and_settings_replaced(
+        self, session: Session, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "model").mkdir()
         log = NewSource(place="answers.jsonl", log=True, retention=timedelta(days=90), max_bytes=10)
-        made = collecting.add_sources(
-            session, "chat", [NewSource(place=str(chats), licence="mine"), log], "org/model"
-        )
-        assert made.tokenizer == "org/model"
+        mine = NewSource(place=str(chats), licence="mine")
+        made = collecting.add_sources(session, "chat", [mine, log], "model")
+        assert made.tokenizer == str(tmp_path / "model")
         assert [(row.kind, row.place) for row in made.sources] == [
-            ("files", str(chats)),
-            ("log", str(Path("answers.jsonl").absolute())),
-        ]
+            ("files", str(chats)), ("log", str(tmp_path / "answers.jsonl"))
+        ]  # fmt: skip
         ids = [row.id for row in made.sources]
         again = collecting.add_sources(session, "chat", [NewSource(place=str(chats), column="content")])
         assert [row.id for row in again.sources] == ids
         assert (again.sources[0].column_name, again.sources[0].licence) == ("content", None)
-        assert (again.sources[1].retention, again.tokenizer) == (timedelta(days=90), "org/model")
+        assert (again.sources[1].retention, again.tokenizer) == (timedelta(days=90), made.tokenizer)
 
-    def test_a_tokenizer_on_this_machine_is_named_by_its_path(
-        self, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_sources_that_are_not_there_and_names_that_are_no_folders_are_refused(
+        self, session: Session
     ) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "model").mkdir()
-        assert collecting.add_sources(session, "chat", [], "model").tokenizer == str(tmp_path / "model")
-
-    @pytest.mark.parametrize(
-        ("source", "reason"),
-        [
+        for source, reason in (
             (NewSource(place="/nowhere.jsonl"), "no such file or folder"),
-            (NewSource(place="/nowhere/*.jsonl"), "no file matches"),
             (NewSource(place="s3://bucket/log", log=True), "is no response log"),
-        ],
-    )
-    def test_sources_that_are_not_there_are_refused(
-        self, session: Session, source: NewSource, reason: str
-    ) -> None:
-        with pytest.raises(CorpusError, match=reason):
-            collecting.add_sources(session, "chat", [source])
+        ):
+            with pytest.raises(CorpusError, match=reason):
+                collecting.add_sources(session, "chat", [source])
+        for name in ("my chats", "..", "a/b", "x\n", "", "a" * 201):
+            with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
+                collecting.add_sources(session, name, [])
 
-    def test_unknown_and_dropped_collections(self, session: Session, chats: Path) -> None:
+    def test_a_dropped_collection_takes_its_removals_along(self, session: Session, chats: Path) -> None:
         collection = collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
         session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=b"", documents=0))
         session.flush()
+        collecting.get_collection(session, "chat")  # writes it to a file, too
         collecting.drop_collection(session, "chat")
-        for table in ("collections", "collection_sources", "collection_removals"):
-            assert session.scalar(text(f"SELECT count(*) FROM {table}")) == 0
         with pytest.raises(CatalogueError, match="no collection 'chat'"):
             collecting.get_collection(session, "chat")
+        collecting.add_sources(session, "chat", [])
+        assert collecting.get_collection(session, "chat").removals == []
 
     @pytest.mark.parametrize("release", ["chat", "chat-crest"])
-    def test_a_name_that_another_release_has_is_refused(
-        self, session: Session, chats: Path, small_store: Path, release: str
+    def test_a_new_collection_takes_no_release_of_other_stores(
+        self, session: Session, small_store: Path, release: str
     ) -> None:
         build = add_build(session, small_store)
         session.add(Release(name=release, build_id=build.id))
         session.flush()
-        with pytest.raises(
-            CatalogueError, match=f"the release {release} holds build {build.id}, a rest store"
-        ):
-            collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
+        with pytest.raises(CatalogueError, match=f"the release {release} holds build {build.id}, a rest"):
+            collecting.add_sources(session, "chat", [])
         build.parameters = build.parameters | {"collection": "chat"}  # as rebuild says
-        collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
-
-    def test_a_collection_keeps_a_name_that_a_release_takes_later(
-        self, session: Session, chats: Path, small_store: Path
-    ) -> None:
-        collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
-        session.add(Release(name="chat", build_id=add_build(session, small_store).id))
-        session.flush()
-        collecting.add_sources(session, "chat", [NewSource(place=str(chats), licence="mine")])
-
-    @pytest.mark.parametrize("name", ["", "a/b", "-a", ".."])
-    def test_names_that_are_no_folders_are_refused(self, session: Session, name: str) -> None:
-        session.add(Collection(name=name))
-        with pytest.raises(IntegrityError, match="ck_collections_name"):
-            session.flush()
+        collecting.add_sources(session, "chat", [])
+        build.parameters = {}  # a release that takes the name later
+        collecting.add_sources(session, "chat", [])
 
     @pytest.mark.parametrize("names", [("chat", "chat-crest"), ("chat-dense", "chat")])
     def test_two_collections_do_not_publish_one_release(
-        self, session: Session, chats: Path, names: tuple[str, str]
+        self, session: Session, names: tuple[str, str]
     ) -> None:
-        collecting.add_sources(session, names[0], [NewSource(place=str(chats))])
+        collecting.add_sources(session, names[0], [])
         with pytest.raises(CatalogueError, match=f"would publish the same release, {max(names, key=len)}"):
-            collecting.add_sources(session, names[1], [NewSource(place=str(chats))])
-        collecting.add_sources(session, f"{names[1]}-2", [NewSource(place=str(chats))])
-
-    def test_names_and_limits_that_cannot_be_are_told(self, session: Session, chats: Path) -> None:
-        source = NewSource(place=str(chats))
-        for name in ("my chats", "..", "a/b", "x\n", "", "a" * 300):
-            with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
-                collecting.add_sources(session, name, [source])
-        limits: tuple[dict[str, Any], ...] = (
-            {"retention": timedelta(0)},
-            {"max_bytes": 0},
-            {"max_bytes": 1 << 63},
-        )
-        for limit in limits:
-            with pytest.raises(OptionsError, match=next(iter(limit))):
-                source.changed(**limit)
-
-    def test_removals_hold_whole_digests(self, session: Session) -> None:
-        collection = collecting.add_sources(session, "chat", [])
-        session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=b"x", documents=0))
-        with pytest.raises(IntegrityError, match="ck_collection_removals_digests"):
-            session.flush()
+            collecting.add_sources(session, names[1], [])
+        collecting.add_sources(session, f"{names[1]}-2", [])
 
 
-class TestScanning:
-    def test_what_is_wanted_follows_the_settings(self, session: Session, chats: Path, tmp_path: Path) -> None:
-        log = write(tmp_path / "answers.jsonl", "three", "two")
-        collection = collecting.add_sources(
-            session,
-            "chat",
-            [
-                NewSource(place=str(chats), max_bytes=3),
-                NewSource(place=str(log), log=True, retention=timedelta(seconds=5)),
-            ],
-        )
-        now = int(time.time()) + 100
-        scan = collecting.scan_collection(collection, None, now=now)
-        assert texts(collection, scan, now + 4) == ["two", "three"]
-        assert texts(collection, scan, now + 5) == ["two"]
-        digest = text_digest("two")
-        row = CollectionRemoval(collection_id=collection.id, rule={}, digests=digest, documents=1)
-        session.add(row)
-        session.flush()
-        collection = collecting.get_collection(session, "chat")
-        assert texts(collection, scan, now + 4) == ["one", "three"]
-
-    def test_the_folder_is_private(self, session: Session, chats: Path) -> None:
-        collection = collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
+def test_what_is_wanted_follows_the_settings(session: Session, chats: Path, tmp_path: Path) -> None:
+    collection = collecting.add_sources(session, "chat", [])
+    with pytest.raises(CorpusError, match="corpus add chat PATH"):
         collecting.scan_collection(collection, None)
-        assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
-
-    def test_a_tokenizer_makes_texts_of_conversations(
-        self, session: Session, tmp_path: Path, small_tokenizer: TextTokenizer
-    ) -> None:
-        path = tmp_path / "c.jsonl"
-        path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-        collection = collecting.add_sources(session, "chat", [NewSource(place=str(path))])
-        assert collecting.scan_collection(collection, None).report.bad_records == 1
-        assert collecting.scan_collection(collection, small_tokenizer).report.documents == 1
-
-    def test_a_collection_without_sources_is_refused(self, session: Session) -> None:
-        collection = collecting.add_sources(session, "chat", [])
-        with pytest.raises(CorpusError, match="corpus add chat PATH"):
-            collecting.scan_collection(collection, None)
+    log = str(write(tmp_path / "answers.jsonl", "three", "two"))
+    short_lived = NewSource(place=log, log=True, retention=timedelta(seconds=5))
+    sources = [NewSource(place=str(chats), max_bytes=3), short_lived]
+    collection = collecting.add_sources(session, "chat", sources)
+    now = int(time.time()) + 100
+    scan = collecting.scan_collection(collection, None, now=now)
+    assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
+    assert texts(collection, scan, now + 4) == ["two", "three"]
+    assert texts(collection, scan, now + 5) == ["two"]
+    digest = text_digest("two")
+    session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=digest, documents=1))
+    session.flush()
+    collection = collecting.get_collection(session, "chat")
+    assert texts(collection, scan, now + 4) == ["one", "three"]
 
 
 @pytest.mark.usefixtures("database")
@@ -214,46 +149,31 @@ class TestCommands:
             "id": 1, "kind": "files", "place": str(chats), "column": "text", "glob": [], "licence": "mine",
             "retention_seconds": None, "max_bytes": 1000, "first_out": "largest",
         }  # fmt: skip
-        assert run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d") == (
-            "collection chat: 2 sources\n"
-        )
+        run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d")
         assert run("scan", "chat") == "chat: 1 file, 1 read; 2 documents, 2 wanted\n"
         assert ask("scan", "chat")["files_read"] == 0
         shown = ask("show", "chat")
         assert (shown["documents"], shown["wanted"], shown["bytes"], shown["removed"]) == (2, 2, 6, 0)
         assert shown["sources"][1]["retention_seconds"] == 2 * 86400
-        assert shown["sources"][1]["documents"] == 0
         assert ask("list") == [shown]
-        for listed in (run("list"), run("show", "chat")):
-            assert "chat" in listed
+        assert "chat" in run("list")
         assert "2 days" in run("show", "chat")
         assert ask("drop", "chat") == {"name": "chat", "removals": 0}
-        assert run("list").startswith("no collections")
-
-    def test_nothing_to_add_is_an_error(self) -> None:
-        asked = CliRunner().invoke(corpus, ["add", "chat"])
-        assert asked.exit_code == 2
-        assert "name a path" in asked.output
+        assert CliRunner().invoke(corpus, ["add", "chat"]).exit_code == 2  # nothing to add
 
     def test_take_downs_are_not_forgotten_unasked(self, engine: Engine, chats: Path) -> None:
         run("add", "chat", chats)
         with Session(engine) as session, session.begin():
             session.add(CollectionRemoval(collection_id=1, rule={}, digests=b"", documents=7, reason="asked"))
         assert "7 documents, by digest: asked" in run("show", "chat")
-        with pytest.raises(click.exceptions.Abort):
-            CliRunner().invoke(corpus, ["drop", "chat"], catch_exceptions=False, standalone_mode=False)
+        assert CliRunner().invoke(corpus, ["drop", "chat"]).exit_code == 1
         assert ask("drop", "chat", "--yes")["removals"] == 1
 
-    def test_bad_records_are_told(self, tmp_path: Path) -> None:
+    def test_bad_records_and_a_damaged_scan_are_told(self, tmp_path: Path, home: Path) -> None:
         path = tmp_path / "bad.jsonl"
         path.write_text('{"text": "a"}\n[]\n')
         run("add", "chat", path)
-        result = CliRunner().invoke(corpus, ["scan", "chat"])
-        assert "1 bad record, the first one" in result.stderr
-
-    def test_a_damaged_scan_hides_no_definition(self, chats: Path, home: Path) -> None:
-        run("add", "chat", chats)
-        run("scan", "chat")
+        assert "1 bad record, the first one" in CliRunner().invoke(corpus, ["scan", "chat"]).stderr
         (home / "collections" / "chat" / "scan.parquet").write_bytes(b"x")
         assert "documents" not in ask("show", "chat")
         with pytest.raises(DraftstoreError, match="remove it"):

@@ -15,7 +15,6 @@ from schema.db.database import alembic_config
 from schema.db.partitions import attach_partition, create_partition, drop_partition, partition_name
 from schema.models import PARTITIONED, Base
 from tests import ROOT
-from tests.fakes.databases import new_engine
 
 TABLES = (
     "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relnamespace = 'public'::regnamespace"
@@ -58,9 +57,6 @@ def test_models_and_migrations_agree_even_beside_partitions(database: str) -> No
     for table in PARTITIONED:
         execute(database, create_partition(table, 7), *attach_partition(table, 7), create_partition(table, 8))
     alembic.command.check(alembic_config(database))
-
-
-def test_a_forgotten_migration_is_noticed(database: str) -> None:
     execute(database, "ALTER TABLE corpora DROP COLUMN characters")
     with pytest.raises(CommandError, match="New upgrade operations detected"):
         alembic.command.check(alembic_config(database))
@@ -75,12 +71,6 @@ def test_the_newest_revision_names_the_views_in_force() -> None:
     )
 
 
-def test_views_come_back_where_an_older_version_left_none(database: str) -> None:
-    execute(database, *views.drop_statements())
-    alembic.command.upgrade(alembic_config(database), "head")
-    assert "live_releases" in names(database, TABLES)
-
-
 def test_two_processes_migrate_one_after_the_other(empty_database: str) -> None:
     command = [sys.executable, "-c", MIGRATE, empty_database]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
@@ -90,9 +80,7 @@ def test_two_processes_migrate_one_after_the_other(empty_database: str) -> None:
     assert "live_releases" in names(empty_database, TABLES)
 
 
-def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(
-    database: str,
-) -> None:
+def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(database: str) -> None:
     before = names(database, TABLES)
     with psycopg.connect(database) as reader:
         reader.execute("SELECT * FROM builds")
@@ -103,57 +91,34 @@ def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(
     assert names(database, TABLES) == before
 
 
-def test_a_caller_may_hand_over_its_own_connection(empty_database: str) -> None:
-    engine = new_engine(empty_database)
-    config = alembic_config(empty_database)
-    del config.attributes["url"]
-    with engine.connect() as connection, connection.begin() as transaction:
-        config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "head")
-        transaction.rollback()
-    assert names(empty_database, TABLES) == set()
-
-
-def test_sql_scripts_are_refused() -> None:
-    with pytest.raises(CommandError, match="need a database"):
-        alembic.command.upgrade(alembic_config("postgresql://nowhere/none"), "head", sql=True)
-
-
 def test_the_command_alembic_works_from_the_checkout(database: str) -> None:
-    checkout = ROOT
-    done = subprocess.run(
-        [sys.executable, "-m", "alembic", "check"], cwd=checkout, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-m", "alembic", "check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "No new upgrade operations" in done.stdout + done.stderr
 
 
-class TestPartitions:
-    def test_a_filled_partition_gets_the_key_and_the_indexes_of_its_parent(self, database: str) -> None:
-        indexes = (
-            "SELECT count(*), bool_and(indisvalid), bool_or(indisprimary) FROM pg_index "
-            "WHERE indrelid = %s::regclass"
-        )
-        with psycopg.connect(database) as connection:
-            for table in PARTITIONED:
-                connection.execute(create_partition(table, 3))
-                for statement in attach_partition(table, 3):
-                    connection.execute(statement)
-                found = connection.execute(indexes, (partition_name(table, 3),)).fetchone()
-                assert found == (1 + len(Base.metadata.tables[table].indexes), True, True)
+def test_a_filled_partition_gets_the_key_and_the_indexes_of_its_parent(database: str) -> None:
+    indexes = (
+        "SELECT count(*), bool_and(indisvalid), bool_or(indisprimary) FROM pg_index "
+        "WHERE indrelid = %s::regclass"
+    )
+    with psycopg.connect(database) as connection:
+        for table in PARTITIONED:
+            connection.execute(create_partition(table, 3))
+            for statement in attach_partition(table, 3):
+                connection.execute(statement)
+            found = connection.execute(indexes, (partition_name(table, 3),)).fetchone()
+            assert found == (1 + len(Base.metadata.tables[table].indexes), True, True)
 
-    def test_rows_of_another_build_are_refused(self, database: str) -> None:
-        execute(database, create_partition("trees", 3))
-        with pytest.raises(psycopg.errors.CheckViolation):
-            execute(database, "INSERT INTO trees_3 VALUES (4, '\\x00', '\\x00')")
 
-    def test_a_partition_is_dropped_attached_or_not_or_absent(self, database: str) -> None:
-        before = names(database, TABLES)
-        execute(
-            database,
-            create_partition("ngrams", 1),
-            *attach_partition("ngrams", 1),
-            create_partition("ngrams", 2),
-        )
-        execute(database, *(drop_partition("ngrams", build) for build in (1, 2, 3)))
-        assert names(database, TABLES) == before
+def test_a_partition_is_dropped_attached_or_not_or_absent(database: str) -> None:
+    before = names(database, TABLES)
+    execute(
+        database,
+        create_partition("ngrams", 1),
+        *attach_partition("ngrams", 1),
+        create_partition("ngrams", 2),
+    )
+    execute(database, *(drop_partition("ngrams", build) for build in (1, 2, 3)))
+    assert names(database, TABLES) == before

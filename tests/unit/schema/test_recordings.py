@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from draftstore.decoding.replay import ReplayResult, read_recordings, replay
 from draftstore.errors import DraftstoreError
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema import catalogue
-from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
+from schema.catalogue import Candidate, CatalogueError, RefusedError
 from schema.catalogue.gates import replay_rows
 from schema.catalogue.recordings import Replayed, Rule, rules_of
 from schema.catalogue.replaying import measure
 from schema.cli.builds import builds as builds_command
 from schema.cli.releases import releases as releases_command
 from schema.cli.replays import replays as replays_command
-from schema.models import Build, Release, ReleaseMove, Replay
+from schema.models import Build, Replay
 from tests.fakes.databases import publish, rollback
-from tests.unit.schema.test_releases import vary
+from tests.unit.schema.test_releases import live, vary
 
 CHATS = Rule(name="chats", path=Path("/recordings/chats.jsonl"), tolerance=0.02)
 SIZED = ["corpus", "tokens", "bad-records"]
@@ -71,45 +71,32 @@ def replays_of(session: Session, build: Build) -> list[tuple[str | None, str, fl
     return [(row.recording, row.recordings, row.accepted_length) for row in rows]
 
 
-def live(session: Session, name: str = "chat") -> int | None:
-    return session.scalar(select(Release.build_id).filter_by(name=name))
-
-
 class TestGate:
-    @pytest.mark.parametrize(
-        ("length", "reason"),
-        [
-            (1.95, "chats has an accepted length of 1.950, 2.5% below the 2.000 of the live"),
-            (0.0, "chats has an accepted length of 0.000, 100.0% below"),
-        ],
-    )
-    def test_what_is_worse_is_refused_unless_that_is_meant(
-        self, session: Session, pair: list[Build], length: float, reason: str
-    ) -> None:
+    def test_what_is_worse_is_refused_unless_that_is_meant(self, session: Session, pair: list[Build]) -> None:
         before, new = pair
-        measured = Measured(live=2.0, new=length)
+        measured = Measured(live=2.0, new=1.95)
         for force in ([], ["tokens"]):
             with pytest.raises(RefusedError, match=r"as chat: replay: .*--force replay$") as caught:
                 publish(session, "chat", new.id, measure=measured, force=force)
-            assert reason in caught.value.refusals["replay"]
+            reason = caught.value.refusals["replay"]
+            assert reason.startswith("chats has an accepted length of 1.950, 2.5% below the 2.000")
         assert (live(session), caught.value.exit_code) == (before.id, 3)
         assert new.parameters["gates"]["chat"] == {"refused": caught.value.refusals}
-        assert replays_of(session, new) == [("chats", "chats.jsonl", length)] * 2
+        assert replays_of(session, new) == [("chats", "chats.jsonl", 1.95)] * 2
         shown = replay_rows(caught.value.new, caught.value.live)
-        assert [(row["as"], row["accepted_length"]) for row in shown] == [("live", 2.0), ("new", length)]
+        assert [(row["as"], row["accepted_length"]) for row in shown] == [("live", 2.0), ("new", 1.95)]
         assert shown[0]["least_length"] == pytest.approx(1.96)
         moved = publish(session, "chat", new.id, measure=measured, force=["replay"])
         assert moved.verdict.forced == caught.value.refusals
         assert (live(session), measured.asked) == (new.id, [["new", "live"]] * 3)
 
-    @pytest.mark.parametrize("length", [1.9601, 2.0, 3.0])
-    def test_what_is_as_good_within_tolerance_passes(
-        self, session: Session, pair: list[Build], length: float
-    ) -> None:
-        moved = publish(session, "chat", pair[1].id, measure=Measured(live=2.0, new=length))
+    def test_what_is_as_good_within_tolerance_passes(self, session: Session, pair: list[Build]) -> None:
+        moved = publish(session, "chat", pair[1].id, measure=Measured(live=2.0, new=1.96))
         assert moved.verdict.sentences() == []
         assert "gates" not in pair[1].parameters
-        assert live(session) == pair[1].id
+        measured = Measured()  # the live build is not replayed again
+        assert publish(session, "chat", pair[1].id, measure=measured).before == pair[1].id
+        assert measured.asked == []
 
     def test_every_recording_of_the_release_counts(self, session: Session, pair: list[Build]) -> None:
         catalogue.add_recording(session, CHATS.changed(name="strict", tolerance=0.0), ["chat"])
@@ -127,48 +114,16 @@ class TestGate:
         assert catalogue.release_history(session, "code")[0].lengths == {"chats": 0.1}
         assert [row["as"] for row in replay_rows(moved.build, moved.live)] == ["new"]
 
-    def test_the_live_build_is_not_replayed_again(self, session: Session, pair: list[Build]) -> None:
-        measured = Measured()
-        assert publish(session, "chat", pair[0].id, measure=measured).before == pair[0].id
-        assert measured.asked == []
-
-    def test_a_live_build_that_cannot_be_replayed_is_no_reason_to_stay(
+    def test_a_damaged_store_is_not_replayed_and_a_live_one_that_is_away_is_no_reason_to_stay(
         self, session: Session, pair: list[Build]
     ) -> None:
-        moved = publish(session, "chat", pair[1].id, measure=Measured(new=1.0))
-        assert moved.verdict.skipped == {"replay": "live is away"}
-        assert pair[1].parameters["gates"]["chat"] == {"skipped": moved.verdict.skipped}
-
-    def test_a_recording_that_cannot_be_read_refuses(self, session: Session, pair: list[Build]) -> None:
-        def broken(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
-            return [Replayed(rule, problem="the file is gone") for _ in builds]
-
-        with pytest.raises(RefusedError, match=r"as chat: replay: the file is gone; if that is meant"):
-            publish(session, "chat", pair[1].id, measure=broken)
-        assert publish(session, "chat", pair[1].id, measure=broken, force=["replay"]).build_id == pair[1].id
-
-    def test_no_store_is_replayed_that_does_not_verify(self, session: Session, pair: list[Build]) -> None:
-        measured = Measured()
+        measured = Measured(new=1.0)
         with pytest.raises(CatalogueError, match="does not verify"):
             publish(session, "chat", pair[1].id, measure=measured, verify=lambda _: ["cut"])
         assert measured.asked == []
-
-    def test_no_transaction_is_open_meanwhile(self, engine: Engine, tmp_path: Path) -> None:
-        transaction = sessionmaker(engine).begin
-        with transaction() as session:
-            ids = [catalogue.add_build(session, vary(tmp_path / name)).id for name in ("a", "b")]
-            catalogue.add_recording(session, CHATS, ["chat"])
-        measured = Measured(a=2.0, b=2.0)
-
-        def ask(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
-            states = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            with engine.connect() as connection:
-                assert "idle in transaction" not in set(connection.scalars(text(states)))
-            return measured(rule, builds)
-
-        for build_id in ids:
-            catalogue.publish(transaction, "chat", build_id, measure=ask)
-        assert measured.asked == [["a"], ["b", "a"]]
+        moved = publish(session, "chat", pair[1].id, measure=measured)
+        assert moved.verdict.skipped == {"replay": "live is away"}
+        assert pair[1].parameters["gates"]["chat"] == {"skipped": moved.verdict.skipped}
 
     def test_lengths_outlive_builds_and_come_back_with_a_rollback(
         self, session: Session, pair: list[Build]
@@ -182,9 +137,9 @@ class TestGate:
         query = (
             "SELECT build_id, recording, accepted_length, action FROM release_lengths WHERE release = 'chat'"
         )
-        seen = session.execute(text(query + " ORDER BY moved_at, accepted_length DESC")).all()
+        seen = session.execute(text(query)).all()
         assert (pair[1].id, "chats", 2.5, "publish") in seen
-        assert len(seen) == len(moves) == session.query(ReleaseMove).count()
+        assert len(seen) == len(moves)
 
 
 def write_recordings(path: Path, texts: Path, rows: int = 8) -> Path:
@@ -208,13 +163,8 @@ def unrelated(small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("unrelated")
     lines = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
     (folder / "numbers.jsonl").write_text("\n".join(lines) + "\n")
-    build_rest(
-        RestOptions(corpus=(folder / "numbers.jsonl",), name="numbers"),
-        small_tokenizer,
-        folder / "store",
-        workers=1,
-    )
-    return folder / "store"
+    options = RestOptions(corpus=(folder / "numbers.jsonl",), name="numbers")
+    return build_rest(options, small_tokenizer, folder / "store", workers=1).path
 
 
 def candidate(session: Session, store: Path) -> Candidate:
@@ -222,112 +172,69 @@ def candidate(session: Session, store: Path) -> Candidate:
 
 
 class TestReplays:
-    """The gate with real stores."""
-
-    def _publish(self, session: Session, rule: Rule, *stores: Path, force: Sequence[str] = SIZED) -> Moved:
-        catalogue.add_recording(session, rule, ["chat"])
-        for store in stores:
-            moved = publish(session, "chat", catalogue.add_build(session, store).id, force=force)
-        return moved
-
-    def test_unrelated_text_does_not_go_live(
-        self, session: Session, small_store: Path, unrelated: Path, recorded: Rule
-    ) -> None:
-        with pytest.raises(
-            RefusedError, match=r"as chat: replay: chats has an accepted length of 1\.\d+, \d\d"
-        ):
-            self._publish(session, recorded, small_store, unrelated)
-        found = session.scalars(select(Replay).order_by(Replay.build_id, Replay.id)).all()
-        own, again, other = (row.accepted_length for row in found)
-        assert own == again > 2 > 1.2 > other
-
-    def test_a_store_of_another_kind_may_be_as_good(
-        self, session: Session, small_store: Path, small_crest: Path, recorded: Rule
-    ) -> None:
-        rule = recorded.changed(tolerance=0.9, request=True)
-        moved = self._publish(session, rule, small_store, small_crest, force=[*SIZED, "kind", "strategy"])
-        assert [replay.strategy for replay in moved.build.replays] == ["backoff + request"]
+    """What is measured with real stores."""
 
     def test_both_do_what_the_command_replay_finds(
-        self,
-        session: Session,
-        small_store: Path,
-        unrelated: Path,
-        small_tokenizer: TextTokenizer,
-        recorded: Rule,
+        self, session: Session, small_store: Path, unrelated: Path, recorded: Rule
     ) -> None:
         builds = [candidate(session, store) for store in (small_store, unrelated)]
-        done = measure(recorded.changed(rows=5, budget=7), builds)
-        for store, each in zip((small_store, unrelated), done, strict=True):
-            recordings = read_recordings(recorded.path, small_tokenizer, limit=5)
+        rule = recorded.changed(rows=5, budget=7)
+        tokenizer = load_tokenizer(small_store / "tokenizer")
+        for store, each in zip((small_store, unrelated), measure(rule, builds), strict=True):
+            recordings = read_recordings(recorded.path, tokenizer, limit=5)
             alone = replay(open_store(store).drafter(), recordings, budget=7).summary()
             assert each.summary is not None
             for figure in ("accepted_length", "tokens", "passes", "rows", "nodes_mean", "miss_rate"):
                 assert each.summary[figure] == alone[figure]
+        [mixed, _] = measure(rule.changed(request=True), builds)
+        assert mixed.strategy.endswith(" + request")
+        assert mixed.summary
 
-    @pytest.mark.parametrize(
-        ("changes", "content", "problem"),
-        [
-            ({"path": Path("/nowhere/none.jsonl")}, None, "none.jsonl"),
-            ({"model": "other"}, None, "holds no recording of model 'other', its models are m"),
-            ({}, b"not json\n", "line 1"),
-            ({}, b'{"prompt": "a"}\n', "expected the key 'output'"),
-            ({}, b'{"prompt": "a", "output": ""}\n', "no output of more than one token"),
-            ({}, b"", "holds no recording"),
-        ],
-    )
-    def test_a_recording_that_cannot_be_read_is_a_refusal(
+    def test_a_recording_that_cannot_be_replayed_is_a_problem(
+        self, session: Session, small_store: Path, recorded: Rule
+    ) -> None:
+        build = candidate(session, small_store)
+        empty = recorded.path.with_name("empty.jsonl")
+        empty.write_text('{"prompt": "a", "output": ""}\n')
+        for changes, problem in (
+            ({"path": Path("/nowhere/none.jsonl")}, "none.jsonl"),
+            ({"model": "other"}, "holds no recording of model 'other', its models are m"),
+            ({"path": empty}, "no output of more than one token"),
+        ):
+            [found] = measure(recorded.changed(**changes), [build])
+            assert str(found.problem).startswith(f"chats cannot be replayed with build {build.id}: ")
+            assert problem in str(found.problem)
+        catalogue.add_recording(session, recorded.changed(model="other"), ["chat"])
+        with pytest.raises(RefusedError, match="replay: chats cannot be replayed with build"):
+            publish(session, "chat", build.id, force=SIZED)
+
+    def test_a_live_store_that_is_away_or_counts_otherwise_is_passed_over(
         self,
         session: Session,
         small_store: Path,
+        small_dense: Path,
+        wide_store: Path,
         recorded: Rule,
-        changes: dict[str, Any],
-        content: bytes | None,
-        problem: str,
-    ) -> None:
-        if content is not None:
-            recorded.path.write_bytes(content)
-        with pytest.raises(
-            RefusedError, match=r"replay: chats cannot be replayed with build .*--force replay$"
-        ) as caught:
-            self._publish(session, recorded.changed(**changes), small_store)
-        assert problem in caught.value.refusals["replay"]
-        assert live(session) is None
-
-    def test_stores_that_cannot_be_opened(
-        self, session: Session, small_store: Path, recorded: Rule, tmp_path: Path
+        tmp_path: Path,
     ) -> None:
         shutil.copytree(small_store, tmp_path / "gone")
-        gone, whole = (candidate(session, store) for store in (tmp_path / "gone", small_store))
+        stores = (small_store, tmp_path / "gone", small_dense, wide_store)
+        small, gone, dense, wide = (candidate(session, store) for store in stores)
         shutil.rmtree(tmp_path / "gone")
-        mine, theirs = measure(recorded, [gone, whole])
-        assert f"chats cannot be replayed with build {gone.id}: " in str(mine.problem)
-        mine, theirs = measure(recorded, [whole, gone])
-        assert mine.summary
-        assert str(theirs.skipped).startswith(f"build {gone.id} cannot be replayed: ")
-
-    def test_stores_that_draft_with_their_model_are_passed_over(
-        self, session: Session, small_store: Path, small_dense: Path, recorded: Rule
-    ) -> None:
-        dense, rest = candidate(session, small_dense), candidate(session, small_store)
-        for builds in ([dense], [dense, rest]):
-            for done in measure(recorded, builds):
-                assert "a dresd store, drafts with its model, which is not loaded here" in str(done.skipped)
-        assert [bool(done.summary) for done in measure(recorded, [rest, dense])] == [True, False]
-
-    def test_lengths_in_tokens_of_different_tokenizers_are_not_compared(
-        self, session: Session, small_store: Path, wide_store: Path, recorded: Rule
-    ) -> None:
-        small, wide = (candidate(session, store) for store in (small_store, wide_store))
-        done = measure(recorded, [small, wide])
-        assert done[1].skipped == f"builds {small.id} and {wide.id} count tokens of different tokenizers"
+        for other, reason in (
+            (gone, f"build {gone.id} cannot be replayed: "),
+            (dense, f"build {dense.id}, a dresd store, drafts with its model, which is not loaded here"),
+            (wide, f"builds {small.id} and {wide.id} count tokens of different tokenizers"),
+        ):
+            mine, theirs = measure(recorded, [small, other])
+            assert mine.summary
+            assert str(theirs.skipped).startswith(reason)
+        assert measure(recorded, [gone, small])[0].problem
+        assert all(done.skipped for done in measure(recorded, [dense, small]))
 
 
+@pytest.mark.usefixtures("database")
 class TestCommands:
-    @pytest.fixture(autouse=True)
-    def _own_database(self, database: str) -> None:
-        """Use a database of the test's own."""
-
     def _run(self, group: Any, *arguments: object) -> Any:
         result = CliRunner().invoke(group, [*map(str, arguments), "--json"], catch_exceptions=False)
         assert result.exit_code == 0, result.stderr
@@ -335,46 +242,26 @@ class TestCommands:
 
     def test_recordings_come_and_go(self, small_corpus: Path, tmp_path: Path) -> None:
         file = write_recordings(tmp_path / "outputs.jsonl", small_corpus)
-        options = (
-            "--release",
-            "chat",
-            "code",
-            "--model",
-            "m",
-            "--rows",
-            3,
-            "--request",
-        )
+        options = ("--release", "chat", "code", "--model", "m", "--rows", 3, "--request")
         made = self._run(replays_command, "add", "chats", file, *options)
-        expected = {
+        assert made == {
             "name": "chats", "path": str(file), "releases": ["chat", "code"], "model": "m", "request": True,
-            "rows": 3, "budget": 64, "tolerance": 0.02,
+            "rows": 3, "budget": 64, "tolerance": 0.02, "outputs": 3,
         }  # fmt: skip
-        assert made == expected | {"outputs": 3}
-        assert self._run(replays_command, "list") == self._run(replays_command, "list", "--release", "code")
-        assert self._run(replays_command, "list") == [expected]
+        [listed] = self._run(replays_command, "list", "--release", "code")
+        assert listed | {"outputs": 3} == made
         assert self._run(replays_command, "list", "--release", "other") == []
-        with pytest.raises(DraftstoreError, match="there is a recording 'chats' already"):
-            self._run(replays_command, "add", "chats", file, "--release", "chat")
-        shown = CliRunner().invoke(replays_command, ["list"]).stdout
-        assert "chats" in shown
+        for name, model, problem in (
+            ("chats", "m", "a recording 'chats' already"),
+            ("x", "n", "models are m"),
+        ):
+            with pytest.raises(DraftstoreError, match=problem):
+                self._run(replays_command, "add", name, file, "--release", "chat", "--model", model)
         assert self._run(replays_command, "remove", "chats") == {"recording": "chats", "removed": True}
         with pytest.raises(DraftstoreError, match="no recording 'chats'"):
             self._run(replays_command, "remove", "chats")
-        assert "no recordings" in CliRunner().invoke(replays_command, ["list"]).stdout
 
-    def test_what_cannot_be_replayed_is_not_registered(self, tmp_path: Path) -> None:
-        (tmp_path / "x.jsonl").write_text('{"prompt": [{"role": "user"}], "output": "y", "model": "m"}\n')
-        for arguments, problem in (
-            ((tmp_path / "none.jsonl",), "none.jsonl"),
-            ((tmp_path / "x.jsonl",), "has no text under 'content'"),
-            ((tmp_path / "x.jsonl", "--model", "n"), "its models are m"),
-        ):
-            with pytest.raises(DraftstoreError, match=problem):
-                self._run(replays_command, "add", "x", *arguments, "--release", "chat")
-        assert self._run(replays_command, "list") == []
-
-    def test_publish_shows_what_both_builds_did(
+    def test_unrelated_text_does_not_go_live_and_publish_shows_what_both_builds_did(
         self, engine: Engine, small_store: Path, unrelated: Path, recorded: Rule
     ) -> None:
         with Session(engine) as session, session.begin():
@@ -387,17 +274,12 @@ class TestCommands:
         runner = CliRunner()
         refused = runner.invoke(releases_command, ["publish", "chat", str(unrelated), *force])
         assert isinstance(refused.exception, RefusedError)
-        assert [line.split("│")[2].strip() for line in refused.stderr.splitlines() if "│" in line] == [
-            "live",
-            "new",
-        ]
+        table = [line.split("│")[2].strip() for line in refused.stderr.splitlines() if "│" in line]
+        assert table == ["live", "new"]
         shown = self._run(builds_command, "show", unrelated)
         assert shown["gates"]["chat"]["refused"].keys() == {"replay"}
-        assert [replay["recording"] for replay in shown["replays"]] == ["chats"]
+        [replayed] = shown["replays"]
+        assert row["accepted_length"] > 2 > 1.2 > replayed["accepted_length"]
         assert "chats: accepted length 1." in runner.invoke(builds_command, ["show", str(unrelated)]).stdout
         [move] = self._run(releases_command, "history", "chat")
         assert move["accepted_lengths"] == {"chats": row["accepted_length"]}
-        assert (
-            f"chats {row['accepted_length']:.3f}"
-            in runner.invoke(releases_command, ["history", "chat"]).stdout
-        )

@@ -9,15 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
 from draftstore.cli import cli, main
 from draftstore.errors import DraftstoreError
 from draftstore.storage.locks import StoreLease
-from schema.db.errors import DatabaseAwayError, SchemaError
-from tests.fakes.databases import new_engine, reader_of, write_store
+from tests.fakes.databases import reader_of, write_store
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
@@ -45,17 +43,16 @@ class TestSql:
         monkeypatch.setenv("DRAFTSTORE_READER_URL", reader_of(shared_database))
 
     def test_a_table(self) -> None:
-        result = run(
-            "sql",
-            "SELECT n, n / 3.0::float8 AS third, NULL AS none, 'x' AS text FROM generate_series(1, 2) n",
+        query = (
+            "SELECT n, n / 3.0::float8 AS third, NULL AS none, chr(27) || '[31m' FROM generate_series(1, 2) n"
         )
-        lines = [
-            [cell.strip() for cell in line.split("│")[1:-1]]
-            for line in result.stdout.splitlines()
-            if "│" in line
-        ]
-        assert lines == [["1", "0.333333", "", "x"], ["2", "0.666667", "", "x"]]
+        result = run("sql", query)
+        lines = [line for line in result.stdout.splitlines() if "│" in line]
+        assert [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines] == [
+            ["1", "0.333333", "", "␛[31m"], ["2", "0.666667", "", "␛[31m"],
+        ]  # fmt: skip
         assert result.stderr == "2 rows\n"
+        assert "[bold]" in run("sql", "SELECT '[bold]x' AS \"[b]\"").stdout
 
     def test_long_answers_are_cut_and_say_so(self) -> None:
         result = run("sql", "SELECT generate_series(1, 1000000000)", "--rows", "3")
@@ -63,29 +60,20 @@ class TestSql:
         assert "the first 3 rows; --rows 0 prints all" in result.stderr
         assert run("sql", "SELECT generate_series(1, 2000)", "--rows", "0").stdout.count("│") == 4000
         assert run("sql", "SELECT generate_series(1, 3)", "--rows", "3").stderr == "3 rows\n"
+        assert "no answer within 0.1 seconds" in refuse("sql", "SELECT pg_sleep(20)", "--timeout", "0.1")
 
     def test_json(self) -> None:
         query = (
-            "SELECT 1 AS one, 2.0 AS two, 2.5 AS half, 'NaN'::float8 AS nan, DATE '2026-01-02' AS day, "
-            "ARRAY[1, 2] AS list, "
-            """'{"a": [1.5]}'::jsonb AS object, '\\x0aff'::bytea AS bytes, NULL AS none, true AS yes"""
+            "SELECT 2.0 AS two, 2.5 AS half, 'NaN'::float8 AS nan, DATE '2026-01-02' AS day, ARRAY[1, 2] AS list, "
+            """'{"a": [1.5]}'::jsonb AS object, '\\x0aff'::bytea AS bytes, NULL AS none"""
         )
-        assert as_json("sql", query) == [
-            {
-                "one": 1, "two": 2, "half": 2.5, "nan": "nan", "day": "2026-01-02", "list": [1, 2],
-                "object": {"a": [1.5]}, "bytes": "0aff", "none": None, "yes": True,
-            }
-        ]  # fmt: skip
-        assert as_json("sql", "SELECT 1 WHERE false") == []
+        [row] = as_json("sql", query)
+        assert list(row.values()) == [2, 2.5, "nan", "2026-01-02", [1, 2], {"a": [1.5]}, "0aff", None]
         assert "two columns are called 'a'" in refuse("sql", "--json", "SELECT 1 AS a, 2 AS a")
 
     def test_csv(self) -> None:
-        result = run(
-            "sql",
-            "--csv",
-            """SELECT 'a"b,' || chr(10) AS text, 1.50 AS number, ARRAY[1, 2] AS list, NULL AS none""",
-        )
-        assert list(csv.reader(io.StringIO(result.stdout))) == [
+        query = """SELECT 'a"b,' || chr(10) AS text, 1.50 AS number, ARRAY[1, 2] AS list, NULL AS none"""
+        assert list(csv.reader(io.StringIO(run("sql", "--csv", query).stdout))) == [
             ["text", "number", "list", "none"],
             ['a"b,\n', "1.50", "[1, 2]", ""],
         ]
@@ -103,8 +91,7 @@ class TestSql:
     @pytest.mark.usefixtures("database", "reader")
     def test_nothing_is_changed_unless_allowed(self) -> None:
         assert "--write allows changes" in refuse("sql", "DELETE FROM corpora")
-        for query in ("SELECT 1; CREATE TABLE x (a int)", "COMMIT; DROP TABLE replays"):
-            assert "--write takes several" in refuse("sql", query)
+        assert "--write takes several" in refuse("sql", "COMMIT; DROP TABLE replays")
         insert = "INSERT INTO builds (kind, name, path) VALUES ('rest', 'x', '/x')"
         assert run("sql", "--write", insert).stdout == "INSERT 0 1\n"
         assert "violates check constraint" in refuse(
@@ -117,73 +104,32 @@ class TestSql:
             'column "nam" does not exist (line 2, column 8)\n         nam FROM builds\n         ^\n'
             'hint: Perhaps you meant to reference the column "builds.name".'
         )
-        assert refuse("sql", "SELEC 1").startswith(
-            'syntax error at or near "SELEC" (line 1, column 1)\n  SELEC 1\n  ^'
-        )
         assert "(line 2, column 8)" in refuse("sql", "SELECT 1;\nSELECT x", "--write")
+        assert "psql can do it" in refuse("sql", "COPY builds TO STDOUT")
         assert refuse("sql", "SELECT 1 / 0") == "division by zero"
-
-    def test_no_answer_in_time(self) -> None:
-        assert "no answer within 0.1 seconds" in refuse("sql", "SELECT pg_sleep(20)", "--timeout", "0.1")
-
-    def test_copy_is_left_to_psql(self) -> None:
-        assert "psql can do it, see `draftstore db url --help`" in refuse("sql", "COPY builds TO STDOUT")
-
-    def test_terminals_are_safe(self) -> None:
-        assert "␛[31m" in run("sql", "SELECT chr(27) || '[31m'").stdout
-        assert "[bold]" in run("sql", "SELECT '[bold]x' AS \"[b]\"").stdout
-
-    def test_json_and_csv_exclude_each_other(self) -> None:
-        result = CliRunner().invoke(cli, ["sql", "--json", "--csv", "SELECT 1"])
-        assert result.exit_code == 2
-
-    def test_a_database_without_our_tables(
-        self, empty_database: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", empty_database)
-        monkeypatch.delenv("DRAFTSTORE_READER_URL")
-        with pytest.raises(SchemaError, match="draftstore db migrate"):
-            run("sql", "SELECT 1")
-        monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", "postgresql://me@127.0.0.1:1/none")
-        with pytest.raises(DatabaseAwayError):
-            run("builds", "list")
 
 
 @pytest.mark.usefixtures("database")
 class TestBuilds:
     def test_add_list_show_drop(self, tmp_path: Path) -> None:
-        store = write_store(tmp_path / "chat", name="chat", segment_tokens=7)
+        store = write_store(tmp_path / "chat", name="chat [bold]", segment_tokens=7)
         added = as_json("builds", "add", str(store))
         assert (added["kind"], added["state"], added["counts"]["entries"]) == ("rest", "finished", 3)
-        assert as_json("builds", "add", str(store))["id"] == added["id"]
+        assert "build 1: chat [bold] (rest)" in run("builds", "add", str(store)).stdout
         (listed,) = as_json("builds", "list", "--kind", "rest", "--state", "finished")
         assert listed == added | {"releases": []}
         assert as_json("builds", "list", "--kind", "crest") == []
+        assert "chat [bold]" in run("builds", "list").stdout
         shown = as_json("builds", "show", str(store))
-        assert shown == as_json("builds", "show", str(added["id"]))
-        assert (shown["corpus"]["tokens"], shown["parameters"], shown["replays"]) == (
-            10,
-            {"segment_tokens": 7},
-            [],
-        )
-        assert as_json("builds", "drop", str(added["id"])) == {
-            "id": added["id"], "path": str(store), "files_removed": False, "left": []
+        assert shown == as_json("builds", "show", "1")
+        assert (shown["corpus"]["tokens"], shown["parameters"]) == (10, {"segment_tokens": 7})
+        for words in ("finished", "2 documents, 10 tokens of small-bpe", "entries", str(store)):
+            assert words in run("builds", "show", "1").stdout
+        assert as_json("builds", "drop", "1") == {
+            "id": 1, "path": str(store), "files_removed": False, "left": []
         }  # fmt: skip
         assert store.exists()
         assert as_json("builds", "list") == []
-
-    def test_for_people(self, tmp_path: Path) -> None:
-        assert "no builds" in run("builds", "list").stdout
-        assert "no releases" in run("releases", "list").stdout
-        store = write_store(tmp_path / "chat", name="chat [bold]")
-        assert "build 1: chat [bold] (rest)" in run("builds", "add", str(store)).stdout
-        run("releases", "publish", "live", "1")
-        listed = run("builds", "list").stdout
-        assert "chat [bold]" in listed
-        assert "live" in listed
-        shown = run("builds", "show", "1").stdout
-        for words in ("finished", "2 documents, 10 tokens of small-bpe", "entries", "live", str(store)):
-            assert words in shown
 
     def test_dropping_files_too(self, tmp_path: Path) -> None:
         store, other = write_store(tmp_path / "a"), write_store(tmp_path / "b")
@@ -207,28 +153,10 @@ class TestBuilds:
             run("builds", "add", str(store))
         assert as_json("builds", "prune", "--keep", "1", "--older-than", "2w")["removed"] == []
         listed = run("builds", "prune", "--keep", "1", "--dry-run")
-        assert listed.stdout.splitlines() == [
-            f"store, build 1: {stores[0]}, 3 bytes", "would be removed: 1 thing, 3 bytes"
-        ]  # fmt: skip
-        removed = [{"what": "store", "build_id": 1, "path": str(stores[0]), "bytes": 3}]
-        assert as_json("builds", "prune", "--keep", "1") == {
-            "removed": removed, "in_use": [], "bytes": 3, "dry_run": False
-        }  # fmt: skip
+        assert f"store, build 1: {stores[0]}, 3 bytes\nwould be removed: 1 thing" in listed.stdout
+        [removed] = as_json("builds", "prune", "--keep", "1")["removed"]
+        assert removed == {"what": "store", "build_id": 1, "path": str(stores[0]), "bytes": 3}
         assert [store.exists() for store in stores] == [False, True]
-        asked = CliRunner().invoke(cli, ["builds", "prune", "--keep", "1", "--older-than", "soon"])
-        assert "'soon': expected a length of time" in asked.stderr
-
-    def test_what_is_not_there(self, tmp_path: Path) -> None:
-        assert "no build 12" in refuse("builds", "show", "12")
-        assert "is not a store" in refuse("builds", "add", str(tmp_path))
-        assert "draftstore builds add" in refuse("builds", "show", str(write_store(tmp_path / "s")))
-
-    def test_a_build_whose_process_is_gone(self, database: str) -> None:
-        with psycopg.connect(database) as connection:
-            connection.execute("INSERT INTO builds (kind, name, path) VALUES ('rest', 'x', '/x')")
-        (build,) = as_json("builds", "list")
-        assert build["state"] == "failed"
-        assert "its process ended" in run("builds", "show", "1").stdout
 
 
 @pytest.mark.usefixtures("database")
@@ -240,17 +168,15 @@ class TestReleases:
         assert run("releases", "publish", "chat", "1").stdout == "chat points at build 1 already\n"
         run("builds", "add", str(stores[1]))
         assert run("releases", "publish", "chat", "2").stdout == "chat points at build 2 (before: build 1)\n"
-        assert "is live" in refuse("builds", "drop", "2")
         (listed,) = as_json("releases", "list")
         assert (listed["release"], listed["build"], listed["path"]) == ("chat", 2, str(stores[1]))
+        assert "chat" in run("releases", "list").stdout
         assert run("releases", "rollback", "chat").stdout == "chat points at build 1 (before: build 2)\n"
-        assert "nothing to roll back to" in refuse("releases", "rollback", "chat")
         moves = as_json("releases", "history", "chat")
         assert [(move["action"], move["from"], move["to"]) for move in moves] == [
             ("rollback", 2, 1), ("publish", 1, 2), ("publish", None, 1)
         ]  # fmt: skip
         assert "rollback" in run("releases", "history", "chat").stdout
-        assert "chat" in run("releases", "list").stdout
 
     def test_what_the_gates_refuse(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -264,26 +190,7 @@ class TestReleases:
         assert "kind: a crest store, and the live build 1 is a rest store" in capsys.readouterr().err
         assert "kind refused: a crest store" in " ".join(run("builds", "show", crest).stdout.split())
         assert list(as_json("builds", "show", crest)["gates"]["chat"]["refused"]) == ["kind"]
-        assert "not a check: size; expected tokenizer" in refuse(
-            "releases", "publish", "chat", crest, "--force", "size"
-        )
         forced = run("releases", "publish", "chat", crest, "--force", "kind,tokens")
         assert forced.stdout == "chat points at build 2 (before: build 1)\n"
         assert "kind overridden: a crest store" in forced.stderr
         assert "bad-records not checked: " in forced.stderr
-
-    def test_a_damaged_store_is_not_published(self, tmp_path: Path) -> None:
-        store = write_store(tmp_path / "s")
-        (store / "entries.bin").write_bytes(b"abc")
-        assert "does not verify" in refuse("releases", "publish", "chat", str(store))
-        assert as_json("releases", "list") == []
-
-
-def test_connections_are_closed(database: str, reader: str) -> None:
-    for command in (["sql", "SELECT 1"], ["builds", "list"], ["releases", "list"]):
-        run(*command)
-    engine = new_engine(database)
-    with engine.connect() as connection:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        assert connection.exec_driver_sql(query).scalar_one() == 0
-    engine.dispose()

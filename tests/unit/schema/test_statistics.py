@@ -1,10 +1,8 @@
 """n-gram counts and kept n-grams in SQL, against plain Python; and what is there when a load does not end well."""
 
 import dataclasses
-import multiprocessing
-import os
 import random
-import signal
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,20 +12,25 @@ import numpy as np
 import polars as pl
 import psycopg
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from draftstore.errors import BuildError, StoreError, TokenRangeError
+from draftstore.errors import BuildError, TokenRangeError
 from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
 from draftstore.text.drawing import TreeText
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
-from schema.db.database import migrate
-from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
-from schema.db.partitions import SETTINGS, loading
-from schema.statistics.ngrams import fill_kept, load_counts, most_common, spectrum, store_tokenizer
-from tests.examples import examples
-from tests.fakes.servers import postgres_server
+from schema.db.partitions import loading
+from schema.statistics.ngrams import (
+    array_text,
+    copy_frames,
+    fill_kept,
+    load_counts,
+    most_common,
+    spectrum,
+    store_tokenizer,
+)
+from schema.statistics.texts import MAX_TEXT_BYTES, ngram_texts
 
 Connection = psycopg.Connection[Any]
 Ngram = tuple[int, ...]
@@ -57,9 +60,7 @@ def write_ngrams(path: Path, counts: dict[Ngram, int], n: int, row_group: int = 
 
 def finish_store(folder: Path, kind: str, like: Path) -> Path:
     """Write a manifest around the files of a folder, with the tokenizer of another store."""
-    (folder / "tokenizer").mkdir()
-    for file in (like / "tokenizer").iterdir():
-        (folder / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(like / "tokenizer", folder / "tokenizer")
     files = {
         str(path.relative_to(folder)): FileEntry.of(path) for path in folder.rglob("*") if path.is_file()
     }
@@ -133,21 +134,6 @@ def expected_spectrum(counts: Counts) -> list[tuple[int, int, int]]:
     return [(n, count, ngrams) for n in found for count, ngrams in sorted(found[n].items())]
 
 
-@pytest.mark.parametrize("head", [0, 1, 17, 100, 10**6])
-def test_head_and_spectrum(
-    connection: Connection, small_counts: Path, small_tokenizer: TextTokenizer, head: int
-) -> None:
-    build_id, seen = new_build(connection), list[tuple[int, int]]()
-    load_counts(connection, build_id, small_counts, head=head, progress=lambda *done: seen.append(done))
-    counts = some_counts()
-    expected = expected_head(counts, head, small_tokenizer)
-    assert head_in_sql(connection, build_id) == expected
-    assert spectrum_in_sql(connection, build_id) == expected_spectrum(counts)
-    assert seen[0] == (0, len(expected))
-    assert seen[-1] == (len(expected), len(expected))
-
-
-@examples(40)
 @given(
     st.dictionaries(st.tuples(*[st.integers(0, 300)] * 2), st.integers(1, 4), max_size=60), st.integers(0, 70)
 )
@@ -175,24 +161,6 @@ def test_a_second_load_replaces_the_first(
     assert head_in_sql(connection, other) == expected_head(first, 10, small_tokenizer)
 
 
-def test_partitions_have_the_indexes_and_statistics_of_their_table(
-    connection: Connection, small_counts: Path
-) -> None:
-    build_id = new_build(connection)
-    for _ in range(2):
-        load_counts(connection, build_id, small_counts)
-    name = f"ngrams_{build_id}"
-    indexes = "SELECT count(*) FROM pg_indexes WHERE tablename = %s"
-    parent, child = (connection.execute(indexes, (table,)).fetchone() for table in ("ngrams", name))
-    assert parent == child
-    analyzed = "SELECT count(*) > 0 FROM pg_stats WHERE tablename = %s"
-    assert connection.execute(analyzed, (name,)).fetchone() == (True,)
-    frozen = "SELECT relallvisible > 0 FROM pg_class WHERE relname = %s"
-    assert connection.execute(frozen, (name,)).fetchone() == (True,)
-    left = "SELECT relname FROM pg_class WHERE relname LIKE %s"
-    assert connection.execute(left, (r"%\_new%",)).fetchall() == []
-
-
 def test_a_failure_leaves_what_was_there(
     connection: Connection, counts_of: Callable[[Counts], Path], small_counts: Path
 ) -> None:
@@ -206,18 +174,6 @@ def test_a_failure_leaves_what_was_there(
     assert (head_in_sql(connection, build_id), spectrum_in_sql(connection, build_id)) == before
 
 
-def test_only_stores_of_counts_are_taken(connection: Connection, small_store: Path) -> None:
-    build_id = new_build(connection)
-    with pytest.raises(StoreError, match="expected 'ngrams'"):
-        load_counts(connection, build_id, small_store)
-    assert head_in_sql(connection, build_id) == []
-
-
-def test_a_build_that_is_not_registered(connection: Connection, small_counts: Path) -> None:
-    with pytest.raises(BuildError, match=r"no build 999999999\b"):
-        load_counts(connection, 999_999_999, small_counts)
-
-
 def test_two_loads_of_one_build(
     connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,90 +183,8 @@ def test_two_loads_of_one_build(
         with pytest.raises(BuildError, match="another process"):
             load_counts(connection, build_id, small_counts)
         load_counts(connection, new_build(connection), small_counts)
-
-
-def test_a_reader_that_does_not_let_go(
-    connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_id = new_build(connection)
-    load_counts(connection, build_id, small_counts, head=3)
-    with psycopg.connect(database) as reader, reader.transaction():
-        before = head_in_sql(reader, build_id)
-        with monkeypatch.context() as patch:
-            patch.setitem(SETTINGS, "lock_timeout", "100ms")
-            with pytest.raises(DatabaseTimeoutError, match="lock timeout"):
-                load_counts(connection, build_id, small_counts, head=5)
-        assert head_in_sql(reader, build_id) == before
-    load_counts(connection, build_id, small_counts, head=5)
-    assert len(head_in_sql(connection, build_id)) == 15
-
-
-def load_and_die(url: str, build_id: int, counts: Path, progress_calls: int) -> None:
-    """Load counts, and end by SIGKILL in the midst of it."""
-    calls = iter(range(progress_calls))
-
-    def die(_done: int, _total: int) -> None:
-        if next(calls, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with psycopg.connect(url) as connection:
-        load_counts(connection, build_id, counts, progress=die)
-
-
-@pytest.mark.parametrize("calls", [1, 3])
-def test_a_killed_load_leaves_nothing(
-    connection: Connection,
-    database: str,
-    small_counts: Path,
-    small_tokenizer: TextTokenizer,
-    calls: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("schema.db.partitions.LOAD_LOCK_TIMEOUT", "60s")
-    build_id = new_build(connection)
-    process = multiprocessing.get_context("spawn").Process(
-        target=load_and_die, args=(database, build_id, small_counts, calls)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert head_in_sql(connection, build_id) == []
-    assert spectrum_in_sql(connection, build_id) == []
-    load_counts(connection, build_id, small_counts)
-    assert head_in_sql(connection, build_id) == expected_head(some_counts(), 10**6, small_tokenizer)
-    left = "SELECT relname FROM pg_class WHERE relname LIKE %s"
-    assert connection.execute(left, (r"%\_new%",)).fetchall() == []
-
-
-def test_the_server_stops_during_a_load(small_counts: Path, small_tokenizer: TextTokenizer) -> None:
-    with postgres_server() as server:
-        migrate_server(server.url)
-        with psycopg.connect(server.url) as connection:
-            build_id = new_build(connection)
-
-        def stop(done: int, _total: int) -> None:
-            if done:
-                server.stop()
-
-        with psycopg.connect(server.url) as connection, pytest.raises(DatabaseAwayError, match="try again"):
-            load_counts(connection, build_id, small_counts, progress=stop)
-        server.start()
-        with psycopg.connect(server.url) as connection:
-            assert head_in_sql(connection, build_id) == []
-            assert spectrum_in_sql(connection, build_id) == []
-            connection.rollback()
-            load_counts(connection, build_id, small_counts)
-            assert head_in_sql(connection, build_id) == expected_head(some_counts(), 10**6, small_tokenizer)
-
-
-def migrate_server(url: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DRAFTSTORE_DATABASE_URL", url)
-        migrate()
-
-
-def no_tree(_ngram: Ngram) -> DraftTree | None:
-    return None
+    with pytest.raises(BuildError, match=r"no build 999999999\b"):
+        load_counts(connection, 999_999_999, small_counts)
 
 
 def tree_of(ngram: Ngram) -> DraftTree | None:
@@ -362,13 +236,9 @@ def test_kept_ngrams(
     store = write_kept(tmp_path / "crest", rows, small_store)
     for drawn in (1, 20):
         load_kept(
-            connection,
-            build_id,
-            store,
-            tree_of=tree_of,
-            drawn=drawn,
+            connection, build_id, store, tree_of=tree_of, drawn=drawn,
             progress=lambda *done: seen.append(done),
-        )
+        )  # fmt: skip
     query = (
         "SELECT rank, n, tokens, text, count, nodes, raw_bytes, bytes, tree FROM kept_ngrams"
         " WHERE build_id = %s ORDER BY rank"
@@ -384,9 +254,70 @@ def test_kept_ngrams(
     assert seen[-1] == (len(rows), len(rows))
 
 
-def test_a_store_that_kept_nothing(connection: Connection, small_store: Path, tmp_path: Path) -> None:
-    build_id = new_build(connection, "crest")
-    load_kept(connection, build_id, write_kept(tmp_path / "crest", [], small_store), tree_of=no_tree)
-    assert connection.execute(
-        "SELECT count(*) FROM kept_ngrams WHERE build_id = %s", (build_id,)
-    ).fetchone() == (0,)
+TYPES: dict[str, Any] = dict.fromkeys(("i2", "i8"), pl.Int64) | {"l4": pl.List(pl.Int64), "t": pl.String}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(1 << 15), (1 << 15) - 1),
+            st.integers(-(1 << 63), (1 << 63) - 1),
+            st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=4),
+            st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+        ),
+        max_size=8,
+    )
+)
+@example(
+    [
+        (0, 0, [], text)
+        for text in ("\\.", "\n\\.\n", "\\N", "NULL", "", 'a"b,', "a\r\nb", "{1}", "ß" * 90_000)
+    ]
+)
+def test_frames_arrive_as_they_were(shared_database: str, rows: list[tuple[Any, ...]]) -> None:
+    frame = pl.DataFrame(rows, schema=TYPES, orient="row")
+    frame = frame.with_columns(l4=array_text(pl.col("l4").cast(pl.List(pl.String)).list.join(",")))
+    with psycopg.connect(shared_database) as connection:
+        connection.execute(
+            "CREATE TEMPORARY TABLE copied (i2 smallint, i8 bigint, l4 integer[], t text, other int)"
+        )
+        copy_frames(connection, "copied", list(TYPES), iter([frame, frame]))
+        assert connection.execute("SELECT i2, i8, l4, t FROM copied").fetchall() == rows + rows
+
+
+# Texts of n-grams, with nothing in them that PostgreSQL or a reader could trip over
+
+
+def as_shown(text: str) -> str:
+    """Return a text as it is to be shown, one character after the other."""
+    return "".join(each if each == "'" else repr(each)[1:-1] for each in text)
+
+
+@given(
+    texts=st.lists(st.text() | st.text("a\0\n\t\r\\'\"\x7f\x80\xa0\u200b\ufeff\U000e0001😀é "), max_size=5)
+)
+def test_whole_texts_come_back(small_tokenizer: TextTokenizer, texts: list[str]) -> None:
+    texts = [text.encode(errors="ignore").decode() for text in texts]
+    ngrams = [small_tokenizer.encode(text, bos=False).tolist() for text in texts]
+    assert ngram_texts(small_tokenizer, ngrams).to_list() == list(map(as_shown, texts))
+
+
+def test_long_texts_are_cut_and_special_tokens_spelled_out(small_tokenizer: TextTokenizer) -> None:
+    long, short = (small_tokenizer.encode(text, bos=False).tolist() for text in ("é" * 2_000, "hi"))
+    text, special = ngram_texts(small_tokenizer, [long, [0, *short, 1]])
+    assert text.endswith("é…")
+    assert MAX_TEXT_BYTES - 20 < len(text.encode()) <= MAX_TEXT_BYTES
+    assert special == "<s>hi</s>"
+
+
+@pytest.mark.parametrize("name", ["llama2", "qwen2.5", "smollm2"])
+def test_texts_of_real_tokenizers(data: Path, name: str) -> None:
+    tokenizer = load_tokenizer(data / "tokenizers" / name)
+    text = "def f(x):\n\treturn x, naïve 東京 😀 \u200b tab\tnul\\"
+    whole = tokenizer.encode(f"a{text}", bos=False).tolist()
+    within = tokenizer.encode("a the", bos=False).tolist()[1:]
+    parts = tokenizer.encode("a🦜", bos=False).tolist()[1:]
+    found = ngram_texts(tokenizer, [whole, within, parts, parts[:-1]]).to_list()
+    assert found[0].removeprefix(" ") == as_shown(f"a{text}")  # SentencePiece puts a space there
+    assert found[1:3] == [" the", "🦜"]
+    assert set(found[3]) == {"�"}

@@ -101,14 +101,9 @@ def test_the_client_of_the_page_gets_the_trees_of_the_local_store(
                 [(token, parent, float(np.float32(prob))) for token, parent, prob in tree] for tree in found
             ]
             nodes += sum(map(len, found))
-    assert nodes > 100
-
-
-def test_the_client_of_the_page_reports_failures(client: dict[str, Any], caller: Caller) -> None:
-    with caller.socket.makefile("rwb") as stream:
         with pytest.raises(RuntimeError, match="status 4: nothing is served under the name 'chat'"):
-            client["draft"](stream, 1, "chat", [[1]])
-        assert client["draft"](stream, 2, "rest", [[1]])
+            client["draft"](stream, 4, "chat", [[1]])
+    assert nodes > 100
 
 
 def test_the_client_is_used_as_the_page_shows(
@@ -157,15 +152,6 @@ def test_hidden_states(caller: Caller, stores: dict[str, Path]) -> None:
     assert failure(ask(states[:, :3])).status == Status.BAD_REQUEST
 
 
-def test_tokens_before_the_context_size_are_ignored(caller: Caller, stores: dict[str, Path]) -> None:
-    contexts = contexts_of(stores["rest"], 40, width=40)[:, 24:]
-    contexts = contexts[contexts[:, 0] >= 0]
-    longer = np.hstack([np.full((len(contexts), 9), 7, np.int32), contexts])
-    for name in ("rest", "crest"):
-        assert caller.draft(name, contexts).drafts == caller.draft(name, longer).drafts
-    assert len(contexts) > 10
-
-
 def test_hello_goes_in_the_same_send_and_may_come_again(guarded: Lookups) -> None:
     request = wire.encode_request(1, "crest", np.zeros((200, 16), np.int32), 8)
     assert len(request) > Limits().greeting
@@ -174,13 +160,3 @@ def test_hello_goes_in_the_same_send_and_may_come_again(guarded: Lookups) -> Non
             caller.send(wire.frame(Operation.HELLO, 0, token.encode()) + request)
             headers = [frame.header for frame in (caller.receive(), caller.receive()) if frame]
             assert [(header.request_id, header.status) for header in headers] == [(0, Status.OK), (1, status)]
-
-
-def test_failures_keep_the_id_and_those_of_the_connection_have_the_id_0(lookups: Lookups) -> None:
-    with lookups.caller() as caller:
-        for data in (wire.frame(100, 7), wire.frame(Operation.DRAFT, 7)):
-            frame = caller.ask(data)
-            assert (failure(frame).status, frame.header.request_id) == (Status.BAD_REQUEST, 7)
-        frame = caller.ask(b"GET / HTTP/1.1\r\n\r\n")
-        assert (failure(frame).status, frame.header.request_id) == (Status.BAD_REQUEST, 0)
-        assert caller.ended()

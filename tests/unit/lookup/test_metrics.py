@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +58,6 @@ def test_a_release_and_its_build_are_shown_while_it_is_served(small_store: Path,
         samples = read_samples(running.metrics.text())
         assert ("draftstore_ready", (("release", "code"),)) not in samples
         assert ("draftstore_contexts_total", (("release", "code"),)) in samples
-
-
-def test_the_age_of_a_catalogue_that_was_never_read_is_no_number() -> None:
-    metrics = Metrics()
-    metrics.watch_catalogue(lambda: 0.0, lambda: math.nan)
-    assert sample(metrics, "catalogue_up") == 0
-    assert math.isnan(sample(metrics, "catalogue_age_seconds"))
 
 
 def test_live_figures_are_those_of_the_window() -> None:

@@ -1,22 +1,20 @@
 import json
 import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from draftstore.drafting.drafter import StoreDrafter
-from draftstore.errors import DraftstoreError, StoreError
+from draftstore.errors import StoreError
 from draftstore.remote import wire
 from draftstore.remote.wire import Status
 from draftstore.stores.registry import open_store
-from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import Limits
 from tests.fakes.lookups import Caller, Lookups, contexts_of, failure, serving
@@ -26,13 +24,13 @@ ONE = np.zeros((1, 16), np.int32)
 
 
 @pytest.fixture(scope="module")
-def stores(small_store: Path, small_crest: Path, wide_store: Path, wide_crest: Path) -> dict[str, Path]:
-    return {"rest": small_store, "crest": small_crest, "wide-rest": wide_store, "wide-crest": wide_crest}
+def stores(small_store: Path, small_crest: Path, wide_store: Path) -> dict[str, Path]:
+    return {"rest": small_store, "crest": small_crest, "wide": wide_store}
 
 
 @pytest.fixture(scope="module")
 def lookups(stores: dict[str, Path]) -> Iterator[Lookups]:
-    with serving(stores, max_budget=MAX_BUDGET) as running:
+    with serving(stores) as running:
         yield running
 
 
@@ -42,14 +40,10 @@ def caller(lookups: Lookups) -> Iterator[Caller]:
         yield caller
 
 
-def expected(
-    path: Path, contexts: np.ndarray, budget: int = 64, min_prob: float = 0.0, strategy: str = ""
-) -> bytes:
+def expected(path: Path, contexts: np.ndarray) -> bytes:
     """Return the payload behind build, tokenizer and duration that a local store answers with."""
-    store = open_store(path)
-    drafter = store.drafter(strategy) if strategy else store.drafter()
-    data = wire.encode_answer(0, 0, 0, 0, drafter.draft_batch(contexts, budget, min_prob))
-    store.close()
+    with closing(open_store(path)) as store:
+        data = wire.encode_answer(0, 0, 0, 0, store.drafter().draft_batch(contexts))
     return data[wire.HEADER.size + 24 :]
 
 
@@ -72,12 +66,11 @@ class SlowDrafter:
         return self._drafter.draft_batch(contexts, budget, min_prob)
 
 
-def slow_down(running: Lookups, name: str, *, slow: bool = False) -> SlowDrafter:
-    """Put a slow drafter before that of a release; `slow`: as one that waits for a database."""
+def slow_down(running: Lookups, name: str) -> SlowDrafter:
+    """Put a slow drafter before that of a release."""
     served = running.releases.get(name)
     drafter = SlowDrafter(served._drafters[""])
     served._drafters[""] = drafter  # type: ignore[assignment]
-    served.slow = slow
     served.pace = 100e-6
     return drafter
 
@@ -91,32 +84,7 @@ def keyed(*grants: tuple[str, str, list[str]]) -> Permissions:
 # --- answers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rest", "crest", "wide-rest", "wide-crest"])
-@pytest.mark.parametrize("tcp", [False, True])
-def test_the_answer_is_that_of_the_local_store_byte_for_byte(
-    lookups: Lookups, stores: dict[str, Path], name: str, tcp: bool
-) -> None:
-    with lookups.caller(tcp=tcp) as caller:
-        nodes = 0
-        for seed, shape in enumerate([(1, 16), (1, 3), (2, 40), (7, 16), (64, 16), (300, 5), (512, 16)]):
-            contexts = contexts_of(stores[name], *shape, seed)
-            for asked in [(64, 0.0, ""), (7, 0.0, "longest"), (300, 0.01, "backoff"), (0, 0.0, "")]:
-                frame = caller.draft_frame(name, contexts, *asked)
-                assert frame.payload[24:] == expected(stores[name], contexts, *asked)
-                nodes += sum(len(draft.tree) for draft in wire.decode_answer(frame.payload).drafts)
-        assert nodes > 1000
-
-
-def test_an_answer_names_build_tokenizer_and_duration(
-    lookups: Lookups, stores: dict[str, Path], caller: Caller
-) -> None:
-    answer = caller.draft("crest", contexts_of(stores["crest"], 50))
-    served = lookups.releases.get("crest")
-    assert (answer.build, answer.tokenizer) == (served.build, served.tokenizer)
-    assert 0 < answer.micros < 10e6
-
-
-@pytest.mark.parametrize("name", ["rest", "crest", "wide-rest", "wide-crest"])
+@pytest.mark.parametrize("name", ["rest", "crest", "wide"])
 def test_odd_shapes_and_ids(caller: Caller, name: str) -> None:
     for shape in [(0, 16), (0, 0), (1, 0), (3, 0), (1, 1)]:
         assert len(caller.draft(name, np.full(shape, 5, np.int32)).drafts) == shape[0]
@@ -142,41 +110,15 @@ def test_pipelined_requests_are_answered_in_order(stores: dict[str, Path], calle
 def test_frames_may_arrive_in_any_pieces(stores: dict[str, Path], caller: Caller) -> None:
     request = wire.encode_request(7, "crest", contexts_of(stores["crest"], 3), 64)
     answer = caller.ask(request).payload[24:]
-    for size in (1, 5, 15, 16, 17, len(request) - 1, len(request) + 3):
+    for size in (5, 15, 16, 17, len(request) - 1, len(request) + 3):
         stream = request * 3
         for start in range(0, len(stream), size):
             caller.send(stream[start : start + size])
-            if size > 4:
-                time.sleep(0.0005)  # so that the pieces stay pieces
+            time.sleep(0.0005)  # so that the pieces stay pieces
         for _ in range(3):
             frame = caller.receive()
             assert frame
             assert frame.payload[24:] == answer
-
-
-def test_releases_are_listed(caller: Caller) -> None:
-    frame = caller.ask(wire.frame(wire.Operation.RELEASES, 5))
-    listed = [entry["name"] for entry in json.loads(frame.payload)["releases"]]
-    assert listed == ["crest", "rest", "wide-crest", "wide-rest"]
-    assert "/" not in frame.payload.decode()  # no paths
-
-
-def test_hello_tells_the_limits(caller: Caller) -> None:
-    limits = {"payload": 1 << 20, "batch": 512, "context": 4096, "budget": 4096}
-    assert json.loads(caller.hello("whatever").payload) == {"version": 1, "limits": limits}
-
-
-def test_what_is_counted(stores: dict[str, Path]) -> None:
-    contexts = contexts_of(stores["crest"], 30)
-    with serving(stores) as running, running.caller() as caller:
-        drafts = caller.draft("crest", contexts).drafts + caller.draft("crest", contexts[:1]).drafts
-        until(lambda: running.totals("crest").queries == 2)  # counted when the answer is on its way
-        totals = running.totals("crest")
-        assert totals.contexts == 31
-        assert totals.nodes == sum(len(draft.tree) for draft in drafts)
-        assert totals.misses == sum(not len(draft.tree) for draft in drafts)
-        assert totals.matched_tokens == sum(draft.match_length for draft in drafts)
-        assert running.totals("rest").queries == 0
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------
@@ -193,7 +135,8 @@ def test_limits_of_a_request(small_crest: Path, batch: int, width: int, budget: 
         serving({"crest": small_crest}, limits=limits, permissions=grants) as running,
         running.caller() as caller,
     ):
-        caller.hello("s")
+        limits_told = json.loads(caller.hello("s").payload)["limits"]
+        assert limits_told == {"payload": 1 << 20, "batch": 8, "context": 32, "budget": 16}
         refused = failure(caller.draft_frame("crest", np.zeros((batch, width), np.int32), budget))
         assert refused.status == Status.TOO_LARGE
         assert words in refused.message
@@ -222,16 +165,6 @@ def test_long_drafts_are_for_the_unix_socket_and_for_tokens_that_allow_them(smal
                 assert budget_of(caller.hello(token)) == most
                 assert caller.draft("crest", ONE, most)
                 assert failure(caller.draft_frame("crest", ONE, most + 1)).status == Status.TOO_LARGE
-
-
-def test_a_frame_beyond_the_limit_is_refused_by_its_header_alone(small_crest: Path) -> None:
-    with serving({"crest": small_crest}, limits=Limits(payload=1000)) as running, running.caller() as caller:
-        caller.send(wire.HEADER.pack(1001, 1, wire.Operation.DRAFT, 0, 0, 77))
-        frame = caller.receive()
-        assert failure(frame).status == Status.TOO_LARGE
-        assert frame
-        assert frame.header.request_id == 77
-        assert caller.ended()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +205,7 @@ def test_unknown_names_and_strategies(lookups: Lookups, caller: Caller) -> None:
     refused = failure(caller.draft_frame("crest", ONE, strategy="fastest"))
     assert refused.status == Status.NOT_FOUND
     assert "backoff" in refused.message
-    assert lookups.metrics.totals().keys() == {"", "rest", "crest", "wide-rest", "wide-crest"}
+    assert lookups.metrics.totals().keys() == {"", "rest", "crest", "wide"}
 
 
 @pytest.mark.parametrize("batch", [1, 300])
@@ -295,7 +228,7 @@ def test_errors_of_a_lookup_end_the_request_alone(
         assert "ZeroDivisionError" in caplog.text
         drafter.fail = None
         assert len(caller.draft("slow", contexts).drafts) == batch
-        assert running.totals("slow").failures == 2
+        assert running.metrics.totals()["slow"].failures == 2
 
 
 def test_a_store_that_was_cut_is_served_no_more(small_store: Path, tmp_path: Path) -> None:
@@ -335,19 +268,6 @@ def test_a_large_batch_does_not_hold_up_others(small_crest: Path, small_store: P
         assert frames[0].payload[24:] == expected(small_crest, contexts)
 
 
-def test_a_database_that_hangs_delays_its_own_readers_alone(small_crest: Path, small_store: Path) -> None:
-    with serving({"slow": small_crest, "rest": small_store}) as running, ExitStack() as stack:
-        drafter = slow_down(running, "slow", slow=True)
-        callers = [stack.enter_context(running.caller()) for _ in range(3)]
-        for caller in callers:
-            caller.send(wire.encode_request(1, "slow", ONE, 64))
-        until(lambda: drafter.begun == 3)
-        other = stack.enter_context(running.caller())
-        assert other.draft("rest", contexts_of(small_store, 300))
-        drafter.gate.set()
-        assert all(caller.receive() for caller in callers)
-
-
 def test_busy_when_too_much_waits(small_crest: Path) -> None:
     contexts = contexts_of(small_crest, 100)
     with (
@@ -368,22 +288,6 @@ def test_busy_when_too_much_waits(small_crest: Path) -> None:
             assert frame
             assert frame.payload[24:] == expected(small_crest, contexts)
         assert callers[2].draft("slow", contexts)
-
-
-def test_a_client_that_leaves_takes_its_requests_along(small_crest: Path) -> None:
-    with serving({"slow": small_crest}, limits=Limits(threads=1)) as running, running.caller() as first:
-        drafter = slow_down(running, "slow", slow=True)
-        first.send(wire.encode_request(1, "slow", ONE, 64))
-        until(lambda: drafter.begun)
-        second = running.caller()
-        second.send(wire.encode_request(1, "slow", ONE, 64) * 2)
-        until(lambda: running.call(lambda: running.drafting._waiting) == 2)
-        second.close()
-        until(lambda: running.call(lambda: running.drafting._waiting) == 1)
-        drafter.gate.set()
-        assert first.receive()
-        assert first.draft("slow", ONE)
-        assert drafter.begun == 2
 
 
 # --- clients -----------------------------------------------------------------------------------------------------
@@ -411,10 +315,22 @@ def test_tokens(stores: dict[str, Path]) -> None:
                 assert caller.ended()  # one attempt a connection
 
 
-def test_strangers_cannot_send_much(stores: dict[str, Path]) -> None:
-    with serving(stores, permissions=keyed(("one", "s", ["*"]))) as running, running.caller() as caller:
-        caller.send(wire.HEADER.pack(5000, 1, wire.Operation.HELLO, 0, 0, 1))
-        assert failure(caller.receive()).status == Status.TOO_LARGE
+@pytest.mark.parametrize(
+    ("operation", "permissions", "most"),
+    [(wire.Operation.DRAFT, None, 1000), (wire.Operation.HELLO, keyed(("one", "s", ["*"])), 4096)],
+)
+def test_a_frame_beyond_the_limit_is_refused_by_its_header_alone(
+    small_crest: Path, operation: int, permissions: Permissions | None, most: int
+) -> None:
+    with (
+        serving({"crest": small_crest}, permissions=permissions, limits=Limits(payload=1000)) as running,
+        running.caller() as caller,
+    ):
+        caller.send(wire.HEADER.pack(most + 1, 1, operation, 0, 0, 77))
+        frame = caller.receive()
+        assert failure(frame).status == Status.TOO_LARGE
+        assert frame
+        assert frame.header.request_id == 77
         assert caller.ended()
 
 
@@ -453,11 +369,11 @@ def test_silent_and_unfinished_clients_are_closed(small_crest: Path, tokens: boo
 
 
 def test_a_flood_of_strangers_keeps_no_client_out(small_crest: Path) -> None:
-    """Two thousand silent connections: each new client gets its answers, and the one before keeps its connection."""
+    """A thousand silent connections: each new client gets its answers, and the one before keeps its connection."""
     with serving({"crest": small_crest}) as running, running.caller(tcp=True) as before:
         assert before.draft("crest", ONE)
         held: list[socket.socket] = []
-        for number in range(2000):
+        for number in range(1000):
             held.append(socket.create_connection(running.tcp))
             if number % 100 == 0:
                 assert before.draft("crest", ONE)
@@ -467,19 +383,6 @@ def test_a_flood_of_strangers_keeps_no_client_out(small_crest: Path) -> None:
         until(lambda: running.call(lambda: len(running.clients._strangers)) <= 64)
         for one in held:
             one.close()
-
-
-def test_a_client_that_has_left_before_it_is_met_is_no_error(
-    small_crest: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    at_once = struct.pack("ii", 1, 0)
-    with serving({"crest": small_crest}) as running:
-        for _ in range(200):
-            with socket.create_connection(running.tcp) as made:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
-        with running.caller(tcp=True) as caller:
-            assert caller.draft("crest", ONE)
-    assert caplog.records == []
 
 
 def test_known_clients_are_bounded_and_never_closed_for_new_ones(stores: dict[str, Path]) -> None:
@@ -555,39 +458,3 @@ def test_a_release_that_moves_does_not_mix_builds(small_crest: Path, small_store
         assert frame
         assert wire.decode_answer(frame.payload).build == before
         assert frame.payload[24:] == expected(small_crest, contexts)
-
-
-def test_swaps_under_load(small_crest: Path, small_store: Path) -> None:
-    contexts = contexts_of(small_crest, 40)
-    right: dict[int, bytes] = {}
-    stop = threading.Event()
-    wrong: list[object] = []
-    seen: set[int] = set()
-
-    def load(running: Lookups) -> None:
-        try:
-            with running.caller() as caller:
-                while not stop.is_set():
-                    frame = caller.draft_frame("moving", contexts)
-                    build = int.from_bytes(frame.payload[:8], "little")
-                    if frame.payload[24:] != right[build]:
-                        wrong.append(build)
-                    seen.add(build)
-        except (AssertionError, DraftstoreError, KeyError, OSError) as error:
-            wrong.append(error)
-
-    with serving({"moving": small_crest, "other": small_store}) as running:
-        for name, path in (("moving", small_crest), ("other", small_store)):
-            right[running.releases.get(name).build] = expected(path, contexts)
-        threads = [threading.Thread(target=load, args=(running,)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for turn in range(20):
-            running.put("moving", small_crest if turn % 2 else small_store)
-            build = running.releases.get("moving").build
-            until(lambda build=build: build in seen or wrong)  # type: ignore[misc]
-        stop.set()
-        for thread in threads:
-            thread.join(SECONDS)
-    assert not wrong
-    assert seen == right.keys()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.sites import Running, browse, grant, running_site, serving
+from tests.fakes.sites import Running, browse, running_site, serving
 
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
 TOKEN = "secret-of-the-fuzzer"
@@ -51,23 +51,3 @@ def run(address: str, folder: Path, *arguments: str) -> str:
 
 def test_examples_and_the_edges_of_every_field(service: tuple[Running, str], tmp_path: Path) -> None:
     assert "Tested: 6" in run(service[1], tmp_path, "--phases", "examples,coverage")
-
-
-@pytest.mark.slow
-def test_fuzzing(service: tuple[Running, str], tmp_path: Path) -> None:
-    """With 250 cases, what goes wrong in one of 84 is found 19 times in 20: (83 / 84)²⁵⁰ is 0.05."""
-    running, address = service
-    run(address, tmp_path, "--phases", "fuzzing", "--max-examples", "250")
-    assert sum(totals.queries for totals in running.metrics.totals().values()) > 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("headers", [("--header", f"Authorization:Bearer {TOKEN}"), ()])
-def test_fuzzing_a_service_that_needs_tokens(
-    small_crest: Path, tmp_path: Path, headers: tuple[str, ...]
-) -> None:
-    with (
-        running_site({"chat": small_crest}, grant("fuzzer", TOKEN, "*")) as running,
-        serving(running.app()) as address,
-    ):
-        run(address, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "50", *headers)

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from draftstore.errors import DraftstoreError
-from draftstore.storage.manifest import manifest_digest
 from schema.catalogue.live_releases import LiveRelease
-from services.lookup.targets import Target, catalogue_targets, parse_store, with_digest
-from tests.fakes.databases import write_store
+from services.lookup.targets import Target, catalogue_targets, parse_store
 
 
 def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
@@ -24,12 +22,6 @@ def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
 def test_names_that_nobody_could_ask_for(argument: str) -> None:
     with pytest.raises(DraftstoreError, match=r"cannot be the name of a store.*--store NAME="):
         parse_store(argument)
-
-
-def test_the_digest_is_that_of_what_lies_there(tmp_path: Path) -> None:
-    path = write_store(tmp_path / "s")
-    assert with_digest(Target("s", path), "lmdb") == Target("s", path, manifest_digest(path), "lmdb")
-    assert with_digest(Target("s", tmp_path / "absent")).digest is None
 
 
 def test_releases_are_chosen_by_name_and_read_where_they_lie() -> None:

@@ -2,6 +2,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.common.guards import SECURITY
 from services.lookup.drafting import Drafted, Lookup
 from services.lookup.http import drafting
-from services.lookup.http.drafting import LAST, pack_contexts, show_draft
+from services.lookup.http.drafting import show_draft
 from services.lookup.http.messages import MAX_BODY
 from tests.fakes.dense_stores import MODEL
 from tests.fakes.sites import Running, browse, grant, hold, running_site, serving
@@ -64,19 +65,15 @@ def refusal(response: Any, status: int) -> str:
 # --- drafts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("release", ["chat", "code"])
-@pytest.mark.parametrize("strategy", ["", "longest", "backoff"])
+@pytest.mark.parametrize(("release", "strategy"), [("chat", ""), ("code", "longest")])
 def test_a_draft_for_a_text_is_that_of_the_store(
     client: TestClient, small_store: Path, small_crest: Path, release: str, strategy: str
 ) -> None:
     path = {"chat": small_crest, "code": small_store}[release]
     tokenizer = load_tokenizer(path / "tokenizer")
-    store = open_store(path)
-    try:
+    with closing(open_store(path)) as store:
         drafter = store.drafter(strategy) if strategy else store.drafter()
         [expected] = drafter.draft(tokenizer.encode(CONTEXT, bos=False).reshape(1, -1), 24, 0.001)
-    finally:
-        store.close()
     reply = ask(client, release=release, text=CONTEXT, strategy=strategy, budget=24, min_prob=0.001).json()
     [draft] = reply["drafts"]
     assert len(expected.tree)
@@ -99,33 +96,18 @@ def test_drafts_for_a_batch_of_contexts(client: TestClient, small_tokenizer: Tex
     assert alone[2] == {"match_length": 0, "match_count": 0, "matched_text": "", "context": [], "nodes": []}
 
 
-def test_ids_that_no_tokenizer_knows_are_shown_as_numbers(client: TestClient) -> None:
-    [draft] = ask(client, release="wide", contexts=[[65_536]], budget=4).json()["drafts"]
-    assert draft["context"] == [{"token": 65_536, "text": "w65536", "shown": "w65536"}]
-    [draft] = ask(client, release="wide", contexts=[[(1 << 31) - 1]], budget=4).json()["drafts"]
-    assert draft["context"] == [{"token": (1 << 31) - 1, "text": None, "shown": "<id 2147483647>"}]
-
-
-def test_contexts_are_aligned_right_and_cut_to_the_last_tokens() -> None:
-    packed = pack_contexts([[7], [], list(range(LAST + 5))])
-    assert packed[:, [0, -1]].tolist() == [[-1, 7], [-1, -1], [5, LAST + 4]]
-
-
 def test_matched_text_of_characters_of_several_tokens(
     small_store: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    store = open_store(small_store)
-    try:
-        ids = small_tokenizer.encode("emoji 😁", bos=False)  # not in the corpus: spelled in bytes
+    ids = small_tokenizer.encode("emoji 😁", bos=False)  # not in the corpus: spelled in bytes
+    with closing(open_store(small_store)) as store:
         [draft] = store.drafter().draft(ids.reshape(1, -1))
-    finally:
-        store.close()
     shown = [show_draft(draft._replace(match_length=n), ids, small_tokenizer) for n in range(len(ids) + 1)]
     texts = [each.matched_text for each in shown]
     assert (texts[0], texts[1], texts[-1]) == ("", None, "emoji 😁")  # the second is a part of a character
 
 
-def test_long_answers_are_refused(site: Running, small_store: Path) -> None:
+def test_long_answers_are_refused(site: Running, guarded: TestClient, small_store: Path) -> None:
     contexts = [[5, 6]] * 64
     with TestClient(site.app()) as client:
         assert ask(client, contexts=contexts, budget=256).status_code == 200
@@ -135,17 +117,8 @@ def test_long_answers_are_refused(site: Running, small_store: Path) -> None:
         assert "at most 16,384" in refusal(ask(client, contexts=contexts[:5], budget=4096), 422)
     with running_site({"code": small_store}, max_budget=16) as small, TestClient(small.app()) as client:
         assert 0 < len(ask(client, text=CONTEXT).json()["drafts"][0]["nodes"]) <= 16
-
-
-def test_a_token_may_allow_longer_drafts(guarded: TestClient) -> None:
-    assert ask(guarded, "secret-2", text=CONTEXT, budget=1024).status_code == 200
+    assert ask(guarded, "secret-2", text=CONTEXT, budget=1024).status_code == 200  # a limit of its own
     assert ask(guarded, "secret-1", release="chat", text=CONTEXT, budget=1024).status_code == 422
-
-
-def test_a_release_that_moves_is_spelled_by_its_own_tokenizer(small_store: Path, wide_store: Path) -> None:
-    with running_site({"code": small_store}) as running, TestClient(running.app()) as client:
-        running.put(code=wide_store)
-        assert ask(client, text="w65536").json()["drafts"][0]["nodes"][0]["text"].startswith("w")
 
 
 def test_a_dense_release_is_not_asked_with_text(small_dense: Path) -> None:
@@ -168,15 +141,10 @@ def test_a_dense_release_is_not_asked_with_text(small_dense: Path) -> None:
         (b'{"release": "chat", "contexts": [[' + b"1" * 5000 + b"]]}", 400, "not JSON"),
         (b'{"release": "chat", "text": "", "min_prob": NaN}', 422, "min_prob"),
         (b'{"release": "chat", "text": "\\ud800"}', 422, "text"),
-        (b"null", 422, "dictionary"),
         (b'{"release": "chat"}', 422, "give `text`, or token ids in `contexts`"),
         (b'{"release": "chat", "text": "", "contexts": [[1]]}', 422, "give `text`"),
         (b'{"release": "chat", "text": "", "path": "/etc/passwd"}', 422, "path"),
-        (b'{"release": "chat", "text": "", "budget": "4"}', 422, "budget"),
-        (b'{"release": "chat", "text": "", "budget": 1e400}', 422, "budget"),
         (b'{"release": "chat", "text": "", "budget": true}', 422, "budget"),
-        (b'{"release": "chat", "contexts": []}', 422, "contexts"),
-        (b'{"release": "chat", "contexts": [[-1]]}', 422, "contexts.0.0"),
         (b'{"release": "chat", "contexts": [[2147483648]]}', 422, "contexts.0.0"),
         (b'{"release": "nothing", "text": ""}', 404, "nothing is served under the name 'nothing'"),
         (b'{"release": "chat", "text": "", "strategy": "best"}', 404, "longest"),
@@ -237,9 +205,6 @@ def test_a_token_for_one_release(guarded: TestClient) -> None:
         shown = guarded.get(path, headers=headers).json()["releases"]
         assert [entry["name"] for entry in shown] in (["chat"], [])
     assert "all releases" in refusal(guarded.get("/metrics", headers=headers), 403)
-
-
-def test_a_token_for_all_releases(guarded: TestClient) -> None:
     headers = {"Authorization": "Bearer secret-2"}
     assert len(guarded.get("/v1/releases", headers=headers).json()["releases"]) == 2
     assert "draftstore_contexts_total" in guarded.get("/metrics", headers=headers).text
@@ -293,16 +258,6 @@ def test_every_answer_carries_the_security_headers(client: TestClient, path: str
 def test_a_foreign_name_for_this_machine_is_refused(client: TestClient) -> None:
     response = client.get("/v1/releases", headers={"Host": "attacker.example:7780"})
     assert "attacker.example" in refusal(response, 400)
-
-
-def test_an_unexpected_error_is_a_plain_500(
-    site: Running, client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> bytes:
-        raise RuntimeError("a secret path /srv/stores")
-
-    monkeypatch.setattr(site.metrics, "text", fail)
-    assert "secret" not in refusal(client.get("/metrics"), 500)
 
 
 def test_questions_at_once_are_bounded_and_slow_bodies_are_not_counted(

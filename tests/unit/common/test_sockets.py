@@ -51,11 +51,6 @@ def test_permissions_of_the_socket_and_of_its_folder(tmp_path: Path, mode: int) 
         assert unix.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_path_that_no_socket_can_have(tmp_path: Path) -> None:
-    with pytest.raises(LookupServiceError, match="is longer than"):
-        UnixListener(tmp_path / ("s" * 120))
-
-
 def test_services_may_share_a_port() -> None:
     [one] = open_tcp(LOCAL, "--listen", shared=True)
     with one:

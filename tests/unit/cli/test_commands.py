@@ -16,15 +16,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from draftstore import __version__
 from draftstore.cli import Commands, cli, main
-from draftstore.cli.options import Command
-from draftstore.cli.query import describe
-from draftstore.errors import DraftstoreError, counted
+from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import load_manifest
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.trees.batch import Draft
-from draftstore.trees.tree import DraftTree
 from tests.conftest import write_texts
 
 COMMAND = [sys.executable, "-m", "draftstore"]
@@ -130,10 +125,6 @@ def test_help_holds_an_example_that_parses(path: tuple[str, ...], run: Runner) -
         command.make_context("example", words, parent=click.Context(cli, **cli.context_settings))
 
 
-def test_version(run: Runner) -> None:
-    assert run("--version").out == f"draftstore, version {__version__}\n"
-
-
 def test_help_has_a_short_option(run: Runner) -> None:
     assert run("-h") == run("--help")
 
@@ -142,18 +133,9 @@ def test_help_has_a_short_option(run: Runner) -> None:
     ("arguments", "reason"),
     [
         (["brew"], "No such command 'brew'"),
-        (["build", "rest"], "Missing option"),
-        (["query"], "Missing argument 'DIRECTORY'"),
-        (["query", "x"], "Missing option '--text'"),
-        (["query", "x", "--text", "t", "--budget", "4097"], "4097 is not in the range"),
         (["query", "x", "--text", "t", "--strategy", "worst"], "'worst' is not one of 'backoff', 'deep', "),
         (["replay", "--replays", "x"], "Missing argument 'DIR...'"),
-        (["replay", "x", "--replays", "x", "--limit", "0"], "0 is not in the range"),
         (["replay", "--replays", "x", "--request"], "--request without a store needs --tokenizer"),
-        (
-            ["replay", "--replays", "x", "--request", "--tokenizer", "t", "--record"],
-            "--record keeps a result with the build of a store",
-        ),
     ],
 )
 def test_wrong_usage_is_status_2(run: Runner, arguments: list[str], reason: str) -> None:
@@ -178,16 +160,13 @@ def build(run: Runner, tmp_path: Path, tokenizer: Path, *more: object, corpus: P
 def test_build_prints_the_path_alone(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     with write_texts(tmp_path / "c.jsonl", 8).open("a") as file:
         file.write("bad\n" * 7)
-    ran = build(run, tmp_path, tokenizer, corpus=tmp_path / "c.jsonl")
-    assert (ran.status, ran.out) == (0, f"{tmp_path}/new\n")
-    assert "7 bad records were left out:" in ran.err
-    assert f"{tmp_path}/c.jsonl:line 9: not JSON" in ran.err
+    for reused in (False, True):
+        ran = build(run, tmp_path, tokenizer)
+        assert (ran.status, ran.out) == (0, f"{tmp_path}/new\n")
+        assert "7 bad records were left out:" in ran.err
+        assert f"{tmp_path}/c.jsonl:line 9: not JSON" in ran.err
+        assert ("already built" in ran.err) == reused
     assert re.search(r"documents +8\b", ran.err)
-    again = build(run, tmp_path, tokenizer, corpus=tmp_path / "c.jsonl")
-    assert again.out == ran.out
-    assert "empty documents" not in ran.err
-    assert "already built" in again.err
-    assert "7 bad records were left out" in again.err
 
 
 def test_build_as_json(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
@@ -252,56 +231,18 @@ def test_many_corpora_after_one_option(run: Runner, tmp_path: Path, tokenizer: P
     assert sources == [*map(str, paths[:3]), str(tmp_path / "src"), str(paths[3])]
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (["--corpus", "a", "b"], ["a", "b"]),
-        (["--corpus", "a", "--corpus", "b"], ["a", "b"]),
-        (["--corpus=a", "b", "--flag", "--corpus", "c"], ["a", "b", "c"]),
-        (["--flag", "--corpus", "a", "b", "--flag"], ["a", "b"]),
-    ],
-)
-def test_many_values(given: list[str], found: list[str]) -> None:
-    @click.command(cls=Command)
-    @click.option("--corpus", multiple=True)
-    @click.option("--flag", is_flag=True)
-    def command(corpus: tuple[str, ...], flag: bool) -> None:
-        click.echo(",".join(corpus))
-
-    assert CliRunner().invoke(command, given).output == ",".join(found) + "\n"
-
-
-def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path, store: Path) -> None:
+def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     absent = build(run, tmp_path, tokenizer, corpus=tmp_path / "absent.jsonl")
     assert absent.error() == f"error: no such file or folder: {tmp_path}/absent.jsonl"
-    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
-    empty = build(run, tmp_path, tokenizer, corpus=tmp_path / "empty.jsonl")
-    assert f"no text found in {tmp_path}/empty.jsonl: 1 empty document" in empty.err
-    assert empty.status == 1
     (tmp_path / "bad.jsonl").write_text("bad\n")
     strict = build(run, tmp_path, tokenizer, "--strict", corpus=tmp_path / "bad.jsonl")
-    assert "bad.jsonl:line 1: not JSON" in strict.err
-    assert strict.status == 1
+    assert (strict.status, "bad.jsonl:line 1: not JSON" in strict.err) == (1, True)
     assert "no tokenizer at 'nowhere'" in build(run, tmp_path, Path("nowhere")).error()
-    nope = build(run, tmp_path, Path("/nope"))
-    assert nope.error().startswith("error: no such file or folder: /nope: pass a folder with tokenizer.json")
     assert not list(tmp_path.glob("*new*")) + list(tmp_path.glob(".new*"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").touch()
     assert "new exists and is another build: choose another --out" in build(run, tmp_path, tokenizer).error()
     assert "new is not a store" in build(run, tmp_path, tokenizer, "--overwrite").error()
-
-
-def test_a_path_without_permission(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o500)
-    ran = run(
-        "build", "rest", "--corpus", write_texts(tmp_path / "c.jsonl", 3), "--tokenizer", tokenizer,
-        "--out", locked / "store",
-    )  # fmt: skip
-    assert ran.error().endswith("no permission: choose another path, or change its permissions")
 
 
 # --- info and verify ---
@@ -310,43 +251,14 @@ def test_a_path_without_permission(run: Runner, tmp_path: Path, tokenizer: Path)
 def test_info(run: Runner, store: Path) -> None:
     ran = run("info", store)
     assert (ran.status, ran.err) == (0, "")
-    for text in (
-        "small (rest, format version 1)",
-        "small-bpe, fingerprint",
-        "tokens.bin",
-        "uint16",
-        "an entry",
-    ):
+    for text in ("small (rest, format version 1)", "small-bpe, fingerprint", "tokens.bin", "uint16"):
         assert text in ran.out
     assert all(len(line) <= 160 for line in ran.out.splitlines())
-
-
-def test_the_tokenizer_is_no_part_of_what_an_entry_takes(run: Runner, store: Path) -> None:
     manifest = load_manifest(store)
     index = sum(entry.size for name, entry in manifest.files.items() if "/" not in name)
-    assert index < manifest.size
-    an_entry = index / manifest.counts["entries"]
-    assert f"({an_entry:.2f} an entry), and " in run("info", store).out
-
-
-def test_info_as_json_is_the_manifest(run: Runner, store: Path) -> None:
-    manifest = json.loads((store / "manifest.json").read_text())
-    assert run("info", store, "--json").json() == {"path": str(store), **manifest}
-
-
-def test_names_are_printed_as_they_are(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    """Neither as markup of rich, nor in a way that a terminal cannot show."""
-    plain, odd = tmp_path / "[bold]c[" / "red].jsonl", tmp_path / os.fsdecode(b"\xff-:smile:.jsonl")
-    plain.parent.mkdir()
-    out = tmp_path / "s"
-    corpus = write_texts(plain, 3), write_texts(odd, 3)
-    run("build", "rest", "--corpus", *corpus, "--out", out, "--tokenizer", tokenizer, "--name", "[/bold]name")
-    shown = run("info", out)
-    assert shown.status == 0
-    flat = re.sub(r"\s+", "", shown.out)
-    for text in ("[bold]c[/red].jsonl", "-:smile:.jsonl", "[/bold]name"):
-        assert text in flat
-    assert run("info", out, "--json").json()["corpus"]["sources"] == [str(plain), str(odd)]
+    assert f"({index / manifest.counts['entries']:.2f} an entry), and " in ran.out  # without the tokenizer
+    document = json.loads((store / "manifest.json").read_text())
+    assert run("info", store, "--json").json() == {"path": str(store), **document}
 
 
 def test_verify(run: Runner, store: Path) -> None:
@@ -392,17 +304,11 @@ def test_query_as_json(run: Runner, store: Path, small_tokenizer: TextTokenizer)
         assert 0 < node["prob"] <= 1
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "\x07 never seen \x08", "The quick brown fox " * 500, "東京 😀", "<s>", " "]
-)
-@pytest.mark.parametrize("strategy", ["backoff", "longest"])
-def test_query_takes_any_text(run: Runner, store: Path, text: str, strategy: str) -> None:
-    for more in ([], ["--json"]):
-        ran = run("query", store, "--text", text, "--strategy", strategy, *more)
-        assert ran.status == 0, ran.err
-    found = json.loads(ran.out)
-    assert (found["match_length"] == 0) <= (not found["nodes"] or strategy == "backoff")
+@pytest.mark.parametrize("text", ["", "\x07 never seen \x08", "The quick brown fox " * 500, "東京 😀", "<s>"])
+def test_query_takes_any_text(run: Runner, store: Path, text: str) -> None:
+    found = run("query", store, "--text", text, "--json").json()
     assert 0 <= found["match_length"] <= 16
+    assert run("query", store, "--text", text).status == 0
 
 
 def test_query_options(run: Runner, store: Path) -> None:
@@ -413,16 +319,13 @@ def test_query_options(run: Runner, store: Path) -> None:
     everything = nodes()
     assert len(everything) == 64
     assert nodes("--budget", 5) == everything[:5]
-    assert nodes("--budget", 0) == []
     assert nodes("--min-prob", 0.05) == [node for node in everything if node["prob"] >= 0.05] != everything
-    assert nodes("--min-prob", 1) in ([], everything[:1])
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--text", "The", "--budget", "0"], "budget 0 asks for no draft"),
-        (["--text", ""], "the text is empty"),
         (["--text", "東"], "the store holds no continuation of this text"),
         (
             ["--text", " the", "--min-prob", "0.999"],
@@ -433,12 +336,6 @@ def test_query_options(run: Runner, store: Path) -> None:
 def test_why_there_is_no_draft(run: Runner, store: Path, arguments: list[str], reason: str) -> None:
     ran = run("query", store, *arguments)
     assert re.fullmatch(rf"no draft: {reason} \(\d+ µs\)\n", ran.out)
-
-
-def test_one_of_a_kind_is_singular() -> None:
-    draft = Draft(DraftTree.empty(), 1, 1)
-    assert describe(draft, " the", 2.0) == "0 nodes in 2 µs; longest match 1 token, 1 time: ' the'"
-    assert (counted(1, "bad record"), counted(2_000, "bad record")) == ("1 bad record", "2,000 bad records")
 
 
 def test_a_text_that_is_no_unicode(run: Runner, store: Path) -> None:
@@ -454,18 +351,9 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def test_replay(run: Runner, store: Path, replays: Path) -> None:
-    ran = run("replay", store, "--replays", replays)
-    assert ran.status == 0
-    assert "accepted length" in ran.out
-    assert re.search(r"small +│ backoff +│ +64 ", ran.out)
-
-
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
     assert found.keys() == {"store", "strategy", "request", "budget", "chain", *SUMMARY}
-    assert found["request"] is False
-    assert found["lookup_us"].keys() == {"p50", "p99", "mean"}
     assert (found["store"], found["strategy"], found["budget"], found["rows"]) == (
         str(store),
         "backoff",
@@ -513,28 +401,16 @@ def test_replay_of_the_request_alone(run: Runner, store: Path, tokenizer: Path, 
     assert "no-such-folder" in run(*alone[:3], "no-such-folder", *alone[4:]).error()
 
 
-def test_replay_of_several_stores_is_one_line_each(run: Runner, store: Path, replays: Path) -> None:
-    other = store.parent / "other"
-    shutil.copytree(store, other)
-    ran = run("replay", store, other, store, "--replays", replays, "--json")
-    lines = [json.loads(line) for line in ran.out.splitlines()]
-    assert [line["store"] for line in lines] == [str(store), str(other), str(store)]
-    assert len({line["accepted_length"] for line in lines}) == 1
-
-
 def test_replay_of_stores_of_different_tokenizers_warns(
     run: Runner, store: Path, tokenizer: Path, replays: Path, tmp_path: Path
 ) -> None:
     path = tokenizer / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "Lowercase"}}))
     assert build(run, tmp_path, tokenizer).status == 0
-    for more in ([], ["--json"]):
-        ran = run("replay", store, tmp_path / "new", store, "--replays", replays, *more)
-        assert ran.status == 0
-        assert ran.err == (
-            f"warning: {store}, {tmp_path}/new are counted in tokens of different tokenizers: "
-            "accepted lengths are not comparable\n"
-        )
+    ran = run("replay", store, tmp_path / "new", store, "--replays", replays, "--json")
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    assert [line["store"] for line in lines] == [str(store), f"{tmp_path}/new", str(store)]
+    assert f"warning: {store}, {tmp_path}/new are counted in tokens of different tokenizers" in ran.err
     assert run("replay", store, store, "--replays", replays).err == ""
 
 
@@ -553,40 +429,20 @@ def test_replay_errors(run: Runner, store: Path, replays: Path) -> None:
         file.write('{"prompt": "p"}\n')
     ran = run("replay", store, "--replays", replays)
     assert f"{replays}:line 3: expected the key 'output' with a text" in ran.error()
-    absent = run("replay", store, "--replays", "absent.jsonl")
-    assert absent.error() == "error: no such file or folder: absent.jsonl"
 
 
 # --- stores that do not open ---
 
 
-def every_reader(run: Runner, store: Path, replays: Path) -> list[Ran]:
-    return [
-        run("info", store),
-        run("verify", store),
-        run("query", store, "--text", "x"),
-        run("replay", store, "--replays", replays),
-    ]
-
-
 def test_not_a_store(run: Runner, tmp_path: Path, replays: Path) -> None:
     for path in (tmp_path, tmp_path / "absent", replays):
-        for ran in every_reader(run, path, replays):
+        for ran in (
+            run("info", path),
+            run("verify", path),
+            run("query", path, "--text", "x"),
+            run("replay", path, "--replays", replays),
+        ):
             assert ran.error().startswith(f"error: {path} is not a store: ")
-
-
-def test_a_cut_file(run: Runner, store: Path, replays: Path) -> None:
-    path = store / "tokens.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-    for ran in every_reader(run, store, replays):
-        assert re.search(r"tokens\.bin has [\d,]+ bytes, expected [\d,]+: the store is damaged", ran.error())
-
-
-def test_an_unknown_version(run: Runner, store: Path, replays: Path) -> None:
-    path = store / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-    for ran in every_reader(run, store, replays):
-        assert "is not a manifest of version 1 (format_version: " in ran.error()
 
 
 def test_a_foreign_tokenizer(run: Runner, store: Path, tokenizer: Path, replays: Path) -> None:
@@ -596,14 +452,6 @@ def test_a_foreign_tokenizer(run: Runner, store: Path, tokenizer: Path, replays:
     expected = r"was built with tokenizer 'small-bpe' \(fingerprint \w{12}\), found 'small-bpe' \(\w{12}\)"
     for arguments in (["query", store, "--text", "x"], ["replay", store, "--replays", replays]):
         assert re.search(expected, run(*arguments, "--tokenizer", tokenizer).error())
-
-
-def test_a_changed_tokenizer_inside_the_store(run: Runner, store: Path) -> None:
-    path = store / "tokenizer" / "tokenizer.json"
-    size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert path.stat().st_size == size
-    assert "is not a usable tokenizer" in run("query", store, "--text", "x").error()
 
 
 # --- signals and pipes ---
@@ -634,21 +482,13 @@ def test_ctrl_c_is_status_130(tmp_path: Path, tokenizer: Path) -> None:
     assert subprocess.run([*command, "--json"], check=True, capture_output=True).stdout
 
 
-@pytest.mark.parametrize("arguments", ["info {store}", "query {store} --text The", "info {store} --json"])
-def test_a_reader_that_has_gone(store: Path, arguments: str) -> None:
-    words = arguments.format(store=store).split()
+def test_a_reader_that_has_gone(store: Path) -> None:
     read, write = os.pipe()
     os.close(read)  # before a byte is written, as `| true` may
-    ran = subprocess.run([*COMMAND, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    command = [*COMMAND, "query", str(store), "--text", "The"]
+    ran = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert ran.returncode != 0
-    assert ran.stderr == ""
-
-
-def test_piped_into_head(store: Path) -> None:
-    line = f"{shlex.join(COMMAND)} query {store} --text The | head -n 1"
-    ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("64 nodes in")
     assert ran.stderr == ""
 
 

@@ -16,7 +16,6 @@ from draftstore.cli.answering import (
     Printer,
     TimedAnswer,
     check_positions,
-    first_difference,
 )
 from draftstore.cli.generate import Question
 from draftstore.decoding.conversation import encode_conversation
@@ -58,9 +57,7 @@ def test_text_on_stdout_figures_on_stderr(run: Runner, tells: list[object], plai
     ran = run(*tells, "--prompt", ONCE, "--recycling")
     assert (ran.status, ran.out) == (0, plain_story + "\n")
     assert "times as fast, the same output" in ran.err
-    assert re.search(r"with drafts +│ +40 +│", ran.err)
     assert re.search(r"without +│ +40 +│ +39 +│ +1 ", ran.err)
-    assert "drafts of the request itself, the model's candidates" in ran.err
 
 
 @pytest.mark.data
@@ -88,31 +85,11 @@ def test_sampling_with_a_seed_is_the_same_with_drafts_and_without(run: Runner, t
     assert first["text"] == second["text"]
     assert (first["first_difference"], first["seed"]) == (None, 7)
     assert first["with_drafts"]["drafted"] > 0
-    unseeded = run(*arguments).json()
-    assert unseeded["first_difference"] is None
-    assert unseeded["text"] != first["text"]
-
-
-@pytest.mark.data
-def test_a_store_of_another_tokenizer_is_refused_with_both_names(
-    run: Runner, tells: list[object], small_store: Path
-) -> None:
-    message = run(*tells, "--prompt", ONCE, "--store", small_store).error()
-    assert "'small-bpe'" in message
-    assert "'stories260K'" in message
 
 
 def test_a_store_of_the_models_tokenizer_drafts(run: Runner, model_folder: Path, small_store: Path) -> None:
-    arguments = [
-        "--model",
-        model_folder,
-        "--store",
-        small_store,
-        "--max-new-tokens",
-        20,
-        "--no-request",
-        "--fixed-budget",
-    ]
+    arguments = ["--model", model_folder, "--store", small_store, "--max-new-tokens", 20]
+    arguments += ["--no-request", "--fixed-budget"]
     found = run("generate", *arguments, "--prompt", "The quick brown", "--json").json()
     assert found["drafters"] == [{"kind": "rest", "name": "small"}]
     assert found["with_drafts"]["drafted"] > 0
@@ -166,9 +143,7 @@ def test_a_measured_curve_plans(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ["generate", "--model", model_folder, "--prompt", "x", "--max-new-tokens", 4, "--json"]
-    typical = run(*arguments).json()["effort"]
-    assert "on a typical" in typical
-    assert "`draftstore tune` measures this one" in typical
+    assert "`draftstore tune` measures this one" in run(*arguments).json()["effort"]
     ran = run("tune", "--model", model_folder, "--context", 8, "--repeats", 1, "--json")
     assert ran.status == 0, ran.err
     planned = "at most 64 nodes a pass, where they are worth their cost"
@@ -226,32 +201,19 @@ def printed(tokenizer: TextTokenizer, steps: list[Step], **options: Any) -> str:
     return file.getvalue()
 
 
-def test_accepted_tokens_stand_out_on_a_terminal(
-    small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+def test_accepted_tokens_stand_out_on_a_terminal_and_control_characters_are_shown(
+    small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     first, *rest = small_tokenizer.encode("xyz", bos=False).tolist()
     steps = [step([first], 0), step(rest, 1)]
     assert printed(small_tokenizer, steps, force_terminal=True) == "x\x1b[32my\x1b[0mz\n"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(small_tokenizer, steps, force_terminal=True) == "xyz\n"
-
-
-def test_control_characters_are_shown_on_a_terminal_and_piped_as_they_are(
-    small_tokenizer: TextTokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
     said = "a\x1b[31m\x07b\u009b\nc"
     steps = [step(small_tokenizer.encode(said, bos=False).tolist(), 0)]
-    shown = printed(small_tokenizer, steps, force_terminal=True, no_color=True)
-    assert shown == "a␛[31m␇b\\x9b\nc\n"
-    printed(small_tokenizer, steps)
+    assert printed(small_tokenizer, steps, force_terminal=True) == "a␛[31m␇b\\x9b\nc\n"
+    printed(small_tokenizer, steps)  # into a pipe
     assert capsys.readouterr().out == said + "\n"
-
-
-def test_long_lines_are_not_wrapped(small_tokenizer: TextTokenizer) -> None:
-    steps = [step([token], 0) for token in small_tokenizer.encode("word " * 60, bos=False).tolist()]
-    assert printed(small_tokenizer, steps, force_terminal=True, width=20) == "word " * 60 + "\n"
 
 
 # --- figures ---
@@ -266,13 +228,6 @@ def test_the_prefill_is_no_pass() -> None:
     assert answer.tokens_per_second == pytest.approx(4e9 / 12)
     assert answer.figures()["shares"] == {"draft": 0.1667, "forward": 0.3333, "accept": 0.5}
     assert TimedAnswer().figures()["tokens_per_second"] == 0
-
-
-def test_where_answers_part() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert first_difference([], [1]) == 0
 
 
 # --- check-model ---

@@ -191,6 +191,13 @@ def test_a_database_that_is_away(make: Make, builds: Builds, monkeypatch: Patch,
     assert (serving(releases), releases.problem) == ({"chat": builds.digests[1]}, None)
 
 
+def test_a_start_without_the_database(make: Make, monkeypatch: Patch) -> None:
+    monkeypatch.setenv(URL_VARIABLE, AWAY)
+    releases = make()
+    assert serving(releases) == {}
+    assert str(releases.problem_at_start()).startswith("the catalogue cannot be read: ")
+
+
 def test_a_build_that_is_damaged(make: Make, builds: Builds, caplog: Log, monkeypatch: Patch) -> None:
     monkeypatch.setattr(following, "AGAIN_SECONDS", 0.0)
     releases = make()

@@ -74,12 +74,16 @@ class Caller:
                 return None
             self._rest += data
 
+    def answer(self) -> wire.Frame:
+        """Return the next frame, which must come."""
+        frame = self.receive()
+        assert frame is not None, "the server has closed the connection"
+        return frame
+
     def ask(self, data: bytes) -> wire.Frame:
         """Send one request and return its answer."""
         self.send(data)
-        answer = self.receive()
-        assert answer is not None, "the server has closed the connection"
-        return answer
+        return self.answer()
 
     def next_id(self) -> int:
         self._last_id += 1
@@ -125,9 +129,8 @@ class Caller:
         return bool(self._rest or select.select([self.socket], [], [], seconds)[0])
 
 
-def failure(frame: wire.Frame | None) -> wire.Failure:
+def failure(frame: wire.Frame) -> wire.Failure:
     """Return what a frame says that is no success."""
-    assert frame is not None, "the connection ended"
     assert frame.header.status != wire.Status.OK
     assert frame.header.operation & wire.ANSWER
     return wire.decode_failure(frame.header, frame.payload)

@@ -11,7 +11,6 @@ from services.lookup.http.live import Live, percentile
 from services.lookup.metrics import SECONDS_BUCKETS, Metrics
 from tests.fakes.lookups import contexts_of, failure, serving
 from tests.fakes.served import read_samples
-from tests.fakes.sites import running_site
 from tests.fakes.waiting import until
 
 
@@ -44,20 +43,6 @@ def test_answers_and_failures_are_counted_by_release(small_store: Path) -> None:
         assert sample(metrics, "failures_total", release="", status="bad_request") == 1
         assert sample(metrics, "connections") == 1
         assert "nowhere" not in metrics.text().decode()
-
-
-def test_a_release_and_its_build_are_shown_while_it_is_served(small_store: Path, tmp_path: Path) -> None:
-    with running_site({"code": small_store, "lost": tmp_path}) as running:
-        served = running.releases.get("code")
-        shown = {"build": f"{served.build:016x}", "kind": "rest", "tokenizer": f"{served.tokenizer:016x}"}
-        assert sample(running.metrics, "release_info", release="code", **shown) == 1
-        assert sample(running.metrics, "ready", release="code") == 1
-        assert sample(running.metrics, "ready", release="lost") == 0
-        assert sample(running.metrics, "open_failures_total", release="lost") == 1
-        running.put(other=small_store)
-        samples = read_samples(running.metrics.text())
-        assert ("draftstore_ready", (("release", "code"),)) not in samples
-        assert ("draftstore_contexts_total", (("release", "code"),)) in samples
 
 
 def test_live_figures_are_those_of_the_window() -> None:

@@ -29,7 +29,6 @@ from services.lookup.releases.served import Served
 from services.lookup.settings import LookupSettings
 from services.lookup.targets import Target
 from tests.fakes.databases import publish, rollback
-from tests.fakes.waiting import until
 
 REQUEST = DraftRequest("chat", "", np.array([[5, 6, 7, 300]], np.int32), 64, 0.0, None)
 AWAY = "postgresql://u:secret@127.0.0.1:1/d"  # where nobody answers
@@ -127,17 +126,6 @@ def test_publishing_rollback_and_removal(make: Make, builds: Builds) -> None:
     builds.change(catalogue.remove, "code")
     assert serving(releases) == {"chat": one}
     assert releases.get("chat") is before  # which was still open
-
-
-def test_a_thread_looks_every_two_seconds(make: Make, builds: Builds) -> None:
-    builds.publish("chat", 0)
-    opened, releases = Mock(), make()
-    assert releases.settings.poll_seconds == 2.0
-    releases.start(opened)
-    until(lambda: opened.called, "the first look")
-    assert releases.names == ["chat"]
-    builds.publish("code", 0)
-    until(lambda: releases.names == ["chat", "code"], "the next look")
 
 
 def test_the_build_before_stays_15_minutes(make: Make, builds: Builds, clock: SimpleNamespace) -> None:
@@ -243,20 +231,6 @@ def test_what_the_start_needs(make: Make, builds: Builds, small_crest: Path, tmp
     cut(builds.paths[1])
     assert problem() is None
     assert str(problem(releases=("code",))).startswith("'code' cannot be served: ")
-
-
-def test_closing_ends_the_thread_and_closes_the_stores(make: Make, copied: Path) -> None:
-    releases = make(stores=(Target("chat", copied),), poll_seconds=3600.0)
-    releases.start(lambda: None)
-    until(lambda: releases.names)
-    assert in_use(copied)
-    releases.close()
-    assert not in_use(copied)
-
-
-def test_a_store_that_is_being_removed_is_not_opened(small_crest: Path) -> None:
-    with exclusive(small_crest), pytest.raises(StoreError, match="is being removed"):
-        Served(Target("chat", small_crest))
 
 
 def test_a_build_that_moves_in_while_files_are_opened(copied: Path, monkeypatch: Patch) -> None:

@@ -5,12 +5,9 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.fakes.sites import Running, browse, running_site, serving
+from tests.fakes.sites import browse, running_site, serving
 
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
 TOKEN = "secret-of-the-fuzzer"
@@ -19,13 +16,6 @@ CONFIGURATION = """
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 409, 413, 415, 422, 429]
 """
-
-
-@pytest.fixture(scope="module")
-def service(small_store: Path, small_crest: Path, small_dense: Path) -> Iterator[tuple[Running, str]]:
-    stores = {"chat": small_crest, "code": small_store, "dense": small_dense}
-    with running_site(stores) as running, serving(running.app()) as address:
-        yield running, address
 
 
 def run(address: str, folder: Path, *arguments: str) -> str:
@@ -49,5 +39,9 @@ def run(address: str, folder: Path, *arguments: str) -> str:
     return ran.stdout
 
 
-def test_examples_and_the_edges_of_every_field(service: tuple[Running, str], tmp_path: Path) -> None:
-    assert "Tested: 6" in run(service[1], tmp_path, "--phases", "examples,coverage")
+def test_examples_and_the_edges_of_every_field(
+    small_store: Path, small_crest: Path, small_dense: Path, tmp_path: Path
+) -> None:
+    stores = {"chat": small_crest, "code": small_store, "dense": small_dense}
+    with running_site(stores) as running, serving(running.app()) as address:
+        assert "Tested: 6" in run(address, tmp_path, "--phases", "examples,coverage")

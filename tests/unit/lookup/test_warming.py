@@ -10,14 +10,8 @@ from draftstore.jit import read_only
 from draftstore.search.expand import draft_batch, draft_one
 from draftstore.stores.dresd.kernels.dense_tree import draft_trees
 from draftstore.stores.registry import open_store
-from services.lookup.releases.warming import load_kernels, warm_store
+from services.lookup.releases.warming import load_kernels
 from tests.fakes.dense_stores import make_dense_store
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_dense_store_without_entries_is_warmed(dtype: str, tmp_path: Path) -> None:
-    with closing(open_store(make_dense_store(tmp_path / "empty", [[1, 2]], dtype=dtype))) as store:
-        assert warm_store(store, [store.drafter()]) >= 0.0
 
 
 @pytest.mark.parametrize("name", ["small_store", "small_crest", "wide_store", "small_dense", "wide_dense"])

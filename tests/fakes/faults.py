@@ -5,8 +5,8 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -277,39 +277,3 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     },
 }
 """What may go wrong by name: a service that does it, and what the client counts."""
-
-
-@contextmanager
-def deaf_socket() -> Iterator[str]:
-    """Yield the path of a socket whose queue of connections is full, and nobody takes any."""
-    folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
-    place = str(folder / "s")
-    waiting = []
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(place)
-        listening.listen(0)
-        with suppress(BlockingIOError):
-            while True:
-                client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-                waiting.append(client)
-                client.connect(place)
-        yield place
-    for client in waiting:
-        client.close()
-    shutil.rmtree(folder)
-
-
-@contextmanager
-def deaf_port() -> Iterator[int]:
-    """Yield a port of 127.0.0.1 whose queue of connections is full: who connects waits."""
-    waiting = []
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
-        port = int(listening.getsockname()[1])
-        for _ in range(4):
-            client = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            waiting.append(client)
-            with suppress(BlockingIOError):
-                client.connect(("127.0.0.1", port))
-        yield port
-    for client in waiting:
-        client.close()

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from draftstore.remote import wire
 from draftstore.remote.wire import Operation, Status
-from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.registry import open_store
 from draftstore.trees.tree import DraftTree
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import Limits
 from tests import ROOT
-from tests.fakes.lookups import Caller, Lookups, contexts_of, failure, serving
+from tests.fakes.lookups import Caller, Lookups, contexts_of, serving
 from tests.unit.trees.test_batch import batch_of
 from tests.unit.trees.test_tree import ANIMALS
 
@@ -131,32 +129,3 @@ def test_releases_have_the_keys_of_the_page(caller: Caller) -> None:
         answer = caller.draft(release["name"], np.zeros((1, 4), np.int32))
         assert f"{answer.build:016x}" == release["build"]
         assert f"{answer.tokenizer:016x}" == release["tokenizer"]["fingerprint"][:16]
-
-
-def test_hidden_states(caller: Caller, stores: dict[str, Path]) -> None:
-    with closing(DresdStore.open(stores["dense"])) as store:
-        contexts, states = store.samples(20)
-        assert states is not None
-        expected = [draft.tree for draft in store.drafter().draft(contexts, hidden=states)]
-
-    def ask(hidden: NDArray[np.float16] | None) -> wire.Frame:
-        return caller.ask(wire.encode_request(3, "dense", contexts, 64, hidden=hidden))
-
-    assert sum(map(len, expected))
-    assert [draft.tree for draft in wire.decode_answer(ask(states).payload).drafts] == expected
-    assert not any(len(draft.tree) for draft in wire.decode_answer(ask(None).payload).drafts)
-    states[::2, 1], states[::4, 0] = np.nan, np.inf
-    found = [draft.tree for draft in wire.decode_answer(ask(states).payload).drafts]
-    assert found[1::2] == expected[1::2]
-    assert not sum(map(len, found[::2]))
-    assert failure(ask(states[:, :3])).status == Status.BAD_REQUEST
-
-
-def test_hello_goes_in_the_same_send_and_may_come_again(guarded: Lookups) -> None:
-    request = wire.encode_request(1, "crest", np.zeros((200, 16), np.int32), 8)
-    assert len(request) > Limits().greeting
-    with guarded.caller() as caller:
-        for token, status in ((TOKEN, Status.OK), ("other", Status.FORBIDDEN)):
-            caller.send(wire.frame(Operation.HELLO, 0, token.encode()) + request)
-            headers = [frame.header for frame in (caller.answer(), caller.answer())]
-            assert [(header.request_id, header.status) for header in headers] == [(0, Status.OK), (1, status)]

@@ -33,8 +33,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture(scope="module")
 def lookups(small_store: Path, certificate: Certificate) -> Iterator[Lookups]:
-    with serving({"chat": small_store}, tls=certificate.context()) as running:
+    permissions = Permissions([Grant("a", frozenset(["chat"]), hash_token("right"))])
+    with serving({"chat": small_store}, permissions=permissions, tls=certificate.context()) as running:
         yield running
+
+
+def client_of(lookups: Lookups, trusted: Any, **settings: Any) -> RemoteStore:
+    return RemoteStore(
+        address_of(lookups), "chat", **{"tls": trusted, "token": "right", "deadline": SECONDS, **settings}
+    )
 
 
 def address_of(lookups: Lookups, scheme: str = "tcp") -> str:
@@ -54,7 +61,7 @@ def test_threads_get_the_drafts_of_the_store(
     lookups: Lookups, small_store: Path, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
-    with RemoteStore(address_of(lookups, "tls"), "chat", deadline=SECONDS) as store:
+    with RemoteStore(address_of(lookups, "tls"), "chat", token="right", deadline=SECONDS) as store:
         assert store.check()["name"] == "chat"
 
         def ask(seed: int) -> bool:
@@ -69,18 +76,17 @@ def test_threads_get_the_drafts_of_the_store(
 def test_nothing_is_read_unencrypted_when_another_thread_closes_the_client(
     lookups: Lookups, certificate: Certificate, small_store: Path
 ) -> None:
-    with RemoteStore(address_of(lookups), "chat", tls=certificate.file, deadline=SECONDS) as store:
+    with client_of(lookups, certificate.file) as store:
         call = DraftCall(store.drafter(), contexts_of(small_store, 1), 8)
     call.finish()
     assert store.counters["answered"] + store.counters["closed"] == 1
 
 
-def test_a_short_deadline_costs_drafts_alone(
+def test_a_handshake_goes_on_in_the_next_call(
     lookups: Lookups, certificate: Certificate, small_store: Path
 ) -> None:
-    """A handshake goes on in the next call, as connecting does."""
     contexts = contexts_of(small_store, 1)
-    with RemoteStore(address_of(lookups), "chat", tls=certificate.file, deadline=1e-6) as store:
+    with client_of(lookups, certificate.file, deadline=1e-6) as store:
         for _ in range(20):
             assert len(store.drafter().draft(contexts)) == 1
         store.deadline = SECONDS
@@ -88,34 +94,27 @@ def test_a_short_deadline_costs_drafts_alone(
         assert as_bytes(store.drafter().draft(contexts)) == expected_of(small_store, contexts)
 
 
+def test_refusals_arrive(lookups: Lookups, certificate: Certificate) -> None:
+    for token in (None, "wrong"):
+        with pytest.raises(LookupServiceError, match="token"):
+            client_of(lookups, certificate.file, token=token).check()
+
+
 def test_a_certificate_that_is_unknown_or_of_another_host_is_not_trusted(
     lookups: Lookups, small_store: Path, tmp_path: Path
 ) -> None:
-    for trusted in (True, make_certificate(tmp_path, "other").file):
-        check_refused(address_of(lookups), trusted, small_store)
     named = make_certificate(tmp_path, host="DNS:elsewhere.example")
     with serving({"chat": small_store}, tls=named.context()) as running:
-        check_refused(address_of(running), named.file, small_store)
-
-
-def check_refused(address: str, trusted: Any, path: Path) -> None:
-    """Check that a client gets no drafts, and says why."""
-    with RemoteStore(address, "chat", tls=trusted, token="secret", deadline=SECONDS) as store:
-        with pytest.raises(LookupServiceError, match="certificate verify failed"):
-            store.check()
-        [draft] = store.drafter().draft(contexts_of(path, 1))
-        assert len(draft.tree) == 0
-
-
-def test_refusals_arrive(small_store: Path, certificate: Certificate) -> None:
-    permissions = Permissions([Grant("a", frozenset(["chat"]), hash_token("right"))])
-    with serving({"chat": small_store}, permissions=permissions, tls=certificate.context()) as running:
-        for token in (None, "wrong"):
-            store = RemoteStore(address_of(running), "chat", tls=certificate.file, token=token)
-            with store, pytest.raises(LookupServiceError, match="token"):
-                store.check(seconds=SECONDS)
-        with RemoteStore(address_of(running), "chat", tls=certificate.file, token="right") as store:
-            store.check(seconds=SECONDS)
+        for service, trusted in (
+            (lookups, True),
+            (lookups, make_certificate(tmp_path, "other").file),
+            (running, named.file),
+        ):
+            with client_of(service, trusted) as store:
+                with pytest.raises(LookupServiceError, match="certificate verify failed"):
+                    store.check()
+                [draft] = store.drafter().draft(contexts_of(small_store, 1))
+                assert len(draft.tree) == 0
 
 
 def test_handshakes_that_never_end_are_cut_off(small_store: Path, certificate: Certificate) -> None:
@@ -128,10 +127,7 @@ def test_handshakes_that_never_end_are_cut_off(small_store: Path, certificate: C
             connection.close()
 
         def answers() -> bool:  # unless the machine takes longer for its handshake, too
-            with (
-                RemoteStore(address_of(running), "chat", tls=certificate.file) as store,
-                suppress(LookupServiceError),
-            ):
+            with client_of(running, certificate.file) as store, suppress(LookupServiceError):
                 return bool(store.check(seconds=SECONDS))
             return False
 

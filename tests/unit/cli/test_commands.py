@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -21,6 +20,7 @@ from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import load_manifest
 from draftstore.text.tokenizer import TextTokenizer
 from tests.conftest import write_texts
+from tests.fakes.waiting import until
 
 COMMAND = [sys.executable, "-m", "draftstore"]
 
@@ -99,9 +99,6 @@ def replays(tmp_path: Path) -> Path:
     return path
 
 
-# --- help ---
-
-
 def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found = [path]
     context = click.Context(group)
@@ -145,75 +142,36 @@ def test_wrong_usage_is_status_2(run: Runner, arguments: list[str], reason: str)
     assert "Traceback" not in ran.err
 
 
-# --- build ---
-
-
 def build(run: Runner, tmp_path: Path, tokenizer: Path, *more: object, corpus: Path | None = None) -> Ran:
-    if corpus is None:
-        corpus = tmp_path / "c.jsonl"
-        if not corpus.exists():
-            write_texts(corpus, 8)
+    corpus = corpus or write_texts(tmp_path / "c.jsonl", 8)
     out = tmp_path / "new"
     return run("build", "rest", "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, *more)
 
 
-def test_build_prints_the_path_alone(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    with write_texts(tmp_path / "c.jsonl", 8).open("a") as file:
-        file.write("bad\n" * 7)
-    for reused in (False, True):
-        ran = build(run, tmp_path, tokenizer)
-        assert (ran.status, ran.out) == (0, f"{tmp_path}/new\n")
-        assert "7 bad records were left out:" in ran.err
-        assert f"{tmp_path}/c.jsonl:line 9: not JSON" in ran.err
-        assert ("already built" in ran.err) == reused
-    assert re.search(r"documents +8\b", ran.err)
-
-
-def test_build_as_json(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    found = build(run, tmp_path, tokenizer, "--json", "--name", "mine").json()
-    manifest = load_manifest(tmp_path / "new")
-    assert found.pop("seconds") >= 0
-    assert found == {
-        "path": str(tmp_path / "new"),
-        "name": "mine",
-        "reused": False,
-        "bytes": sum(entry.size for entry in manifest.files.values()),
-        "counts": manifest.counts,
-        "bad_records": 0,
-        "truncated": 0,
-        "empty_documents": 0,
-        "problems": [],
-        "unread": [],
-        "passed_over": {},
-    }
-    assert manifest.name == "mine"
-    assert build(run, tmp_path, tokenizer, "--json", "--name", "mine").json()["reused"] is True
-
-
-def test_build_says_what_is_not_in_the_store(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
+def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     write_texts(folder / "data.jsonl", 3)
     (folder / "x.py").write_text("print(1)\n")
     good, other = write_texts(tmp_path / "good.jsonl", 3), tmp_path / "other.jsonl"
     with good.open("a") as file:
-        file.write('{"text": ""}\n{"text": " "}\n')
+        file.write('{"text": ""}\n{"text": " "}\nbad\n')
     other.write_text('{"content": "x"}\n')
-    command = (
-        "build", "rest", "--corpus", good, other, folder, "--tokenizer", tokenizer, "--out", tmp_path / "s",
-    )  # fmt: skip
-    for _ in ("built", "reused"):
+    out = tmp_path / "s"
+    command = ("build", "rest", "--corpus", good, other, folder, "--tokenizer", tokenizer, "--out", out)
+    for reused in (False, True):
         ran = run(*command)
         flat = " ".join(ran.err.split())
-        assert "1 bad record was left out" in flat
-        assert re.search(r"empty documents +2, left out", ran.err)
+        assert (ran.status, ran.out, "already built" in flat) == (0, f"{out}\n", reused)
+        assert "2 bad records were left out" in flat
+        assert f"{good}:line 6: not JSON" in flat
         assert f"nothing was read from {other} " in flat
         assert "1 data file in folders was passed over (.jsonl): name it, or give --glob '*.jsonl' " in flat
-        assert re.search(r"bytes +[\d,]+ \(\d+\.\d\d an entry\), and [\d,]+ of tokenizer", ran.err)
-        found = run(*command, "--json").json()
-        assert (found["unread"], found["passed_over"]) == ([str(other)], {".jsonl": 1})
-        assert found["empty_documents"] == 2
-    assert re.search(r"1 bad record left out\s+2 empty documents left out", run("info", tmp_path / "s").out)
+    found = run(*command, "--json").json()
+    assert (found["path"], found["counts"]) == (str(out), load_manifest(out).counts)
+    assert (found["bad_records"], found["empty_documents"]) == (2, 2)
+    assert (found["unread"], found["passed_over"]) == ([str(other)], {".jsonl": 1})
+    assert re.search(r"2 bad records left out\s+2 empty documents left out", run("info", out).out)
 
 
 def test_many_corpora_after_one_option(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
@@ -236,16 +194,13 @@ def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     assert absent.error() == f"error: no such file or folder: {tmp_path}/absent.jsonl"
     (tmp_path / "bad.jsonl").write_text("bad\n")
     strict = build(run, tmp_path, tokenizer, "--strict", corpus=tmp_path / "bad.jsonl")
-    assert (strict.status, "bad.jsonl:line 1: not JSON" in strict.err) == (1, True)
+    assert "bad.jsonl:line 1: not JSON" in strict.err
     assert "no tokenizer at 'nowhere'" in build(run, tmp_path, Path("nowhere")).error()
     assert not list(tmp_path.glob("*new*")) + list(tmp_path.glob(".new*"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").touch()
     assert "new exists and is another build: choose another --out" in build(run, tmp_path, tokenizer).error()
     assert "new is not a store" in build(run, tmp_path, tokenizer, "--overwrite").error()
-
-
-# --- info and verify ---
 
 
 def test_info(run: Runner, store: Path) -> None:
@@ -262,42 +217,26 @@ def test_info(run: Runner, store: Path) -> None:
 
 
 def test_verify(run: Runner, store: Path) -> None:
-    ran = run("verify", store)
-    assert ran.status == 0
-    assert re.fullmatch(rf"{store} is intact: 8 files, [\d,]+ bytes\n", ran.out)
+    assert re.fullmatch(rf"{store} is intact: 8 files, [\d,]+ bytes\n", run("verify", store).out)
     found = run("verify", store, "--json").json()
-    assert found["whole"] is True
-    assert found["problems"] == []
+    assert (found["whole"], found["problems"]) == (True, [])
     path = store / "suffixes.bin"
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert f"{path} has SHA-256 " in run("verify", store).error()
     ran = run("verify", store, "--json")
-    assert ran.status == 1
-    assert len(json.loads(ran.out)["problems"]) == 1
+    assert (ran.status, len(json.loads(ran.out)["problems"])) == (1, 1)
 
 
-# --- query ---
-
-
-def test_query(run: Runner, store: Path) -> None:
-    ran = run("query", store, "--text", "The quick brown", "--budget", "8")
-    assert ran.status == 0
-    head, *branches = ran.out.splitlines()
+def test_query(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None:
+    asked = ["query", store, "--text", "The quick brown", "--budget", "8"]
+    head, *branches = run(*asked).out.splitlines()
     assert re.match(r"8 nodes in \d+ µs; longest match \d+ tokens, [\d,]+ times: '", head)
     assert branches[0].startswith("0.")
-
-
-def test_query_as_json(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None:
-    found = run("query", store, "--text", "The quick brown", "--budget", "8", "--json").json()
-    assert found.keys() == {
-        "context", "context_text", "match_length", "match_count", "lookup_us", "nodes",
-    }  # fmt: skip
-    assert found["context_text"] == "The quick brown"
+    found = run(*asked, "--json").json()
     assert found["context"] == small_tokenizer.encode("The quick brown", bos=False).tolist()
     assert len(found["nodes"]) == 8
     for position, node in enumerate(found["nodes"]):
-        assert node.keys() == {"token", "text", "shown", "parent", "prob"}
         assert node["shown"] == small_tokenizer.token_text(node["token"])
         assert node["text"] == small_tokenizer.decode([node["token"]])
         assert -1 <= node["parent"] < position
@@ -338,33 +277,14 @@ def test_why_there_is_no_draft(run: Runner, store: Path, arguments: list[str], r
     assert re.fullmatch(rf"no draft: {reason} \(\d+ µs\)\n", ran.out)
 
 
-def test_a_text_that_is_no_unicode(run: Runner, store: Path) -> None:
-    ran = run("query", store, "--text", os.fsdecode(b"\xff"))
-    assert "a text is not valid Unicode" in ran.error()
-
-
-# --- replay ---
-
-
-SUMMARY = {
-    "accepted_length", "acceptance_rate", "tokens", "passes", "rows", "nodes_mean", "miss_rate", "lookup_us",
-}  # fmt: skip
-
-
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
-    assert found.keys() == {"store", "strategy", "request", "budget", "chain", *SUMMARY}
-    assert (found["store"], found["strategy"], found["budget"], found["rows"]) == (
-        str(store),
-        "backoff",
-        9,
-        2,
-    )
+    assert (found["store"], found["strategy"], found["budget"]) == (str(store), "backoff", 9)
     assert found["accepted_length"] == round(found["tokens"] / found["passes"], 4) >= 1
     assert 0 < found["nodes_mean"] <= 9
     plain = run("replay", store, "--replays", replays, "--json", "--budget", 0).json()
     assert (plain["accepted_length"], plain["miss_rate"], plain["nodes_mean"]) == (1.0, 1.0, 0.0)
-    assert plain["tokens"] == found["tokens"]
+    assert (plain["tokens"], plain["rows"]) == (found["tokens"], 2)
 
 
 @pytest.fixture
@@ -381,7 +301,6 @@ def test_replay_with_the_request(run: Runner, store: Path, crest_store: Path, ec
     arguments = ["replay", store, crest_store, "--replays", echoes, "--json"]
     alone = [json.loads(line) for line in run(*arguments).out.splitlines()]
     mixed = [json.loads(line) for line in run(*arguments, "--request").out.splitlines()]
-    assert [figures["request"] for figures in mixed] == [True, True]
     assert [figures["store"] for figures in mixed] == [str(store), str(crest_store)]
     for before, after in zip(alone, mixed, strict=True):
         assert after["strategy"] == before["strategy"] == "backoff"
@@ -396,9 +315,7 @@ def test_replay_of_the_request_alone(run: Runner, store: Path, tokenizer: Path, 
     found = run(*alone, "--json", "--budget", 32).json()
     assert (found["store"], found["strategy"], found["request"], found["budget"]) == (None, None, True, 32)
     assert found["accepted_length"] > 4
-    assert run(*alone, "--json", "--budget", 0).json()["accepted_length"] == 1.0
     assert re.search(r"none +│ request +│ +64 ", run(*alone).out)
-    assert "no-such-folder" in run(*alone[:3], "no-such-folder", *alone[4:]).error()
 
 
 def test_replay_of_stores_of_different_tokenizers_warns(
@@ -424,16 +341,6 @@ def test_replay_filters(run: Runner, store: Path, replays: Path) -> None:
     assert ran.error().endswith("holds no recording of model 'x', its models are chat, coder")
 
 
-def test_replay_errors(run: Runner, store: Path, replays: Path) -> None:
-    with replays.open("a") as file:
-        file.write('{"prompt": "p"}\n')
-    ran = run("replay", store, "--replays", replays)
-    assert f"{replays}:line 3: expected the key 'output' with a text" in ran.error()
-
-
-# --- stores that do not open ---
-
-
 def test_not_a_store(run: Runner, tmp_path: Path, replays: Path) -> None:
     for path in (tmp_path, tmp_path / "absent", replays):
         for ran in (
@@ -454,9 +361,6 @@ def test_a_foreign_tokenizer(run: Runner, store: Path, tokenizer: Path, replays:
         assert re.search(expected, run(*arguments, "--tokenizer", tokenizer).error())
 
 
-# --- signals and pipes ---
-
-
 @pytest.mark.slow
 def test_ctrl_c_is_status_130(tmp_path: Path, tokenizer: Path) -> None:
     corpus = write_texts(tmp_path / "c.jsonl", 100_000)
@@ -467,19 +371,13 @@ def test_ctrl_c_is_status_130(tmp_path: Path, tokenizer: Path) -> None:
     foreground = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=foreground) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / ".s.partial" / "tokens").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until((tmp_path / ".s.partial" / "tokens").exists)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert out == ""
+    assert (process.returncode, out) == (130, "")
     assert err.strip().endswith("interrupted: run the same command again to resume")
     assert "Traceback" not in err
     assert not (tmp_path / "s").exists()
-    assert subprocess.run([*command, "--json"], check=True, capture_output=True).stdout
 
 
 def test_a_reader_that_has_gone(store: Path) -> None:
@@ -490,23 +388,6 @@ def test_a_reader_that_has_gone(store: Path) -> None:
     os.close(write)
     assert ran.returncode != 0
     assert ran.stderr == ""
-
-
-def test_an_error_sends_no_escape_sequence_to_the_terminal(run: Runner) -> None:
-    named = "\x1b]0;title\x07"
-    ran = run("info", named)
-    assert ran.error().startswith("error: ␛]0;title␇ is not a store")
-    assert "\x1b" not in run(named).err
-
-
-# -- commands of other packages ------------------------------------------------------------------------------
-
-
-def test_a_command_of_another_package_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_point = EntryPoint("look", "draftstore.cli.inspect:info", "draftstore.commands")
-    monkeypatch.setattr(Commands, "added", {"look": entry_point})
-    assert "look" in CliRunner().invoke(cli, ["--help"]).output
-    assert "stores/chat" in CliRunner().invoke(cli, ["look", "--help"]).output
 
 
 def test_a_command_of_an_absent_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

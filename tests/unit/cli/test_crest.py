@@ -33,9 +33,6 @@ def build(run: Runner, rest: Path, out: Path, *more: object) -> Any:
     return run("build", "crest", "--rest", rest, "--out", out, "--max-n", 3, "--ngrams", 80, *more)
 
 
-# --- build crest ---
-
-
 def test_build_says_what_it_made(run: Runner, small_store: Path, out: Path) -> None:
     ran = build(run, small_store, out, "--name", "Small", "--json")
     found = ran.json()
@@ -82,9 +79,6 @@ def test_usage(run: Runner, small_store: Path, out: Path, arguments: list[str], 
     assert (ran.status, ran.out) == (2, "")
     assert reason in re.sub(r"\s+", " ", ran.err)
     assert names(out.parent) == []
-
-
-# --- count ---
 
 
 def test_count_writes_what_it_says(run: Runner, small_store: Path, crest: Path, out: Path) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +48,11 @@ def tells(data: Path) -> list[object]:
     return ["generate", "--model", data / "models" / "stories260K", "--max-new-tokens", 40]
 
 
-# --- the command ---
-
-
 @pytest.mark.data
 def test_text_on_stdout_figures_on_stderr(run: Runner, tells: list[object], plain_story: str) -> None:
     ran = run(*tells, "--prompt", ONCE, "--recycling")
     assert (ran.status, ran.out) == (0, plain_story + "\n")
     assert "times as fast, the same output" in ran.err
-    assert re.search(r"without +│ +40 +│ +39 +│ +1 ", ran.err)
-
-
-@pytest.mark.data
-def test_json_holds_everything(run: Runner, tells: list[object], plain_story: str) -> None:
     found = run(*tells, "--prompt", ONCE, "--recycling", "--budget", 16, "--fixed-budget", "--json").json()
     assert (found["text"], found["finish"], found["first_difference"]) == (plain_story, "length", None)
     assert [drafter["kind"] for drafter in found["drafters"]] == ["request", "recycling"]
@@ -71,11 +62,6 @@ def test_json_holds_everything(run: Runner, tells: list[object], plain_story: st
     assert (plain["passes"], plain["drafted"], plain["accepted_length"]) == (39, 0, 1.0)
     assert drafted["passes"] + drafted["accepted"] == 39
     assert drafted["accepted_length"] == round(39 / drafted["passes"], 3)
-    assert found["speedup"] == pytest.approx(
-        drafted["tokens_per_second"] / plain["tokens_per_second"], rel=0.01
-    )
-    for figures in (drafted, plain):
-        assert sum(figures["shares"].values()) == pytest.approx(1, abs=0.001)
 
 
 @pytest.mark.data
@@ -154,9 +140,6 @@ def test_a_measured_curve_plans(
     assert run(*arguments, "--curve", curve).json()["effort"] == planned
 
 
-# --- prompts ---
-
-
 def test_chats_and_raw_text(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     small_tokenizer.save(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
@@ -183,9 +166,6 @@ def test_answers_end_where_the_model_says(model_folder: Path) -> None:
     assert check_positions(loaded, dataclasses.replace(request, max_tokens=12)).max_tokens == 12
     with pytest.raises(DraftstoreError, match="prompt is empty"):
         check_positions(loaded, dataclasses.replace(request, prompt=np.zeros(0, np.int32)))
-
-
-# --- how it is written ---
 
 
 def step(tokens: list[int], accepted: int) -> Step:
@@ -216,9 +196,6 @@ def test_accepted_tokens_stand_out_on_a_terminal_and_control_characters_are_show
     assert capsys.readouterr().out == said + "\n"
 
 
-# --- figures ---
-
-
 def test_the_prefill_is_no_pass() -> None:
     answer = TimedAnswer()
     for each in (step([5], 0), step([6, 7, 8], 2), step([9], 0)):
@@ -228,9 +205,6 @@ def test_the_prefill_is_no_pass() -> None:
     assert answer.tokens_per_second == pytest.approx(4e9 / 12)
     assert answer.figures()["shares"] == {"draft": 0.1667, "forward": 0.3333, "accept": 0.5}
     assert TimedAnswer().figures()["tokens_per_second"] == 0
-
-
-# --- check-model ---
 
 
 def test_a_model_that_takes_drafts(run: Runner, model_folder: Path) -> None:

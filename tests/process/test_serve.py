@@ -2,16 +2,14 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ from tests import ROOT
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
 from tests.fakes.databases import new_engine, publish, rollback
 from tests.fakes.lookups import Caller, contexts_of, failure
-from tests.fakes.served import Service, launch, refusal, served, short_folder
+from tests.fakes.served import Service, refusal, served, short_folder
 from tests.fakes.servers import postgres_server
 from tests.fakes.waiting import SECONDS, until
 
@@ -112,9 +110,7 @@ def test_long_drafts_are_for_sockets_of_one_user(given: dict[str, Any], budgets:
 def test_it_serves_and_stops(small_store: Path, small_crest: Path) -> None:
     stores = ("--store", f"small={small_store}", "--store", f"crest={small_crest}")
     with served(*stores, "--listen", "127.0.0.1:0", "--log-format", "json") as service:
-        crest, small = service.started["releases"]
-        assert (crest["name"], small["name"]) == ("crest", "small")
-        assert small["build"] == manifest_digest(small_store)[:16]
+        assert [release["name"] for release in service.started["releases"]] == ["crest", "small"]
         assert service.started["pid"] == service.process.pid
         assert service.started["needs_token"] is False
         answers(service, small_store)
@@ -124,8 +120,7 @@ def test_it_serves_and_stops(small_store: Path, small_crest: Path) -> None:
             assert remote.draft("crest", contexts).build == local.draft("crest", contexts).build
         assert service.get("/readyz")["releases"] == ["crest", "small"]
         status, body = service.request("POST", "/v1/draft", {"release": "small", "text": "The quick brown"})
-        assert (status, json.loads(body)["build"]) == (200, small["build"])
-        assert service.request("GET", "/")[0] == 200
+        assert (status, json.loads(body)["build"]) == (200, manifest_digest(small_store)[:16])
         assert service.stop() == 0
         assert [path.name for path in service.folder.glob("s*") if not path.name.endswith(".lock")] == []
         lines = [json.loads(line) for line in service.log.splitlines()]
@@ -156,24 +151,6 @@ def test_load_balancers_see_the_end_before_it_comes(small_store: Path) -> None:
         answers(service, small_store)  # nothing is refused yet
 
 
-def test_services_share_a_port_and_a_pattern(small_store: Path) -> None:
-    store = ("--store", f"small={small_store}", "--http", "none")
-    with short_folder() as folder, served(*store, "--listen", "127.0.0.1:0", folder=folder) as first:
-        listen = ("--listen", first.started["listen"], "--socket", folder / "s2")
-        with served(*store, *listen) as second:
-            pattern = f"unix:{folder}/s*"
-            (folder / "s.lock").unlink(missing_ok=True)
-            (folder / "s2.lock").unlink(missing_ok=True)
-            with RemoteStore(pattern, "small", deadline=SECONDS) as client:
-                client.check()
-                contexts = contexts_of(small_store, 3)
-                for service in (first, second):
-                    assert as_bytes(client.drafter().draft(contexts)) == drafts_of(small_store, contexts)
-                    service.process.kill()
-                    service.process.wait(SECONDS)
-                    client.drafter().draft(contexts)  # fails, and the next one goes elsewhere
-
-
 def test_a_loop_that_is_stuck_ends_the_process(small_store: Path) -> None:
     """Whatever restarts the service goes on from there."""
     program = f"""
@@ -197,20 +174,6 @@ server.run(LookupSettings(socket=Path("s").absolute(), http="none", stores=store
             caller.draft("small", contexts_of(small_store, 1))
         assert process.wait(SECONDS) == 1
         assert "Timeout (0:00:03)!" in (folder / "log").read_text()
-
-
-def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path) -> None:
-    store = ("--store", small_store)
-    cases: list[tuple[tuple[object, ...], str]] = [
-        (("--store", tmp_path / "gone"), "'gone' cannot be served"),
-        (("--store", "a=/x", "--release", "a"), "two stores or releases have the same name"),
-        ((*store, "--tokens", "/nowhere"), "there is no file of tokens"),
-        ((*store, "--listen", "0.0.0.0:0"), "can be reached from other machines"),
-    ]
-    with short_folder() as folder:
-        for arguments, words in cases:
-            assert re.search(words, refusal(*arguments, folder=folder))
-        assert not (folder / "s").exists()
 
 
 def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
@@ -277,11 +240,7 @@ def test_encrypted_frames(small_store: Path, tmp_path: Path) -> None:
         until(lambda: "the earlier one stays valid" in service.log)
         assert trusts(second)
         assert "Traceback" not in service.log
-        for arguments, words in (
-            (tls, "cannot be used"),
-            (tls[2:], "--tls-cert and --tls-key encrypt --listen"),
-        ):
-            assert words in refusal(*store, "--socket", folder / "t", *arguments, folder=folder)
+        assert "cannot be used" in refusal(*store, "--socket", folder / "t", *tls, folder=folder)
         assert service.stop() == 0
 
 
@@ -327,30 +286,6 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
         assert service.stop() == 0
 
 
-@contextmanager
-def kept_running(*arguments: object, folder: Path) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Start the service again whenever it ends, as systemd does; yield its processes, the last one runs."""
-    processes = [launch(*arguments, folder=folder)]
-    ending = threading.Event()
-
-    def restart() -> None:
-        while not ending.is_set():
-            if processes[-1].poll() is not None:
-                processes.append(launch(*arguments, folder=folder))
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=restart)
-    thread.start()
-    try:
-        yield processes
-    finally:
-        ending.set()
-        thread.join(SECONDS)
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
 def test_kills_garbage_and_a_database_that_is_away(
     small_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,10 +298,7 @@ def test_kills_garbage_and_a_database_that_is_away(
         with Session(engine) as session, session.begin():
             publish(session, "small", catalogue.add_build(session, small_store).id)
         engine.dispose()
-        with (
-            kept_running("--release", "small", folder=folder) as processes,
-            RemoteStore(folder / "s", "small", deadline=SECONDS) as client,
-        ):
+        with RemoteStore(folder / "s", "small", deadline=SECONDS) as client:
             drafter = client.drafter()
 
             def recovers() -> bool:
@@ -374,17 +306,19 @@ def test_kills_garbage_and_a_database_that_is_away(
                 assert found == expected or all(match == (found[0][0], 0, 0) for match in found)
                 return found == expected
 
-            until(recovers)
-            for seed in range(50):
-                with suppress(OSError), Caller(folder / "s") as garbage:
-                    garbage.send(np.random.default_rng(seed).bytes(seed * 10 + 1))
-                assert recovers()
             for _ in range(2):
-                processes[-1].kill()
-                until(lambda: not recovers())
+                with served("--release", "small", folder=folder) as service:
+                    until(recovers)
+                    for seed in range(50):
+                        with suppress(OSError), service.caller() as garbage:
+                            garbage.send(np.random.default_rng(seed).bytes(seed * 10 + 1))
+                        assert recovers()
+                    service.process.kill()
+                    until(lambda: not recovers())
+            with served("--release", "small", folder=folder) as service:
                 until(recovers)
-            server.stop()
-            until(lambda: "what is served stays" in (folder / "log").read_text())
-            assert recovers()
+                server.stop()
+                until(lambda: "what is served stays" in service.log)
+                assert recovers()
             assert (client.counters["garbage"], client.counters["invalid"]) == (0, 0)
         assert "Traceback" not in (folder / "log").read_text()

@@ -203,14 +203,6 @@ def test_what_the_command_refuses(tmp_path: Path, arguments: tuple[str, ...], wo
     assert isinstance(result.exception, DraftstoreError)
     assert words in str(result.exception)
     assert path.read_bytes() == before
-    assert invoke("new", "a", "--file", path).exit_code == 2  # no release
-
-
-def test_the_command_does_not_touch_a_damaged_file(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.toml"
-    path.write_text("[[token")
-    assert isinstance(invoke("new", "a", "--release", "x", "--file", path).exception, PermissionsError)
-    assert path.read_text() == "[[token"
 
 
 def test_the_file_is_private_and_stays_as_it_is(tmp_path: Path) -> None:

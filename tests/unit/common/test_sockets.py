@@ -68,8 +68,3 @@ def test_a_port_that_is_not_shared_is_taken() -> None:
         ),
     ):
         open_tcp(LOCAL._replace(port=port_of([one])), "--http", shared=True)
-
-
-def test_an_address_of_another_machine() -> None:
-    with pytest.raises(LookupServiceError, match="--listen needs an address of this machine"):
-        open_tcp(ListenAddress("192.0.2.1", 0), "--listen")

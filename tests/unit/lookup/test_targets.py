@@ -29,7 +29,7 @@ def test_releases_are_chosen_by_name_and_read_where_they_lie() -> None:
         LiveRelease("chat", 1, "crest", "/chat", "1" * 64, ["lmdb", "postgres"]),
         LiveRelease("code", 2, "rest", "/code", "2" * 64, []),
     ]
-    chat, code = Path("/chat"), Path("/code")
-    assert catalogue_targets(live) == [Target("chat", chat, "1" * 64), Target("code", code, "2" * 64)]
-    assert catalogue_targets(live, ["code", "none"]) == [Target("code", code, "2" * 64)]
+    chat, code = Target("chat", Path("/chat"), "1" * 64), Target("code", Path("/code"), "2" * 64)
+    assert catalogue_targets(live) == [chat, code]
+    assert catalogue_targets(live, ["code", "none"]) == [code]
     assert [target.backend for target in catalogue_targets(live, (), "postgres")] == ["postgres", None]

@@ -90,28 +90,16 @@ class Caller:
         return self._last_id
 
     def draft_frame(
-        self,
-        name: str,
-        contexts: NDArray[np.int32],
-        budget: int = 64,
-        min_prob: float = 0.0,
-        strategy: str = "",
+        self, name: str, contexts: NDArray[np.int32], budget: int = 64, strategy: str = ""
     ) -> wire.Frame:
         number = self.next_id()
-        frame = self.ask(wire.encode_request(number, name, contexts, budget, min_prob, strategy))
+        frame = self.ask(wire.encode_request(number, name, contexts, budget, strategy=strategy))
         assert frame.header.request_id == number
         return frame
 
-    def draft(
-        self,
-        name: str,
-        contexts: NDArray[np.int32],
-        budget: int = 64,
-        min_prob: float = 0.0,
-        strategy: str = "",
-    ) -> wire.DraftAnswer:
+    def draft(self, name: str, contexts: NDArray[np.int32], budget: int = 64) -> wire.DraftAnswer:
         """Return the answer to a request that should succeed."""
-        frame = self.draft_frame(name, contexts, budget, min_prob, strategy)
+        frame = self.draft_frame(name, contexts, budget)
         assert frame.header.status == wire.Status.OK, frame
         return wire.decode_answer(frame.payload)
 

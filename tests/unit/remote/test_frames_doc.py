@@ -1,6 +1,5 @@
 """What docs/frames.md promises is true: its numbers, its bytes, its client, and the rules of a connection."""
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,10 +14,9 @@ from draftstore.remote import wire
 from draftstore.remote.wire import Operation, Status
 from draftstore.stores.registry import open_store
 from draftstore.trees.tree import DraftTree
-from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import Limits
 from tests import ROOT
-from tests.fakes.lookups import Caller, Lookups, contexts_of, serving
+from tests.fakes.lookups import Caller, contexts_of, serving
 from tests.unit.trees.test_batch import batch_of
 from tests.unit.trees.test_tree import ANIMALS
 
@@ -26,34 +24,16 @@ TEXT = (ROOT / "docs" / "frames.md").read_text(encoding="utf-8")
 CLIENT, USE = re.findall(r"^```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
 REQUEST, ANSWER = map(bytes.fromhex, re.findall(r"^```hex\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL))
 CHAT = np.array([[-1, -1, 15, 27], [15, 27, 4, 9]], np.int32)
-TOKEN = "secret"
 
 
 @pytest.fixture(scope="module")
-def stores(small_store: Path, small_crest: Path, wide_store: Path, small_dense: Path) -> dict[str, Path]:
-    return {"rest": small_store, "crest": small_crest, "wide": wide_store, "dense": small_dense}
-
-
-@pytest.fixture(scope="module")
-def lookups(stores: dict[str, Path]) -> Iterator[Lookups]:
-    with serving(stores, limits=Limits(shared_budget=600)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def guarded(stores: dict[str, Path]) -> Iterator[Lookups]:
-    """Run a service that requires tokens."""
-    grants = [
-        Grant("all", frozenset(["*"]), hash_token(TOKEN)),
-        Grant("one", frozenset(["rest"]), hash_token("other")),
-    ]
-    with serving(stores, permissions=Permissions(grants)) as running:
-        yield running
+def stores(small_store: Path, wide_store: Path) -> dict[str, Path]:
+    return {"rest": small_store, "wide": wide_store}
 
 
 @pytest.fixture
-def caller(lookups: Lookups) -> Iterator[Caller]:
-    with lookups.caller() as caller:
+def caller(stores: dict[str, Path]) -> Iterator[Caller]:
+    with serving(stores, limits=Limits(shared_budget=600)) as lookups, lookups.caller() as caller:
         yield caller
 
 
@@ -105,27 +85,13 @@ def test_the_client_of_the_page_gets_the_trees_of_the_local_store(
 
 
 def test_the_client_is_used_as_the_page_shows(
-    client: dict[str, Any], guarded: Lookups, stores: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    client: dict[str, Any], caller: Caller, stores: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     contexts = contexts_of(stores["rest"], 40)
     with closing(open_store(stores["rest"])) as store:
         drafts = store.drafter().draft(contexts)
     known = next(row for row, draft in zip(contexts.tolist(), drafts, strict=True) if len(draft.tree))
-    with guarded.caller() as caller:
-        names = {**client, "connection": caller.socket, "TOKEN": TOKEN, "NAME": "rest"}
-        exec(compile(USE.replace("[15, 27, 4]", str(known)), "docs/frames.md", "exec"), names)
-        names["stream"].close()
+    names = {**client, "connection": caller.socket, "TOKEN": "secret", "NAME": "rest"}
+    exec(compile(USE.replace("[15, 27, 4]", str(known)), "docs/frames.md", "exec"), names)
+    names["stream"].close()
     assert capsys.readouterr().out
-
-
-def test_releases_have_the_keys_of_the_page(caller: Caller) -> None:
-    releases = json.loads(caller.ask(wire.frame(Operation.RELEASES, 5)).payload)["releases"]
-    section = TEXT[TEXT.index("**RELEASES**") : TEXT.index("## Trees")]
-    named = set(re.findall(r"`([a-z_]+)`", section)) - {"fingerprint"}
-    for release in releases:
-        assert named <= release.keys()
-        assert release["tokenizer"].keys() == {"name", "fingerprint"}
-        assert (release["hidden_size"] is None) == (release["kind"] != "dresd")
-        answer = caller.draft(release["name"], np.zeros((1, 4), np.int32))
-        assert f"{answer.build:016x}" == release["build"]
-        assert f"{answer.tokenizer:016x}" == release["tokenizer"]["fingerprint"][:16]

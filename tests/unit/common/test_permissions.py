@@ -231,7 +231,7 @@ def add_ten(path: Path, first: int) -> None:
 
 def test_processes_that_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     processes = [context.Process(target=add_ten, args=(path, 10 * number)) for number in range(3)]
     for process in processes:
         process.start()

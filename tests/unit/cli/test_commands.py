@@ -164,7 +164,7 @@ def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, token
         flat = " ".join(ran.err.split())
         assert (ran.status, ran.out, "already built" in flat) == (0, f"{out}\n", reused)
         assert "2 bad records were left out" in flat
-        assert f"{good}:line 6: not JSON" in flat
+        assert (f"{good}:line 6: not JSON" in flat) != reused
         assert f"nothing was read from {other} " in flat
         assert "1 data file in folders was passed over (.jsonl): name it, or give --glob '*.jsonl' " in flat
     found = run(*command, "--json").json()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,10 @@ def test_what_does_not_fit_is_refused(
     error = run("replay", dense, *named[:2]).error()
     assert "which drafts from hidden states of the model 'small-model'" in error
     assert "--target-model" in error
-    (tmp_path / "renamed").symlink_to(model_folder)
+    renamed = shutil.copytree(model_folder, tmp_path / "renamed")
     for command in (
-        ["replay", dense, *named, tmp_path / "renamed"],
-        ["generate", "--model", tmp_path / "renamed", "--store", dense, "--prompt", "x"],
+        ["replay", dense, *named, renamed],
+        ["generate", "--model", renamed, "--store", dense, "--prompt", "x"],
     ):
         assert "of the model 'small-model', found 'renamed'" in run(*command).error()
     assert "not from text" in run("query", dense, "--text", "x").error()

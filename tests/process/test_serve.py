@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -28,6 +29,7 @@ from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from schema import catalogue
 from schema.db.database import URL_VARIABLE, migrate
+from services.cli.tokens import tokens
 from services.common.addresses import ListenAddress
 from services.lookup.releases.warming import load_kernels
 from services.lookup.settings import LookupSettings
@@ -42,8 +44,8 @@ from tests.fakes.waiting import SECONDS, until
 
 def run_tokens(*arguments: object) -> str:
     """Call `draftstore tokens`, and return what it prints."""
-    command = [sys.executable, "-m", "draftstore", "tokens", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    result = CliRunner().invoke(tokens, [str(argument) for argument in arguments], catch_exceptions=False)
+    return result.stdout.strip()
 
 
 def as_bytes(drafts: Sequence[Draft]) -> list[tuple[bytes, int, int]]:
@@ -141,6 +143,7 @@ def test_http_on_a_unix_socket(small_store: Path) -> None:
             assert not path.exists()
 
 
+@pytest.mark.slow
 def test_load_balancers_see_the_end_before_it_comes(small_store: Path) -> None:
     with served("--store", f"small={small_store}", "--notice-seconds", "3600") as service:
         service.signal(signal.SIGTERM)
@@ -151,6 +154,7 @@ def test_load_balancers_see_the_end_before_it_comes(small_store: Path) -> None:
         answers(service, small_store)  # nothing is refused yet
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_stuck_ends_the_process(small_store: Path) -> None:
     """Whatever restarts the service goes on from there."""
     program = f"""
@@ -177,9 +181,9 @@ server.run(LookupSettings(socket=Path("s").absolute(), http="none", stores=store
 
 
 def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.toml"
-    first = run_tokens("new", "first", "--release", "small", "--file", tokens)
-    with served("--store", f"small={small_store}", "--tokens", tokens) as service:
+    file = tmp_path / "tokens.toml"
+    first = run_tokens("new", "first", "--release", "small", "--file", file)
+    with served("--store", f"small={small_store}", "--tokens", file) as service:
         assert service.started["needs_token"] is True
 
         def valid(token: str) -> bool:
@@ -194,13 +198,13 @@ def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
             refused = failure(stranger.draft_frame("small", np.zeros((1, 4), np.int32)))
             assert refused.status == wire.Status.UNAUTHORIZED
         assert valid(first)
-        second = run_tokens("new", "second", "--release", "small", "--file", tokens)
-        run_tokens("remove", "first", "--file", tokens)
+        second = run_tokens("new", "second", "--release", "small", "--file", file)
+        run_tokens("remove", "first", "--file", file)
         assert not valid(second)
         service.signal(signal.SIGHUP)
         until(lambda: valid(second))
         assert not valid(first)
-        tokens.write_text("nonsense")
+        file.write_text("nonsense")
         service.signal(signal.SIGHUP)
         until(lambda: "the earlier one stays valid" in service.log)
         assert valid(second)
@@ -286,6 +290,7 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
         assert service.stop() == 0
 
 
+@pytest.mark.slow
 def test_kills_garbage_and_a_database_that_is_away(
     small_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,15 +311,14 @@ def test_kills_garbage_and_a_database_that_is_away(
                 assert found == expected or all(match == (found[0][0], 0, 0) for match in found)
                 return found == expected
 
-            for _ in range(2):
-                with served("--release", "small", folder=folder) as service:
-                    until(recovers)
-                    for seed in range(50):
-                        with suppress(OSError), service.caller() as garbage:
-                            garbage.send(np.random.default_rng(seed).bytes(seed * 10 + 1))
-                        assert recovers()
-                    service.process.kill()
-                    until(lambda: not recovers())
+            with served("--release", "small", folder=folder) as service:
+                until(recovers)
+                for seed in range(50):
+                    with suppress(OSError), service.caller() as garbage:
+                        garbage.send(np.random.default_rng(seed).bytes(seed * 10 + 1))
+                    assert recovers()
+                service.process.kill()
+                until(lambda: not recovers())
             with served("--release", "small", folder=folder) as service:
                 until(recovers)
                 server.stop()

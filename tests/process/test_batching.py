@@ -30,12 +30,10 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     GREEDY,
     {"temperature": 1.2, "top_p": 0.9, "seed": 8, "frequency_penalty": 0.5, "max_tokens": TOKENS + 9},
     {"temperature": 1.0, "seed": 20, "n": 3, "max_tokens": TOKENS // 2},
-    {**GREEDY, "draftstore": {"budget": 0}},
     {**GREEDY, "prediction": {"type": "content", "content": TALE}},
-    {**GREEDY, "min_tokens": TOKENS, "repetition_penalty": 1.3},
 )
 ASKED = [{"prompt": prompt, **settings} for prompt, settings in itertools.product(PROMPTS, SETTINGS)]
-MANNERS = ("reads whole", "reads a stream", "hangs up", "changes its mind", "asks too much")
+MANNERS = ("reads a stream", "hangs up", "changes its mind")
 GROWTH = 6e6
 """Bytes that a round may add to the worker. What a round leaves behind where nothing is freed is more: the drafts of a
 text take at least 150 kB, its tokens and tensors come on top, and there are about 60 of them. Allocators keep less."""
@@ -86,20 +84,14 @@ def read_stream(service: Service, asked: dict[str, Any], events: int) -> list[st
 
 def ask(service: Service, asked: dict[str, Any], manner: str, expected: list[str]) -> None:
     """Be one client: each gets its own answer, as far as it reads."""
-    match manner:
-        case "reads whole":
-            assert texts_of(service, asked) == expected, asked
-        case "reads a stream":
-            assert read_stream(service, asked, 1 << 20) == expected, asked
-        case "hangs up":
-            found = read_stream(service, asked, 1 + len(asked["prompt"]) % 4)
-            assert all(whole.startswith(text) for text, whole in zip(found, expected, strict=True)), asked
-        case "changes its mind":
-            with closing(begin(service, asked)):
-                service.get("/healthz")  # by then the request was read: the worker reads in order
-        case _:
-            status, body = service.request("POST", "/v1/completions", {"prompt": [5] * 600, "max_tokens": 5})
-            assert (status, json.loads(body)["error"]["code"]) == (400, "context_length_exceeded")
+    if manner == "changes its mind":
+        with closing(begin(service, asked)):
+            service.get("/healthz")  # by then the request was read: the worker reads in order
+        return
+    leaves = manner == "hangs up"
+    found = read_stream(service, asked, 1 + len(asked["prompt"]) % 4 if leaves else 1 << 20)
+    assert leaves or found == expected, asked
+    assert all(whole.startswith(text) for text, whole in zip(found, expected, strict=True)), asked
 
 
 def is_idle(service: Service) -> bool:
@@ -116,11 +108,10 @@ def test_many_clients_at_once(service: Service) -> None:
     for turn in range(3):
         draw = random.Random(turn)
         places = [draw.randrange(len(ASKED)) for _ in range(CLIENTS)]
-        manners = [MANNERS[number % len(MANNERS)] for number in range(CLIENTS)]
         with ThreadPoolExecutor(CLIENTS) as threads:
             calls = [
-                threads.submit(ask, service, ASKED[place], manner, alone[place])
-                for place, manner in zip(places, manners, strict=True)
+                threads.submit(ask, service, ASKED[place], MANNERS[number % 3], alone[place])
+                for number, place in enumerate(places)
             ]
         for call in calls:
             call.result()

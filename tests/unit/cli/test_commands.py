@@ -261,22 +261,6 @@ def test_query_options(run: Runner, store: Path) -> None:
     assert nodes("--min-prob", 0.05) == [node for node in everything if node["prob"] >= 0.05] != everything
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--text", "The", "--budget", "0"], "budget 0 asks for no draft"),
-        (["--text", "東"], "the store holds no continuation of this text"),
-        (
-            ["--text", " the", "--min-prob", "0.999"],
-            "no continuation of this text has a probability of 0.999 or more",
-        ),
-    ],
-)
-def test_why_there_is_no_draft(run: Runner, store: Path, arguments: list[str], reason: str) -> None:
-    ran = run("query", store, *arguments)
-    assert re.fullmatch(rf"no draft: {reason} \(\d+ µs\)\n", ran.out)
-
-
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
     assert (found["store"], found["strategy"], found["budget"]) == (str(store), "backoff", 9)

@@ -1,17 +1,14 @@
-"""Lookup services that do right, and ones that misbehave in every way we could think of, in threads of the test."""
+"""Lookup services that do right, and ones that misbehave on a connection, in threads of the test."""
 
-import random
 import shutil
 import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
-
-import numpy as np
 
 from draftstore.remote import wire
 from draftstore.remote.counters import Outcome
@@ -60,18 +57,10 @@ class Peer:
 Behaviour = Callable[[Peer], None]
 
 
-def answers(make: Callable[[Peer, wire.Frame], bytes]) -> Behaviour:
-    """Answer every request with the bytes that a function makes."""
-
-    def behave(peer: Peer) -> None:
-        while True:
-            peer.send(make(peer, peer.read()))
-
-    return behave
-
-
-right = answers(lambda peer, frame: peer.service.answer(frame))
-"""Answers everything as it should be."""
+def right(peer: Peer) -> None:
+    """Answer everything as it should be."""
+    while True:
+        peer.send(peer.service.answer(peer.read()))
 
 
 class Service:
@@ -143,12 +132,7 @@ class Service:
         request = wire.decode_request(frame.payload)
         drafter = self.store.drafter(request.strategy) if request.strategy else self.store.drafter()
         drafts = drafter.draft_batch(request.contexts, request.budget, request.min_prob)
-        return self.encode(frame, drafts, tokenizer)
-
-    def encode(self, frame: wire.Frame, drafts: DraftBatch, tokenizer: str = "") -> bytes:
-        """Return an answer that holds these drafts."""
-        of = wire.short_hash(tokenizer or self.tokenizer)
-        return wire.encode_answer(frame.header.request_id, 11, of, 5, drafts)
+        return wire.encode_answer(number, 11, wire.short_hash(tokenizer or self.tokenizer), 5, drafts)
 
     def _accept(self, listening: socket.socket) -> None:
         while True:
@@ -182,9 +166,14 @@ def reads_nothing(peer: Peer) -> None:
     peer.wait()
 
 
-def closes_on_request(peer: Peer) -> None:
-    """Close the connection instead of an answer."""
-    peer.read()
+def closes(peer: Peer) -> None:
+    """Take a connection and close it."""
+
+
+def closes_mid_answer(peer: Peer) -> None:
+    """Close the connection in the middle of an answer."""
+    data = peer.service.answer(peer.read())
+    peer.send(data[: len(data) // 2])
 
 
 def resets_mid_header(peer: Peer) -> None:
@@ -217,40 +206,17 @@ def greets_without_end(peer: Peer) -> None:
         peer.send(data)
 
 
-def bare_answer(frame: wire.Frame, payload: bytes = b"", status: int = 0) -> bytes:
-    """Return an answer to a request for drafts that holds these bytes."""
-    return wire.frame(wire.Operation.DRAFT | wire.ANSWER, frame.header.request_id, payload, status=status)
+def answers_another_tokenizer(peer: Peer) -> None:
+    """Answer with the drafts of another tokenizer."""
+    while True:
+        peer.send(peer.service.answer(peer.read(), tokenizer=OTHER))
 
 
-def answer_of_another(peer: Peer, frame: wire.Frame) -> bytes:
-    """Return an answer with an id that nobody used."""
-    header = frame.header._replace(request_id=frame.header.request_id + 1000)
-    return peer.service.answer(wire.Frame(header, frame.payload))
-
-
-def answer_of_another_operation(_peer: Peer, frame: wire.Frame) -> bytes:
-    """Return a list of releases."""
-    return wire.encode_json(wire.Operation.RELEASES, frame.header.request_id, {"releases": []})
-
-
-def drafts(make: Callable[[wire.DraftRequest], DraftBatch]) -> Behaviour:
-    """Answer every request with the drafts that a function makes of it."""
-    return answers(lambda peer, frame: peer.service.encode(frame, make(wire.decode_request(frame.payload))))
-
-
-def flat_trees(request: wire.DraftRequest, tokens: list[int], parents: list[int]) -> DraftBatch:
-    """Return the same tree for every context, right or wrong."""
-    batch, nodes = len(request.contexts), len(tokens)
-    return DraftBatch(
-        np.tile(np.array(tokens, np.int32), (batch, 1)), np.tile(np.array(parents, np.int16), (batch, 1)),
-        np.zeros((batch, nodes), np.uint8), np.full(batch, nodes, np.int32), np.ones(batch, np.int32),
-        np.ones(batch, np.int64),
-    )  # fmt: skip
-
-
-def larger_trees(request: wire.DraftRequest) -> DraftBatch:
-    """Return trees of one node more than was asked for."""
-    return flat_trees(request, list(range(request.budget + 1)), [-1] * (request.budget + 1))
+def drafts_too_few(peer: Peer) -> None:
+    """Answer with no drafts at all."""
+    while True:
+        number = peer.read().header.request_id
+        peer.send(wire.encode_answer(number, 11, wire.short_hash(TOKENIZER), 5, DraftBatch.empty(0)))
 
 
 def drips(peer: Peer) -> None:
@@ -261,15 +227,16 @@ def drips(peer: Peer) -> None:
     peer.wait()
 
 
-def fails_with(status: wire.Status, retry_after: float = 0.0, number: int | None = None) -> Behaviour:
+def fails_with(status: wire.Status, retry_after: float = 0.0) -> Behaviour:
     """Refuse everything."""
-    failure = wire.Failure(status, retry_after, "because\nof \x1b[31mthis")
 
-    def refusal(_peer: Peer, frame: wire.Frame) -> bytes:
-        found = frame.header.request_id if number is None else number
-        return wire.encode_failure(wire.Operation.DRAFT, found, failure)
+    def behave(peer: Peer) -> None:
+        while True:
+            number = peer.read().header.request_id
+            failure = wire.Failure(status, retry_after, "because\nof \x1b[31mthis")
+            peer.send(wire.encode_failure(wire.Operation.DRAFT, number, failure))
 
-    return answers(refusal)
+    return behave
 
 
 def is_late(peer: Peer) -> None:
@@ -294,27 +261,15 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     "hangs": (hangs, Outcome.TIMEOUT),
     "reads nothing": (reads_nothing, Outcome.TIMEOUT),
     "drips": (drips, Outcome.TIMEOUT),
-    "greets without end": (greets_without_end, Outcome.GARBAGE),
     "is late": (is_late, Outcome.TIMEOUT),
-    "closes on request": (closes_on_request, Outcome.CLOSED),
+    "closes": (closes, Outcome.CLOSED),
+    "closes mid-answer": (closes_mid_answer, Outcome.CLOSED),
     "resets mid-header": (resets_mid_header, Outcome.CLOSED),
-    "garbage": (answers(lambda *_: b"\xff" * 5 + random.Random(0).randbytes(300)), Outcome.GARBAGE),
     "http": (speaks_http, Outcome.GARBAGE),
     "claims 16 megabytes": (claims_16_megabytes, Outcome.GARBAGE),
-    "other ids": (answers(answer_of_another), Outcome.GARBAGE),
-    "another operation": (answers(answer_of_another_operation), Outcome.GARBAGE),
-    "unknown status": (answers(lambda _, frame: bare_answer(frame, bytes(4), 99)), Outcome.GARBAGE),
-    "cut failure": (answers(lambda _, frame: bare_answer(frame, status=wire.Status.BUSY)), Outcome.GARBAGE),
-    "empty answer": (answers(lambda _, frame: bare_answer(frame)), Outcome.INVALID),
-    "broken trees": (drafts(lambda request: flat_trees(request, [3, 3], [1, -1])), Outcome.INVALID),
-    "foreign ids": (drafts(lambda request: flat_trees(request, [2_000_000_000], [-1])), Outcome.INVALID),
-    "beyond the budget": (drafts(larger_trees), Outcome.INVALID),
-    "too many drafts": (drafts(lambda request: DraftBatch.empty(len(request.contexts) + 1)), Outcome.INVALID),
-    "another tokenizer": (
-        answers(lambda peer, frame: peer.service.answer(frame, tokenizer=OTHER)),
-        Outcome.OTHER_TOKENIZER,
-    ),
-    "whole connection": (fails_with(wire.Status.BUSY, PAUSE, number=0), Outcome.BUSY),
+    "greets without end": (greets_without_end, Outcome.GARBAGE),
+    "too few drafts": (drafts_too_few, Outcome.INVALID),
+    "another tokenizer": (answers_another_tokenizer, Outcome.OTHER_TOKENIZER),
     **{
         status.name.lower().replace("_", " "): (fails_with(status, PAUSE), Outcome[status.name])
         for status in wire.Status
@@ -322,39 +277,3 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     },
 }
 """What may go wrong by name: a service that does it, and what the client counts."""
-
-
-@contextmanager
-def deaf_socket() -> Iterator[str]:
-    """Yield the path of a socket whose queue of connections is full, and nobody takes any."""
-    folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
-    place = str(folder / "s")
-    waiting = []
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(place)
-        listening.listen(0)
-        with suppress(BlockingIOError):
-            while True:
-                client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-                waiting.append(client)
-                client.connect(place)
-        yield place
-    for client in waiting:
-        client.close()
-    shutil.rmtree(folder)
-
-
-@contextmanager
-def deaf_port() -> Iterator[int]:
-    """Yield a port of 127.0.0.1 whose queue of connections is full: who connects waits."""
-    waiting = []
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
-        port = int(listening.getsockname()[1])
-        for _ in range(4):
-            client = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            waiting.append(client)
-            with suppress(BlockingIOError):
-                client.connect(("127.0.0.1", port))
-        yield port
-    for client in waiting:
-        client.close()

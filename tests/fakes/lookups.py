@@ -12,7 +12,7 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,7 +24,7 @@ from draftstore.remote import wire
 from draftstore.stores.registry import open_store
 from services.common.permissions import Permissions
 from services.lookup.drafting import Drafting
-from services.lookup.metrics import Metrics, Totals
+from services.lookup.metrics import Metrics
 from services.lookup.protocol import Clients
 from services.lookup.releases.following import Releases
 from services.lookup.settings import Limits, LookupSettings
@@ -74,40 +74,32 @@ class Caller:
                 return None
             self._rest += data
 
+    def answer(self) -> wire.Frame:
+        """Return the next frame, which must come."""
+        frame = self.receive()
+        assert frame is not None, "the server has closed the connection"
+        return frame
+
     def ask(self, data: bytes) -> wire.Frame:
         """Send one request and return its answer."""
         self.send(data)
-        answer = self.receive()
-        assert answer is not None, "the server has closed the connection"
-        return answer
+        return self.answer()
 
     def next_id(self) -> int:
         self._last_id += 1
         return self._last_id
 
     def draft_frame(
-        self,
-        name: str,
-        contexts: NDArray[np.int32],
-        budget: int = 64,
-        min_prob: float = 0.0,
-        strategy: str = "",
+        self, name: str, contexts: NDArray[np.int32], budget: int = 64, strategy: str = ""
     ) -> wire.Frame:
         number = self.next_id()
-        frame = self.ask(wire.encode_request(number, name, contexts, budget, min_prob, strategy))
+        frame = self.ask(wire.encode_request(number, name, contexts, budget, strategy=strategy))
         assert frame.header.request_id == number
         return frame
 
-    def draft(
-        self,
-        name: str,
-        contexts: NDArray[np.int32],
-        budget: int = 64,
-        min_prob: float = 0.0,
-        strategy: str = "",
-    ) -> wire.DraftAnswer:
+    def draft(self, name: str, contexts: NDArray[np.int32], budget: int = 64) -> wire.DraftAnswer:
         """Return the answer to a request that should succeed."""
-        frame = self.draft_frame(name, contexts, budget, min_prob, strategy)
+        frame = self.draft_frame(name, contexts, budget)
         assert frame.header.status == wire.Status.OK, frame
         return wire.decode_answer(frame.payload)
 
@@ -125,9 +117,8 @@ class Caller:
         return bool(self._rest or select.select([self.socket], [], [], seconds)[0])
 
 
-def failure(frame: wire.Frame | None) -> wire.Failure:
+def failure(frame: wire.Frame) -> wire.Failure:
     """Return what a frame says that is no success."""
-    assert frame is not None, "the connection ended"
     assert frame.header.status != wire.Status.OK
     assert frame.header.operation & wire.ANSWER
     return wire.decode_failure(frame.header, frame.payload)
@@ -136,9 +127,10 @@ def failure(frame: wire.Frame | None) -> wire.Failure:
 def contexts_of(path: Path, number: int, width: int = 16, seed: int = 0) -> NDArray[np.int32]:
     """Return contexts for a store, int32 [number, width]: short ones, unknown ones; most of them match."""
     salad = np.random.default_rng(seed)
-    vocab_size = open_manifest_vocab(path)
+    with closing(open_store(path)) as store:
+        vocab_size, rows = store.manifest.vocab_size, store.samples(50).contexts
     contexts = salad.integers(0, min(vocab_size, 60), (number, width), np.int32)
-    text = some_tokens(path)
+    text = rows[rows >= 0].astype(np.int32)
     for row in range(number):
         if len(text) and row % 4:  # from the store's own text
             start = int(salad.integers(0, max(len(text) - width, 1)))
@@ -148,29 +140,8 @@ def contexts_of(path: Path, number: int, width: int = 16, seed: int = 0) -> NDAr
     return contexts
 
 
-def open_manifest_vocab(path: Path) -> int:
-    store = open_store(path)
-    try:
-        return store.manifest.vocab_size
-    finally:
-        store.close()
-
-
-def some_tokens(path: Path) -> NDArray[np.int32]:
-    """Return tokens that occur in a store one after the other: of a REST store its text, of a CREST store its keys."""
-    store = open_store(path)
-    try:
-        rows = store.samples(50).contexts
-        return rows[rows >= 0].astype(np.int32)
-    finally:
-        store.close()
-
-
 class Lookups:
-    """A service of frames that runs in a thread, and all its parts.
-
-    Its releases are followed only by `follow`, with the targets of `put` and `remove`.
-    """
+    """A service of frames that runs in a thread, and all its parts; its releases change only by `put`."""
 
     def __init__(self, settings: LookupSettings, permissions: Permissions) -> None:
         self.settings = settings
@@ -198,21 +169,9 @@ class Lookups:
         """Run a coroutine in the event loop to its end."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(SECONDS)
 
-    def totals(self, name: str = "") -> Totals:
-        """Return what was counted for a release; without a name what belongs to none."""
-        return self.metrics.totals()[name]
-
     def put(self, name: str, path: Path) -> None:
-        """Serve a store under a name from now on."""
-        others = [target for target in self.settings.stores if target.name != name]
-        self._follow((*others, Target(name, path)))
-
-    def remove(self, name: str) -> None:
-        """Serve a name no more."""
-        self._follow(tuple(target for target in self.settings.stores if target.name != name))
-
-    def _follow(self, stores: tuple[Target, ...]) -> None:
-        self.settings = self.releases.settings = self.settings.changed(stores=stores)
+        """Serve a store under a name from now on, and nothing else."""
+        self.releases.settings = self.settings.changed(stores=(Target(name, path),))
         self.releases.follow()
 
     async def listen(self, tls: ssl.SSLContext | None) -> None:

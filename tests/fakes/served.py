@@ -96,19 +96,8 @@ def read_samples(text: bytes) -> Samples:
 
 def launch(*arguments: object, folder: Path, **environment: str) -> "subprocess.Popen[str]":
     """Start the command with a socket in a folder, a free port and JSON on standard output."""
-    command = [
-        sys.executable,
-        "-m",
-        "draftstore",
-        "serve",
-        "--json",
-        "--socket",
-        folder / "s",
-        "--http",
-        "127.0.0.1:0",
-        "--notice-seconds",
-        "0",
-    ]
+    command = [sys.executable, "-m", "draftstore", "serve", "--json", "--socket", folder / "s"]
+    command += ["--http", "127.0.0.1:0", "--notice-seconds", "0"]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             [str(word) for word in (*command, *arguments)],

@@ -51,25 +51,14 @@ class PostgresServer:
     The programs are those of the wheel; what the official image does at its first start is done here.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        user: str = "draftstore",
-        password: str = "draftstore",
-        database: str = "draftstore",
-        arguments: Sequence[str] = ("postgres",),
-        install: str | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, password: str, arguments: Sequence[str]) -> None:
         self.port = free_port()
-        self.url = f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
+        self.url = f"postgresql://draftstore:{password}@127.0.0.1:{self.port}/draftstore"
         self._arguments = list(arguments)
         self._log = (folder / "postgres.log").open("ab")
         cluster = find_cluster(folder)
         cluster.base.mkdir()
         self.binaries = cluster.programs()
-        if install:
-            self.binaries = self.binaries.parents[1] / install / "bin"
         self._account: dict[str, Any] = {}
         if cluster.uid != os.geteuid():
             self._account = {"user": cluster.uid, "group": cluster.gid, "extra_groups": []}
@@ -79,9 +68,9 @@ class PostgresServer:
         secret.write_text(password)
         for path in (self._data, secret):
             os.chown(path, cluster.uid, cluster.gid)
-        access = ("-U", user, "--auth=scram-sha-256", f"--pwfile={secret}")
+        access = ("-U", "draftstore", "--auth=scram-sha-256", f"--pwfile={secret}")
         self._run("initdb", "-D", str(self._data), "--encoding=UTF8", "--locale=C", *access)
-        given = f"CREATE DATABASE {database};\n\n".encode()
+        given = b"CREATE DATABASE draftstore;\n\n"
         self._run("postgres", "--single", "-j", "-D", str(self._data), "template1", given=given)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -122,11 +111,11 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server(
-    *, password: str = "draftstore", arguments: Sequence[str] = ("postgres",), install: str | None = None
+    *, password: str = "draftstore", arguments: Sequence[str] = ("postgres",)
 ) -> Iterator[PostgresServer]:
-    """Run a server with an empty database; `install` names the wheel's folder of another major version."""
+    """Run a server with an empty database."""
     with reachable_folder() as folder:
-        server = PostgresServer(folder, password=password, arguments=arguments, install=install)
+        server = PostgresServer(folder, password, arguments)
         try:
             server.start()
             yield server

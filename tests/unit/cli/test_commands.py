@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -16,16 +15,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from draftstore import __version__
 from draftstore.cli import Commands, cli, main
-from draftstore.cli.options import Command
-from draftstore.cli.query import describe
-from draftstore.errors import DraftstoreError, counted
+from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import load_manifest
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.trees.batch import Draft
-from draftstore.trees.tree import DraftTree
 from tests.conftest import write_texts
+from tests.fakes.waiting import until
 
 COMMAND = [sys.executable, "-m", "draftstore"]
 
@@ -104,9 +99,6 @@ def replays(tmp_path: Path) -> Path:
     return path
 
 
-# --- help ---
-
-
 def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found = [path]
     context = click.Context(group)
@@ -130,10 +122,6 @@ def test_help_holds_an_example_that_parses(path: tuple[str, ...], run: Runner) -
         command.make_context("example", words, parent=click.Context(cli, **cli.context_settings))
 
 
-def test_version(run: Runner) -> None:
-    assert run("--version").out == f"draftstore, version {__version__}\n"
-
-
 def test_help_has_a_short_option(run: Runner) -> None:
     assert run("-h") == run("--help")
 
@@ -142,18 +130,9 @@ def test_help_has_a_short_option(run: Runner) -> None:
     ("arguments", "reason"),
     [
         (["brew"], "No such command 'brew'"),
-        (["build", "rest"], "Missing option"),
-        (["query"], "Missing argument 'DIRECTORY'"),
-        (["query", "x"], "Missing option '--text'"),
-        (["query", "x", "--text", "t", "--budget", "4097"], "4097 is not in the range"),
         (["query", "x", "--text", "t", "--strategy", "worst"], "'worst' is not one of 'backoff', 'deep', "),
         (["replay", "--replays", "x"], "Missing argument 'DIR...'"),
-        (["replay", "x", "--replays", "x", "--limit", "0"], "0 is not in the range"),
         (["replay", "--replays", "x", "--request"], "--request without a store needs --tokenizer"),
-        (
-            ["replay", "--replays", "x", "--request", "--tokenizer", "t", "--record"],
-            "--record keeps a result with the build of a store",
-        ),
     ],
 )
 def test_wrong_usage_is_status_2(run: Runner, arguments: list[str], reason: str) -> None:
@@ -163,78 +142,36 @@ def test_wrong_usage_is_status_2(run: Runner, arguments: list[str], reason: str)
     assert "Traceback" not in ran.err
 
 
-# --- build ---
-
-
 def build(run: Runner, tmp_path: Path, tokenizer: Path, *more: object, corpus: Path | None = None) -> Ran:
-    if corpus is None:
-        corpus = tmp_path / "c.jsonl"
-        if not corpus.exists():
-            write_texts(corpus, 8)
+    corpus = corpus or write_texts(tmp_path / "c.jsonl", 8)
     out = tmp_path / "new"
     return run("build", "rest", "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, *more)
 
 
-def test_build_prints_the_path_alone(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    with write_texts(tmp_path / "c.jsonl", 8).open("a") as file:
-        file.write("bad\n" * 7)
-    ran = build(run, tmp_path, tokenizer, corpus=tmp_path / "c.jsonl")
-    assert (ran.status, ran.out) == (0, f"{tmp_path}/new\n")
-    assert "7 bad records were left out:" in ran.err
-    assert f"{tmp_path}/c.jsonl:line 9: not JSON" in ran.err
-    assert re.search(r"documents +8\b", ran.err)
-    again = build(run, tmp_path, tokenizer, corpus=tmp_path / "c.jsonl")
-    assert again.out == ran.out
-    assert "empty documents" not in ran.err
-    assert "already built" in again.err
-    assert "7 bad records were left out" in again.err
-
-
-def test_build_as_json(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    found = build(run, tmp_path, tokenizer, "--json", "--name", "mine").json()
-    manifest = load_manifest(tmp_path / "new")
-    assert found.pop("seconds") >= 0
-    assert found == {
-        "path": str(tmp_path / "new"),
-        "name": "mine",
-        "reused": False,
-        "bytes": sum(entry.size for entry in manifest.files.values()),
-        "counts": manifest.counts,
-        "bad_records": 0,
-        "truncated": 0,
-        "empty_documents": 0,
-        "problems": [],
-        "unread": [],
-        "passed_over": {},
-    }
-    assert manifest.name == "mine"
-    assert build(run, tmp_path, tokenizer, "--json", "--name", "mine").json()["reused"] is True
-
-
-def test_build_says_what_is_not_in_the_store(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
+def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     write_texts(folder / "data.jsonl", 3)
     (folder / "x.py").write_text("print(1)\n")
     good, other = write_texts(tmp_path / "good.jsonl", 3), tmp_path / "other.jsonl"
     with good.open("a") as file:
-        file.write('{"text": ""}\n{"text": " "}\n')
+        file.write('{"text": ""}\n{"text": " "}\nbad\n')
     other.write_text('{"content": "x"}\n')
-    command = (
-        "build", "rest", "--corpus", good, other, folder, "--tokenizer", tokenizer, "--out", tmp_path / "s",
-    )  # fmt: skip
-    for _ in ("built", "reused"):
+    out = tmp_path / "s"
+    command = ("build", "rest", "--corpus", good, other, folder, "--tokenizer", tokenizer, "--out", out)
+    for reused in (False, True):
         ran = run(*command)
         flat = " ".join(ran.err.split())
-        assert "1 bad record was left out" in flat
-        assert re.search(r"empty documents +2, left out", ran.err)
+        assert (ran.status, ran.out, "already built" in flat) == (0, f"{out}\n", reused)
+        assert "2 bad records were left out" in flat
+        assert (f"{good}:line 6: not JSON" in flat) != reused
         assert f"nothing was read from {other} " in flat
         assert "1 data file in folders was passed over (.jsonl): name it, or give --glob '*.jsonl' " in flat
-        assert re.search(r"bytes +[\d,]+ \(\d+\.\d\d an entry\), and [\d,]+ of tokenizer", ran.err)
-        found = run(*command, "--json").json()
-        assert (found["unread"], found["passed_over"]) == ([str(other)], {".jsonl": 1})
-        assert found["empty_documents"] == 2
-    assert re.search(r"1 bad record left out\s+2 empty documents left out", run("info", tmp_path / "s").out)
+    found = run(*command, "--json").json()
+    assert (found["path"], found["counts"]) == (str(out), load_manifest(out).counts)
+    assert (found["bad_records"], found["empty_documents"]) == (2, 2)
+    assert (found["unread"], found["passed_over"]) == ([str(other)], {".jsonl": 1})
+    assert re.search(r"2 bad records left out\s+2 empty documents left out", run("info", out).out)
 
 
 def test_many_corpora_after_one_option(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
@@ -252,39 +189,13 @@ def test_many_corpora_after_one_option(run: Runner, tmp_path: Path, tokenizer: P
     assert sources == [*map(str, paths[:3]), str(tmp_path / "src"), str(paths[3])]
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (["--corpus", "a", "b"], ["a", "b"]),
-        (["--corpus", "a", "--corpus", "b"], ["a", "b"]),
-        (["--corpus=a", "b", "--flag", "--corpus", "c"], ["a", "b", "c"]),
-        (["--flag", "--corpus", "a", "b", "--flag"], ["a", "b"]),
-    ],
-)
-def test_many_values(given: list[str], found: list[str]) -> None:
-    @click.command(cls=Command)
-    @click.option("--corpus", multiple=True)
-    @click.option("--flag", is_flag=True)
-    def command(corpus: tuple[str, ...], flag: bool) -> None:
-        click.echo(",".join(corpus))
-
-    assert CliRunner().invoke(command, given).output == ",".join(found) + "\n"
-
-
-def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path, store: Path) -> None:
+def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     absent = build(run, tmp_path, tokenizer, corpus=tmp_path / "absent.jsonl")
     assert absent.error() == f"error: no such file or folder: {tmp_path}/absent.jsonl"
-    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
-    empty = build(run, tmp_path, tokenizer, corpus=tmp_path / "empty.jsonl")
-    assert f"no text found in {tmp_path}/empty.jsonl: 1 empty document" in empty.err
-    assert empty.status == 1
     (tmp_path / "bad.jsonl").write_text("bad\n")
     strict = build(run, tmp_path, tokenizer, "--strict", corpus=tmp_path / "bad.jsonl")
     assert "bad.jsonl:line 1: not JSON" in strict.err
-    assert strict.status == 1
     assert "no tokenizer at 'nowhere'" in build(run, tmp_path, Path("nowhere")).error()
-    nope = build(run, tmp_path, Path("/nope"))
-    assert nope.error().startswith("error: no such file or folder: /nope: pass a folder with tokenizer.json")
     assert not list(tmp_path.glob("*new*")) + list(tmp_path.glob(".new*"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").touch()
@@ -292,117 +203,51 @@ def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path, store: Path)
     assert "new is not a store" in build(run, tmp_path, tokenizer, "--overwrite").error()
 
 
-def test_a_path_without_permission(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o500)
-    ran = run(
-        "build", "rest", "--corpus", write_texts(tmp_path / "c.jsonl", 3), "--tokenizer", tokenizer,
-        "--out", locked / "store",
-    )  # fmt: skip
-    assert ran.error().endswith("no permission: choose another path, or change its permissions")
-
-
-# --- info and verify ---
-
-
 def test_info(run: Runner, store: Path) -> None:
     ran = run("info", store)
     assert (ran.status, ran.err) == (0, "")
-    for text in (
-        "small (rest, format version 1)",
-        "small-bpe, fingerprint",
-        "tokens.bin",
-        "uint16",
-        "an entry",
-    ):
+    for text in ("small (rest, format version 1)", "small-bpe, fingerprint", "tokens.bin", "uint16"):
         assert text in ran.out
     assert all(len(line) <= 160 for line in ran.out.splitlines())
-
-
-def test_the_tokenizer_is_no_part_of_what_an_entry_takes(run: Runner, store: Path) -> None:
     manifest = load_manifest(store)
     index = sum(entry.size for name, entry in manifest.files.items() if "/" not in name)
-    assert index < manifest.size
-    an_entry = index / manifest.counts["entries"]
-    assert f"({an_entry:.2f} an entry), and " in run("info", store).out
-
-
-def test_info_as_json_is_the_manifest(run: Runner, store: Path) -> None:
-    manifest = json.loads((store / "manifest.json").read_text())
-    assert run("info", store, "--json").json() == {"path": str(store), **manifest}
-
-
-def test_names_are_printed_as_they_are(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
-    """Neither as markup of rich, nor in a way that a terminal cannot show."""
-    plain, odd = tmp_path / "[bold]c[" / "red].jsonl", tmp_path / os.fsdecode(b"\xff-:smile:.jsonl")
-    plain.parent.mkdir()
-    out = tmp_path / "s"
-    corpus = write_texts(plain, 3), write_texts(odd, 3)
-    run("build", "rest", "--corpus", *corpus, "--out", out, "--tokenizer", tokenizer, "--name", "[/bold]name")
-    shown = run("info", out)
-    assert shown.status == 0
-    flat = re.sub(r"\s+", "", shown.out)
-    for text in ("[bold]c[/red].jsonl", "-:smile:.jsonl", "[/bold]name"):
-        assert text in flat
-    assert run("info", out, "--json").json()["corpus"]["sources"] == [str(plain), str(odd)]
+    assert f"({index / manifest.counts['entries']:.2f} an entry), and " in ran.out  # without the tokenizer
+    document = json.loads((store / "manifest.json").read_text())
+    assert run("info", store, "--json").json() == {"path": str(store), **document}
 
 
 def test_verify(run: Runner, store: Path) -> None:
-    ran = run("verify", store)
-    assert ran.status == 0
-    assert re.fullmatch(rf"{store} is intact: 8 files, [\d,]+ bytes\n", ran.out)
+    assert re.fullmatch(rf"{store} is intact: 8 files, [\d,]+ bytes\n", run("verify", store).out)
     found = run("verify", store, "--json").json()
-    assert found["whole"] is True
-    assert found["problems"] == []
+    assert (found["whole"], found["problems"]) == (True, [])
     path = store / "suffixes.bin"
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert f"{path} has SHA-256 " in run("verify", store).error()
     ran = run("verify", store, "--json")
-    assert ran.status == 1
-    assert len(json.loads(ran.out)["problems"]) == 1
+    assert (ran.status, len(json.loads(ran.out)["problems"])) == (1, 1)
 
 
-# --- query ---
-
-
-def test_query(run: Runner, store: Path) -> None:
-    ran = run("query", store, "--text", "The quick brown", "--budget", "8")
-    assert ran.status == 0
-    head, *branches = ran.out.splitlines()
+def test_query(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None:
+    asked = ["query", store, "--text", "The quick brown", "--budget", "8"]
+    head, *branches = run(*asked).out.splitlines()
     assert re.match(r"8 nodes in \d+ µs; longest match \d+ tokens, [\d,]+ times: '", head)
     assert branches[0].startswith("0.")
-
-
-def test_query_as_json(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None:
-    found = run("query", store, "--text", "The quick brown", "--budget", "8", "--json").json()
-    assert found.keys() == {
-        "context", "context_text", "match_length", "match_count", "lookup_us", "nodes",
-    }  # fmt: skip
-    assert found["context_text"] == "The quick brown"
+    found = run(*asked, "--json").json()
     assert found["context"] == small_tokenizer.encode("The quick brown", bos=False).tolist()
     assert len(found["nodes"]) == 8
     for position, node in enumerate(found["nodes"]):
-        assert node.keys() == {"token", "text", "shown", "parent", "prob"}
         assert node["shown"] == small_tokenizer.token_text(node["token"])
         assert node["text"] == small_tokenizer.decode([node["token"]])
         assert -1 <= node["parent"] < position
         assert 0 < node["prob"] <= 1
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "\x07 never seen \x08", "The quick brown fox " * 500, "東京 😀", "<s>", " "]
-)
-@pytest.mark.parametrize("strategy", ["backoff", "longest"])
-def test_query_takes_any_text(run: Runner, store: Path, text: str, strategy: str) -> None:
-    for more in ([], ["--json"]):
-        ran = run("query", store, "--text", text, "--strategy", strategy, *more)
-        assert ran.status == 0, ran.err
-    found = json.loads(ran.out)
-    assert (found["match_length"] == 0) <= (not found["nodes"] or strategy == "backoff")
+@pytest.mark.parametrize("text", ["", "\x07 never seen \x08", "The quick brown fox " * 500, "東京 😀", "<s>"])
+def test_query_takes_any_text(run: Runner, store: Path, text: str) -> None:
+    found = run("query", store, "--text", text, "--json").json()
     assert 0 <= found["match_length"] <= 16
+    assert run("query", store, "--text", text).status == 0
 
 
 def test_query_options(run: Runner, store: Path) -> None:
@@ -413,70 +258,17 @@ def test_query_options(run: Runner, store: Path) -> None:
     everything = nodes()
     assert len(everything) == 64
     assert nodes("--budget", 5) == everything[:5]
-    assert nodes("--budget", 0) == []
     assert nodes("--min-prob", 0.05) == [node for node in everything if node["prob"] >= 0.05] != everything
-    assert nodes("--min-prob", 1) in ([], everything[:1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--text", "The", "--budget", "0"], "budget 0 asks for no draft"),
-        (["--text", ""], "the text is empty"),
-        (["--text", "東"], "the store holds no continuation of this text"),
-        (
-            ["--text", " the", "--min-prob", "0.999"],
-            "no continuation of this text has a probability of 0.999 or more",
-        ),
-    ],
-)
-def test_why_there_is_no_draft(run: Runner, store: Path, arguments: list[str], reason: str) -> None:
-    ran = run("query", store, *arguments)
-    assert re.fullmatch(rf"no draft: {reason} \(\d+ µs\)\n", ran.out)
-
-
-def test_one_of_a_kind_is_singular() -> None:
-    draft = Draft(DraftTree.empty(), 1, 1)
-    assert describe(draft, " the", 2.0) == "0 nodes in 2 µs; longest match 1 token, 1 time: ' the'"
-    assert (counted(1, "bad record"), counted(2_000, "bad record")) == ("1 bad record", "2,000 bad records")
-
-
-def test_a_text_that_is_no_unicode(run: Runner, store: Path) -> None:
-    ran = run("query", store, "--text", os.fsdecode(b"\xff"))
-    assert "a text is not valid Unicode" in ran.error()
-
-
-# --- replay ---
-
-
-SUMMARY = {
-    "accepted_length", "acceptance_rate", "tokens", "passes", "rows", "nodes_mean", "miss_rate", "lookup_us",
-}  # fmt: skip
-
-
-def test_replay(run: Runner, store: Path, replays: Path) -> None:
-    ran = run("replay", store, "--replays", replays)
-    assert ran.status == 0
-    assert "accepted length" in ran.out
-    assert re.search(r"small +│ backoff +│ +64 ", ran.out)
 
 
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
-    assert found.keys() == {"store", "strategy", "request", "budget", "chain", *SUMMARY}
-    assert found["request"] is False
-    assert found["lookup_us"].keys() == {"p50", "p99", "mean"}
-    assert (found["store"], found["strategy"], found["budget"], found["rows"]) == (
-        str(store),
-        "backoff",
-        9,
-        2,
-    )
+    assert (found["store"], found["strategy"], found["budget"]) == (str(store), "backoff", 9)
     assert found["accepted_length"] == round(found["tokens"] / found["passes"], 4) >= 1
     assert 0 < found["nodes_mean"] <= 9
     plain = run("replay", store, "--replays", replays, "--json", "--budget", 0).json()
     assert (plain["accepted_length"], plain["miss_rate"], plain["nodes_mean"]) == (1.0, 1.0, 0.0)
-    assert plain["tokens"] == found["tokens"]
+    assert (plain["tokens"], plain["rows"]) == (found["tokens"], 2)
 
 
 @pytest.fixture
@@ -493,7 +285,6 @@ def test_replay_with_the_request(run: Runner, store: Path, crest_store: Path, ec
     arguments = ["replay", store, crest_store, "--replays", echoes, "--json"]
     alone = [json.loads(line) for line in run(*arguments).out.splitlines()]
     mixed = [json.loads(line) for line in run(*arguments, "--request").out.splitlines()]
-    assert [figures["request"] for figures in mixed] == [True, True]
     assert [figures["store"] for figures in mixed] == [str(store), str(crest_store)]
     for before, after in zip(alone, mixed, strict=True):
         assert after["strategy"] == before["strategy"] == "backoff"
@@ -508,18 +299,7 @@ def test_replay_of_the_request_alone(run: Runner, store: Path, tokenizer: Path, 
     found = run(*alone, "--json", "--budget", 32).json()
     assert (found["store"], found["strategy"], found["request"], found["budget"]) == (None, None, True, 32)
     assert found["accepted_length"] > 4
-    assert run(*alone, "--json", "--budget", 0).json()["accepted_length"] == 1.0
     assert re.search(r"none +│ request +│ +64 ", run(*alone).out)
-    assert "no-such-folder" in run(*alone[:3], "no-such-folder", *alone[4:]).error()
-
-
-def test_replay_of_several_stores_is_one_line_each(run: Runner, store: Path, replays: Path) -> None:
-    other = store.parent / "other"
-    shutil.copytree(store, other)
-    ran = run("replay", store, other, store, "--replays", replays, "--json")
-    lines = [json.loads(line) for line in ran.out.splitlines()]
-    assert [line["store"] for line in lines] == [str(store), str(other), str(store)]
-    assert len({line["accepted_length"] for line in lines}) == 1
 
 
 def test_replay_of_stores_of_different_tokenizers_warns(
@@ -528,13 +308,10 @@ def test_replay_of_stores_of_different_tokenizers_warns(
     path = tokenizer / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "Lowercase"}}))
     assert build(run, tmp_path, tokenizer).status == 0
-    for more in ([], ["--json"]):
-        ran = run("replay", store, tmp_path / "new", store, "--replays", replays, *more)
-        assert ran.status == 0
-        assert ran.err == (
-            f"warning: {store}, {tmp_path}/new are counted in tokens of different tokenizers: "
-            "accepted lengths are not comparable\n"
-        )
+    ran = run("replay", store, tmp_path / "new", store, "--replays", replays, "--json")
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    assert [line["store"] for line in lines] == [str(store), f"{tmp_path}/new", str(store)]
+    assert f"warning: {store}, {tmp_path}/new are counted in tokens of different tokenizers" in ran.err
     assert run("replay", store, store, "--replays", replays).err == ""
 
 
@@ -548,45 +325,15 @@ def test_replay_filters(run: Runner, store: Path, replays: Path) -> None:
     assert ran.error().endswith("holds no recording of model 'x', its models are chat, coder")
 
 
-def test_replay_errors(run: Runner, store: Path, replays: Path) -> None:
-    with replays.open("a") as file:
-        file.write('{"prompt": "p"}\n')
-    ran = run("replay", store, "--replays", replays)
-    assert f"{replays}:line 3: expected the key 'output' with a text" in ran.error()
-    absent = run("replay", store, "--replays", "absent.jsonl")
-    assert absent.error() == "error: no such file or folder: absent.jsonl"
-
-
-# --- stores that do not open ---
-
-
-def every_reader(run: Runner, store: Path, replays: Path) -> list[Ran]:
-    return [
-        run("info", store),
-        run("verify", store),
-        run("query", store, "--text", "x"),
-        run("replay", store, "--replays", replays),
-    ]
-
-
 def test_not_a_store(run: Runner, tmp_path: Path, replays: Path) -> None:
     for path in (tmp_path, tmp_path / "absent", replays):
-        for ran in every_reader(run, path, replays):
+        for ran in (
+            run("info", path),
+            run("verify", path),
+            run("query", path, "--text", "x"),
+            run("replay", path, "--replays", replays),
+        ):
             assert ran.error().startswith(f"error: {path} is not a store: ")
-
-
-def test_a_cut_file(run: Runner, store: Path, replays: Path) -> None:
-    path = store / "tokens.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-    for ran in every_reader(run, store, replays):
-        assert re.search(r"tokens\.bin has [\d,]+ bytes, expected [\d,]+: the store is damaged", ran.error())
-
-
-def test_an_unknown_version(run: Runner, store: Path, replays: Path) -> None:
-    path = store / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-    for ran in every_reader(run, store, replays):
-        assert "is not a manifest of version 1 (format_version: " in ran.error()
 
 
 def test_a_foreign_tokenizer(run: Runner, store: Path, tokenizer: Path, replays: Path) -> None:
@@ -596,17 +343,6 @@ def test_a_foreign_tokenizer(run: Runner, store: Path, tokenizer: Path, replays:
     expected = r"was built with tokenizer 'small-bpe' \(fingerprint \w{12}\), found 'small-bpe' \(\w{12}\)"
     for arguments in (["query", store, "--text", "x"], ["replay", store, "--replays", replays]):
         assert re.search(expected, run(*arguments, "--tokenizer", tokenizer).error())
-
-
-def test_a_changed_tokenizer_inside_the_store(run: Runner, store: Path) -> None:
-    path = store / "tokenizer" / "tokenizer.json"
-    size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert path.stat().st_size == size
-    assert "is not a usable tokenizer" in run("query", store, "--text", "x").error()
-
-
-# --- signals and pipes ---
 
 
 @pytest.mark.slow
@@ -619,54 +355,23 @@ def test_ctrl_c_is_status_130(tmp_path: Path, tokenizer: Path) -> None:
     foreground = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=foreground) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / ".s.partial" / "tokens").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until((tmp_path / ".s.partial" / "tokens").exists)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert out == ""
+    assert (process.returncode, out) == (130, "")
     assert err.strip().endswith("interrupted: run the same command again to resume")
     assert "Traceback" not in err
     assert not (tmp_path / "s").exists()
-    assert subprocess.run([*command, "--json"], check=True, capture_output=True).stdout
 
 
-@pytest.mark.parametrize("arguments", ["info {store}", "query {store} --text The", "info {store} --json"])
-def test_a_reader_that_has_gone(store: Path, arguments: str) -> None:
-    words = arguments.format(store=store).split()
+def test_a_reader_that_has_gone(store: Path) -> None:
     read, write = os.pipe()
     os.close(read)  # before a byte is written, as `| true` may
-    ran = subprocess.run([*COMMAND, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    command = [*COMMAND, "query", str(store), "--text", "The"]
+    ran = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert ran.returncode != 0
     assert ran.stderr == ""
-
-
-def test_piped_into_head(store: Path) -> None:
-    line = f"{shlex.join(COMMAND)} query {store} --text The | head -n 1"
-    ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("64 nodes in")
-    assert ran.stderr == ""
-
-
-def test_an_error_sends_no_escape_sequence_to_the_terminal(run: Runner) -> None:
-    named = "\x1b]0;title\x07"
-    ran = run("info", named)
-    assert ran.error().startswith("error: ␛]0;title␇ is not a store")
-    assert "\x1b" not in run(named).err
-
-
-# -- commands of other packages ------------------------------------------------------------------------------
-
-
-def test_a_command_of_another_package_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_point = EntryPoint("look", "draftstore.cli.inspect:info", "draftstore.commands")
-    monkeypatch.setattr(Commands, "added", {"look": entry_point})
-    assert "look" in CliRunner().invoke(cli, ["--help"]).output
-    assert "stores/chat" in CliRunner().invoke(cli, ["look", "--help"]).output
 
 
 def test_a_command_of_an_absent_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

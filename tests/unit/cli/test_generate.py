@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from draftstore.cli.answering import (
     Printer,
     TimedAnswer,
     check_positions,
-    first_difference,
 )
 from draftstore.cli.generate import Question
 from draftstore.decoding.conversation import encode_conversation
@@ -50,21 +48,11 @@ def tells(data: Path) -> list[object]:
     return ["generate", "--model", data / "models" / "stories260K", "--max-new-tokens", 40]
 
 
-# --- the command ---
-
-
 @pytest.mark.data
 def test_text_on_stdout_figures_on_stderr(run: Runner, tells: list[object], plain_story: str) -> None:
     ran = run(*tells, "--prompt", ONCE, "--recycling")
     assert (ran.status, ran.out) == (0, plain_story + "\n")
     assert "times as fast, the same output" in ran.err
-    assert re.search(r"with drafts +│ +40 +│", ran.err)
-    assert re.search(r"without +│ +40 +│ +39 +│ +1 ", ran.err)
-    assert "drafts of the request itself, the model's candidates" in ran.err
-
-
-@pytest.mark.data
-def test_json_holds_everything(run: Runner, tells: list[object], plain_story: str) -> None:
     found = run(*tells, "--prompt", ONCE, "--recycling", "--budget", 16, "--fixed-budget", "--json").json()
     assert (found["text"], found["finish"], found["first_difference"]) == (plain_story, "length", None)
     assert [drafter["kind"] for drafter in found["drafters"]] == ["request", "recycling"]
@@ -74,11 +62,6 @@ def test_json_holds_everything(run: Runner, tells: list[object], plain_story: st
     assert (plain["passes"], plain["drafted"], plain["accepted_length"]) == (39, 0, 1.0)
     assert drafted["passes"] + drafted["accepted"] == 39
     assert drafted["accepted_length"] == round(39 / drafted["passes"], 3)
-    assert found["speedup"] == pytest.approx(
-        drafted["tokens_per_second"] / plain["tokens_per_second"], rel=0.01
-    )
-    for figures in (drafted, plain):
-        assert sum(figures["shares"].values()) == pytest.approx(1, abs=0.001)
 
 
 @pytest.mark.data
@@ -88,31 +71,11 @@ def test_sampling_with_a_seed_is_the_same_with_drafts_and_without(run: Runner, t
     assert first["text"] == second["text"]
     assert (first["first_difference"], first["seed"]) == (None, 7)
     assert first["with_drafts"]["drafted"] > 0
-    unseeded = run(*arguments).json()
-    assert unseeded["first_difference"] is None
-    assert unseeded["text"] != first["text"]
-
-
-@pytest.mark.data
-def test_a_store_of_another_tokenizer_is_refused_with_both_names(
-    run: Runner, tells: list[object], small_store: Path
-) -> None:
-    message = run(*tells, "--prompt", ONCE, "--store", small_store).error()
-    assert "'small-bpe'" in message
-    assert "'stories260K'" in message
 
 
 def test_a_store_of_the_models_tokenizer_drafts(run: Runner, model_folder: Path, small_store: Path) -> None:
-    arguments = [
-        "--model",
-        model_folder,
-        "--store",
-        small_store,
-        "--max-new-tokens",
-        20,
-        "--no-request",
-        "--fixed-budget",
-    ]
+    arguments = ["--model", model_folder, "--store", small_store, "--max-new-tokens", 20]
+    arguments += ["--no-request", "--fixed-budget"]
     found = run("generate", *arguments, "--prompt", "The quick brown", "--json").json()
     assert found["drafters"] == [{"kind": "rest", "name": "small"}]
     assert found["with_drafts"]["drafted"] > 0
@@ -166,9 +129,7 @@ def test_a_measured_curve_plans(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ["generate", "--model", model_folder, "--prompt", "x", "--max-new-tokens", 4, "--json"]
-    typical = run(*arguments).json()["effort"]
-    assert "on a typical" in typical
-    assert "`draftstore tune` measures this one" in typical
+    assert "`draftstore tune` measures this one" in run(*arguments).json()["effort"]
     ran = run("tune", "--model", model_folder, "--context", 8, "--repeats", 1, "--json")
     assert ran.status == 0, ran.err
     planned = "at most 64 nodes a pass, where they are worth their cost"
@@ -177,9 +138,6 @@ def test_a_measured_curve_plans(
     [curve] = (tmp_path / "draftstore" / "curves").iterdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert run(*arguments, "--curve", curve).json()["effort"] == planned
-
-
-# --- prompts ---
 
 
 def test_chats_and_raw_text(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
@@ -210,9 +168,6 @@ def test_answers_end_where_the_model_says(model_folder: Path) -> None:
         check_positions(loaded, dataclasses.replace(request, prompt=np.zeros(0, np.int32)))
 
 
-# --- how it is written ---
-
-
 def step(tokens: list[int], accepted: int) -> Step:
     return Step(DraftTree.empty(), list(range(accepted)), np.array(tokens, np.int32), 1, 2, 3)
 
@@ -226,35 +181,19 @@ def printed(tokenizer: TextTokenizer, steps: list[Step], **options: Any) -> str:
     return file.getvalue()
 
 
-def test_accepted_tokens_stand_out_on_a_terminal(
-    small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+def test_accepted_tokens_stand_out_on_a_terminal_and_control_characters_are_shown(
+    small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     first, *rest = small_tokenizer.encode("xyz", bos=False).tolist()
     steps = [step([first], 0), step(rest, 1)]
     assert printed(small_tokenizer, steps, force_terminal=True) == "x\x1b[32my\x1b[0mz\n"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(small_tokenizer, steps, force_terminal=True) == "xyz\n"
-
-
-def test_control_characters_are_shown_on_a_terminal_and_piped_as_they_are(
-    small_tokenizer: TextTokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
     said = "a\x1b[31m\x07b\u009b\nc"
     steps = [step(small_tokenizer.encode(said, bos=False).tolist(), 0)]
-    shown = printed(small_tokenizer, steps, force_terminal=True, no_color=True)
-    assert shown == "a␛[31m␇b\\x9b\nc\n"
-    printed(small_tokenizer, steps)
+    assert printed(small_tokenizer, steps, force_terminal=True) == "a␛[31m␇b\\x9b\nc\n"
+    printed(small_tokenizer, steps)  # into a pipe
     assert capsys.readouterr().out == said + "\n"
-
-
-def test_long_lines_are_not_wrapped(small_tokenizer: TextTokenizer) -> None:
-    steps = [step([token], 0) for token in small_tokenizer.encode("word " * 60, bos=False).tolist()]
-    assert printed(small_tokenizer, steps, force_terminal=True, width=20) == "word " * 60 + "\n"
-
-
-# --- figures ---
 
 
 def test_the_prefill_is_no_pass() -> None:
@@ -266,16 +205,6 @@ def test_the_prefill_is_no_pass() -> None:
     assert answer.tokens_per_second == pytest.approx(4e9 / 12)
     assert answer.figures()["shares"] == {"draft": 0.1667, "forward": 0.3333, "accept": 0.5}
     assert TimedAnswer().figures()["tokens_per_second"] == 0
-
-
-def test_where_answers_part() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert first_difference([], [1]) == 0
-
-
-# --- check-model ---
 
 
 def test_a_model_that_takes_drafts(run: Runner, model_folder: Path) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import pytest
 from click.testing import CliRunner, Result
 
 from draftstore.assembly import Sources
@@ -34,8 +33,3 @@ def test_every_option_arrives(tmp_path: Path) -> None:
         stores=(tmp_path,), strategy="longest", backend="lmdb", lookup="a:1,b:2", release="web", token="t",
         deadline=0.01, request=False, recycling=True,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("seconds", ["0", "61", "soon"])
-def test_deadlines_that_cannot_be(seconds: str) -> None:
-    assert run("--lookup-deadline", seconds).exit_code == 2

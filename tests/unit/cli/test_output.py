@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.cli import output
@@ -14,7 +14,6 @@ from draftstore.cli import output
 TEXTS = st.text(st.characters(categories=["Cc", "Lu", "Zs"]), max_size=20)
 
 
-@settings(max_examples=50)
 @given(TEXTS)
 def test_no_control_character_reaches_a_terminal(text: str) -> None:
     with redirect_stdout(StringIO()) as shown:
@@ -23,6 +22,14 @@ def test_no_control_character_reaches_a_terminal(text: str) -> None:
         output.print_fields({text: text, "nested": {text: text}})
     printed = shown.getvalue()
     assert {character for character in printed if unicodedata.category(character) == "Cc"} <= {"\n"}
+
+
+def test_nothing_is_taken_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_fields({"[bold]c[/red]": ":smile: \udcff"})
+    output.print_json({"name": "\udcff"})
+    shown, document = capsys.readouterr().out.splitlines()
+    assert shown.split() == ["[bold]c[/red]", ":smile:", "�"]
+    assert json.loads(document) == {"name": "\udcff"}
 
 
 def test_rows_are_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,46 +83,6 @@ def test_a_replay_of_chains(run: Runner, small_store: Path, replays: Path) -> No
     assert "--record keeps what whole trees yield" in refused.err
 
 
-def test_a_replay_without_the_model_says_which_to_name(run: Runner, dense: Path, replays: Path) -> None:
-    message = run("replay", dense, "--replays", replays).error()
-    assert (
-        f"{dense} is a store of kind 'dresd', which drafts from hidden states of the model 'small-model'"
-        in message
-    )
-    assert "--target-model" in message
-
-
-def test_another_model_is_refused_with_both_names(
-    run: Runner, dense: Path, replays: Path, model_folder: Path, tmp_path: Path
-) -> None:
-    renamed = tmp_path / "renamed"
-    renamed.mkdir()
-    for file in model_folder.iterdir():
-        (renamed / file.name).symlink_to(file)
-    for command in (
-        ["replay", dense, "--replays", replays, "--target-model", renamed],
-        ["generate", "--model", renamed, "--store", dense, "--prompt", "x"],
-    ):
-        assert "of the model 'small-model', found 'renamed'" in run(*command).error()
-
-
-def test_a_text_is_no_question_for_such_a_store(run: Runner, dense: Path) -> None:
-    message = run("query", dense, "--text", "x").error()
-    assert "of kind 'dresd', which drafts from hidden states and not from text" in message
-
-
-def test_a_strategy_of_another_kind_is_refused(
-    run: Runner, dense: Path, small_store: Path, replays: Path, model_folder: Path
-) -> None:
-    named = ["--replays", replays, "--target-model", model_folder, "--strategy"]
-    expected = "no store here knows the strategy {!r}: expected one of {}"
-    known = ", ".join(sorted(STRATEGIES))
-    assert run("replay", dense, *named, "longest").error().endswith(expected.format("longest", known))
-    deep = expected.format("deep", "backoff, longest")
-    assert run("replay", small_store, *named, "deep").error().endswith(deep)
-    assert run("query", small_store, "--text", "x", "--strategy", "deep").error().endswith(deep)
-
-
 def test_generate_drafts_from_it(run: Runner, model_folder: Path, dense: Path, small_store: Path) -> None:
     asked = ["generate", "--model", model_folder, "--prompt", PROMPT, "--max-new-tokens", 20, "--json"]
     asked += ["--budget", 8, "--fixed-budget"]
@@ -133,3 +94,21 @@ def test_generate_drafts_from_it(run: Runner, model_folder: Path, dense: Path, s
     assert kinds == ["request", "dresd", "rest", "recycling"]
     assert mixed["first_difference"] is None
     assert mixed["text"] == alone["text"]
+
+
+def test_what_does_not_fit_is_refused(
+    run: Runner, dense: Path, small_store: Path, replays: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    named = ["--replays", replays, "--target-model"]
+    error = run("replay", dense, *named[:2]).error()
+    assert "which drafts from hidden states of the model 'small-model'" in error
+    assert "--target-model" in error
+    renamed = shutil.copytree(model_folder, tmp_path / "renamed")
+    for command in (
+        ["replay", dense, *named, renamed],
+        ["generate", "--model", renamed, "--store", dense, "--prompt", "x"],
+    ):
+        assert "of the model 'small-model', found 'renamed'" in run(*command).error()
+    assert "not from text" in run("query", dense, "--text", "x").error()
+    error = run("replay", small_store, *named, model_folder, "--strategy", "deep").error()
+    assert "no store here knows the strategy 'deep': expected one of backoff, longest" in error

@@ -3,7 +3,6 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from typing import Literal
 
 import pytest
 
@@ -42,22 +41,6 @@ def test_lines_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert (own["event"], own["level"], own["seconds"]) == ("näme\nwith a break", "warning", 0.5)
     assert own.keys() == {"time", "level", "event", "seconds", "path"}
     assert (foreign["event"], foreign["logger"]) == ("of a library", "asyncio")
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_tracebacks_stay_with_their_line(
-    form: Literal["text", "json"], capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs.configure(LogOptions(log_format=form))
-    try:
-        raise ValueError("the reason")
-    except ValueError:
-        LOG.exception("it failed")
-    said = capsys.readouterr().err
-    if form == "json":
-        assert "ValueError: the reason" in json.loads(said)["traceback"]
-    else:
-        assert said.splitlines()[-1] == "ValueError: the reason"
 
 
 def test_a_line_for_people_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,6 @@ def new(path: Path, name: str, *releases: str) -> str:
 
 def test_a_token_identifies_its_bearer() -> None:
     permissions = Permissions([ONE, ALL])
-    assert permissions.needs_token
     assert permissions.identify("secret-1") == permissions.identify(b"secret-1") == ONE
     assert permissions.identify("secret-2") == ALL
     for token in (None, "", b"", "secret", "secret-1 ", "\ud800", b"\xff\0", ONE.digest):
@@ -63,19 +62,13 @@ def test_a_grant_allows_its_releases() -> None:
     assert ALL.allows("anything")
 
 
-def test_without_tokens_everybody_may_do_everything() -> None:
-    permissions = Permissions(None)
-    assert not permissions.needs_token
+def test_without_a_list_of_tokens_everybody_is_allowed_everything_and_with_an_empty_one_nobody() -> None:
+    assert not Permissions(None).needs_token
+    assert Permissions([]).needs_token
     for token in (None, "", "whatever"):
-        assert permissions.identify(token) == ANYBODY
+        assert Permissions(None).identify(token) == ANYBODY
+        assert Permissions([]).identify(token) is None
     assert ANYBODY.allows("chat")
-
-
-def test_with_an_empty_list_of_tokens_nobody_may_do_anything() -> None:
-    permissions = Permissions([])
-    assert permissions.needs_token
-    assert permissions.identify(None) is None
-    assert permissions.identify("") is None
 
 
 def test_grants_are_renewed_by_token_not_by_name() -> None:
@@ -85,21 +78,6 @@ def test_grants_are_renewed_by_token_not_by_name() -> None:
     assert Permissions([taken_over]).renew(ONE) is None
     assert Permissions([ONE]).renew(ANYBODY) is None
     assert Permissions(None).renew(ONE) == ANYBODY
-
-
-def test_all_hashes_are_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[str] = []
-
-    def compare(known: str, given: str) -> bool:
-        compared.append(known)
-        return known == given
-
-    monkeypatch.setattr("services.common.permissions.hmac.compare_digest", compare)
-    permissions = Permissions([ONE, ALL])
-    for token in ("secret-1", "secret-2", "unknown"):
-        compared.clear()
-        permissions.identify(token)
-        assert compared == [ONE.digest, ALL.digest]
 
 
 def test_tokens_are_long_and_differ() -> None:
@@ -124,28 +102,33 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("[[token]\n", "is not TOML"),
+        ("\udcff", "is not TOML"),
         ("tokens = []\n", "tokens: Extra inputs"),
-        ("token = [3]\n", "token.0: Input should be"),
-        ('[[token]]\nname = "a"\n', "token.0.sha256: Field required"),
         (entry() + "extra = 1\n", "token.0.extra: Extra inputs"),
         (entry(name=""), "token.0.name: String should have at least"),
         (entry(sha256="secret"), "token.0.sha256: String should match"),
-        *(
-            (entry() + f"max_budget = {wrong}\n", "max_budget")
-            for wrong in ("0", "4097", "true", "1.5", "'9'")
-        ),
-        (entry(releases="[1]"), "token.0.releases.0"),
+        (entry(sha256="0" * 65), "token.0.sha256: String should match"),
+        (entry() + "max_budget = 0\n", "max_budget"),
+        (entry() + "max_budget = 4097\n", "max_budget"),
+        (entry() + "max_budget = true\n", "max_budget"),
         (entry() + entry(sha256="1" * 64), "same name"),
         (entry() + entry(name="b"), "same sha256"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "tokens.toml"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(PermissionsError, match=words) as caught:
         Permissions.load(path)
     assert str(path) in str(caught.value)
     assert "secret" not in str(caught.value)  # a token in the wrong place is not shown
+
+
+@pytest.mark.parametrize("budget", [1, 4096])
+def test_limits_of_nodes_reach_from_one_to_all(tmp_path: Path, budget: int) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(entry() + f"max_budget = {budget}\n")
+    assert [grant.max_budget for grant in read_grants(path)] == [budget]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -153,9 +136,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         Permissions.load(tmp_path / "none.toml")
     with pytest.raises(PermissionsError, match="cannot be read"):
         Permissions.load(tmp_path)
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(PermissionsError, match="is not TOML"):
-        Permissions.load(tmp_path / "bytes")
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
@@ -186,9 +166,6 @@ def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
     grant = permissions.identify(one)
     assert grant == Grant("engine-1", frozenset(["chat", "code"]), hashlib.sha256(one.encode()).hexdigest())
     assert permissions.identify(two) == Grant("page", frozenset([EVERY]), hash_token(two))
-    listed = invoke("list", "--file", path)
-    assert "engine-1" in listed.output
-    assert grant.digest not in listed.output
     assert json.loads(invoke("list", "--file", path, "--json").output) == [
         {"name": "engine-1", "releases": ["chat", "code"], "max_budget": None},
         {"name": "page", "releases": ["*"], "max_budget": None},
@@ -196,28 +173,16 @@ def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
     assert invoke("remove", "engine-1", "--file", path).exit_code == 0
     assert Permissions.load(path).identify(one) is None
     assert Permissions.load(path).identify(two)
-    assert json.loads(invoke("remove", "page", "--file", path, "--json").output) == {
-        "name": "page",
-        "removed": True,
-    }
+    assert invoke("remove", "page", "--file", path).exit_code == 0
     assert "nobody may ask" in invoke("list", "--file", path).output
-
-
-def test_a_token_may_have_a_limit_of_nodes(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.toml"
-    assert invoke("new", "a", "--release", "x", "--max-budget", "1024", "--file", path).exit_code == 0
-    assert [grant.max_budget for grant in read_grants(path)] == [1024]
-    assert "1,024" in invoke("list", "--file", path).output
 
 
 def test_only_the_token_goes_to_standard_output(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
-    result = invoke("new", "a", "--release", "x", "--file", path)
+    result = invoke("new", "a", "--release", "x", "--max-budget", "1024", "--file", path)
     [token] = result.stdout.splitlines()
-    assert Permissions.load(path).identify(token)
+    assert Permissions.load(path).identify(token) == Grant("a", frozenset("x"), hash_token(token), 1024)
     assert "cannot be shown again" in result.stderr
-    document = json.loads(invoke("new", "b", "--release", "x", "--file", path, "--json").stdout)
-    assert Permissions.load(path).identify(document["token"]).name == "b"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -238,17 +203,6 @@ def test_what_the_command_refuses(tmp_path: Path, arguments: tuple[str, ...], wo
     assert isinstance(result.exception, DraftstoreError)
     assert words in str(result.exception)
     assert path.read_bytes() == before
-    assert invoke("new", "a", "--file", path).exit_code == 2  # no release
-
-
-def test_the_command_does_not_touch_a_damaged_file(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.toml"
-    path.write_text("[[token")
-    assert isinstance(invoke("new", "a", "--release", "x", "--file", path).exception, PermissionsError)
-    assert path.read_text() == "[[token"
-    result = invoke("new", "a", "--release", "x", "--file", tmp_path / "none" / "tokens.toml")
-    assert isinstance(result.exception, PermissionsError)
-    assert "cannot be used" in str(result.exception)
 
 
 def test_the_file_is_private_and_stays_as_it_is(tmp_path: Path) -> None:
@@ -277,7 +231,7 @@ def add_ten(path: Path, first: int) -> None:
 
 def test_processes_that_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     processes = [context.Process(target=add_ten, args=(path, 10 * number)) for number in range(3)]
     for process in processes:
         process.start()
@@ -286,8 +240,3 @@ def test_processes_that_change_the_file_at_once_lose_nothing(tmp_path: Path) -> 
         assert process.exitcode == 0
     assert {grant.name for grant in read_grants(path)} == {f"t{number}" for number in range(30)}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_help_has_examples() -> None:
-    for arguments in (("--help",), ("new", "--help"), ("list", "--help"), ("remove", "--help")):
-        assert "draftstore tokens" in invoke(*arguments).output

@@ -1,22 +1,21 @@
+import dataclasses
 import json
-import logging
+import shutil
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from draftstore.drafting.drafter import StoreDrafter
-from draftstore.errors import DraftstoreError, StoreError
+from draftstore.errors import StoreError
 from draftstore.remote import wire
 from draftstore.remote.wire import Status
 from draftstore.stores.registry import open_store
-from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import Limits
 from tests.fakes.lookups import Caller, Lookups, contexts_of, failure, serving
@@ -26,13 +25,13 @@ ONE = np.zeros((1, 16), np.int32)
 
 
 @pytest.fixture(scope="module")
-def stores(small_store: Path, small_crest: Path, wide_store: Path, wide_crest: Path) -> dict[str, Path]:
-    return {"rest": small_store, "crest": small_crest, "wide-rest": wide_store, "wide-crest": wide_crest}
+def stores(small_store: Path, small_crest: Path, wide_store: Path) -> dict[str, Path]:
+    return {"rest": small_store, "crest": small_crest, "wide": wide_store}
 
 
 @pytest.fixture(scope="module")
 def lookups(stores: dict[str, Path]) -> Iterator[Lookups]:
-    with serving(stores, max_budget=MAX_BUDGET) as running:
+    with serving(stores) as running:
         yield running
 
 
@@ -42,14 +41,10 @@ def caller(lookups: Lookups) -> Iterator[Caller]:
         yield caller
 
 
-def expected(
-    path: Path, contexts: np.ndarray, budget: int = 64, min_prob: float = 0.0, strategy: str = ""
-) -> bytes:
+def expected(path: Path, contexts: np.ndarray) -> bytes:
     """Return the payload behind build, tokenizer and duration that a local store answers with."""
-    store = open_store(path)
-    drafter = store.drafter(strategy) if strategy else store.drafter()
-    data = wire.encode_answer(0, 0, 0, 0, drafter.draft_batch(contexts, budget, min_prob))
-    store.close()
+    with closing(open_store(path)) as store:
+        data = wire.encode_answer(0, 0, 0, 0, store.drafter().draft_batch(contexts))
     return data[wire.HEADER.size + 24 :]
 
 
@@ -72,12 +67,11 @@ class SlowDrafter:
         return self._drafter.draft_batch(contexts, budget, min_prob)
 
 
-def slow_down(running: Lookups, name: str, *, slow: bool = False) -> SlowDrafter:
-    """Put a slow drafter before that of a release; `slow`: as one that waits for a database."""
+def slow_down(running: Lookups, name: str) -> SlowDrafter:
+    """Put a slow drafter before that of a release."""
     served = running.releases.get(name)
     drafter = SlowDrafter(served._drafters[""])
     served._drafters[""] = drafter  # type: ignore[assignment]
-    served.slow = slow
     served.pace = 100e-6
     return drafter
 
@@ -88,35 +82,7 @@ def keyed(*grants: tuple[str, str, list[str]]) -> Permissions:
     )
 
 
-# --- answers -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["rest", "crest", "wide-rest", "wide-crest"])
-@pytest.mark.parametrize("tcp", [False, True])
-def test_the_answer_is_that_of_the_local_store_byte_for_byte(
-    lookups: Lookups, stores: dict[str, Path], name: str, tcp: bool
-) -> None:
-    with lookups.caller(tcp=tcp) as caller:
-        nodes = 0
-        for seed, shape in enumerate([(1, 16), (1, 3), (2, 40), (7, 16), (64, 16), (300, 5), (512, 16)]):
-            contexts = contexts_of(stores[name], *shape, seed)
-            for asked in [(64, 0.0, ""), (7, 0.0, "longest"), (300, 0.01, "backoff"), (0, 0.0, "")]:
-                frame = caller.draft_frame(name, contexts, *asked)
-                assert frame.payload[24:] == expected(stores[name], contexts, *asked)
-                nodes += sum(len(draft.tree) for draft in wire.decode_answer(frame.payload).drafts)
-        assert nodes > 1000
-
-
-def test_an_answer_names_build_tokenizer_and_duration(
-    lookups: Lookups, stores: dict[str, Path], caller: Caller
-) -> None:
-    answer = caller.draft("crest", contexts_of(stores["crest"], 50))
-    served = lookups.releases.get("crest")
-    assert (answer.build, answer.tokenizer) == (served.build, served.tokenizer)
-    assert 0 < answer.micros < 10e6
-
-
-@pytest.mark.parametrize("name", ["rest", "crest", "wide-rest", "wide-crest"])
+@pytest.mark.parametrize("name", ["rest", "crest", "wide"])
 def test_odd_shapes_and_ids(caller: Caller, name: str) -> None:
     for shape in [(0, 16), (0, 0), (1, 0), (3, 0), (1, 1)]:
         assert len(caller.draft(name, np.full(shape, 5, np.int32)).drafts) == shape[0]
@@ -131,8 +97,7 @@ def test_pipelined_requests_are_answered_in_order(stores: dict[str, Path], calle
     sender = threading.Thread(target=caller.send, args=(b"".join(requests),))
     sender.start()
     for i, (name, rows) in enumerate(asked):
-        frame = caller.receive()
-        assert frame
+        frame = caller.answer()
         assert frame.header.request_id == i
         if i % 97 == 0:
             assert frame.payload[24:] == expected(stores[name], rows)
@@ -142,61 +107,26 @@ def test_pipelined_requests_are_answered_in_order(stores: dict[str, Path], calle
 def test_frames_may_arrive_in_any_pieces(stores: dict[str, Path], caller: Caller) -> None:
     request = wire.encode_request(7, "crest", contexts_of(stores["crest"], 3), 64)
     answer = caller.ask(request).payload[24:]
-    for size in (1, 5, 15, 16, 17, len(request) - 1, len(request) + 3):
+    for size in (5, 15, 16, 17, len(request) - 1, len(request) + 3):
         stream = request * 3
         for start in range(0, len(stream), size):
             caller.send(stream[start : start + size])
-            if size > 4:
-                time.sleep(0.0005)  # so that the pieces stay pieces
-        for _ in range(3):
-            frame = caller.receive()
-            assert frame
-            assert frame.payload[24:] == answer
+            time.sleep(0.0005)  # so that the pieces stay pieces
+        assert [caller.answer().payload[24:] for _ in range(3)] == [answer] * 3
 
 
-def test_releases_are_listed(caller: Caller) -> None:
-    frame = caller.ask(wire.frame(wire.Operation.RELEASES, 5))
-    listed = [entry["name"] for entry in json.loads(frame.payload)["releases"]]
-    assert listed == ["crest", "rest", "wide-crest", "wide-rest"]
-    assert "/" not in frame.payload.decode()  # no paths
-
-
-def test_hello_tells_the_limits(caller: Caller) -> None:
-    limits = {"payload": 1 << 20, "batch": 512, "context": 4096, "budget": 4096}
-    assert json.loads(caller.hello("whatever").payload) == {"version": 1, "limits": limits}
-
-
-def test_what_is_counted(stores: dict[str, Path]) -> None:
-    contexts = contexts_of(stores["crest"], 30)
-    with serving(stores) as running, running.caller() as caller:
-        drafts = caller.draft("crest", contexts).drafts + caller.draft("crest", contexts[:1]).drafts
-        until(lambda: running.totals("crest").queries == 2)  # counted when the answer is on its way
-        totals = running.totals("crest")
-        assert totals.contexts == 31
-        assert totals.nodes == sum(len(draft.tree) for draft in drafts)
-        assert totals.misses == sum(not len(draft.tree) for draft in drafts)
-        assert totals.matched_tokens == sum(draft.match_length for draft in drafts)
-        assert running.totals("rest").queries == 0
-
-
-# --- refusals ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("batch", "width", "budget", "words"),
-    [(9, 4, 8, "9 contexts"), (1, 33, 8, "33 tokens"), (1, 4, 17, "budget of 17")],
-)
-def test_limits_of_a_request(small_crest: Path, batch: int, width: int, budget: int, words: str) -> None:
-    limits = Limits(batch=8, context=32)
+def test_limits_of_a_request(small_crest: Path) -> None:
     grants = Permissions([Grant("one", frozenset("*"), hash_token("s"), max_budget=16)])
+    limits = Limits(batch=8, context=32)
     with (
         serving({"crest": small_crest}, limits=limits, permissions=grants) as running,
         running.caller() as caller,
     ):
-        caller.hello("s")
-        refused = failure(caller.draft_frame("crest", np.zeros((batch, width), np.int32), budget))
-        assert refused.status == Status.TOO_LARGE
-        assert words in refused.message
+        limits_told = json.loads(caller.hello("s").payload)["limits"]
+        assert limits_told == {"payload": 1 << 20, "batch": 8, "context": 32, "budget": 16}
+        for batch, width, budget in [(9, 4, 8), (1, 33, 8), (1, 4, 17)]:
+            refused = failure(caller.draft_frame("crest", np.zeros((batch, width), np.int32), budget))
+            assert refused.status == Status.TOO_LARGE
         assert len(caller.draft("crest", np.zeros((8, 32), np.int32), 16).drafts) == 8
 
 
@@ -212,11 +142,9 @@ def test_long_drafts_are_for_the_unix_socket_and_for_tokens_that_allow_them(smal
         assert [budget_of(caller.hello()) for caller in (local, other)] == [4096, 256]
         assert local.draft("crest", ONE, 4096)
         assert failure(other.draft_frame("crest", ONE, 257)).status == Status.TOO_LARGE
-    grants = [
-        Grant(name, frozenset("*"), hash_token(name), most)
-        for name, most in (("plain", None), ("more", 1024))
-    ]
-    with serving({"crest": small_crest}, permissions=Permissions(grants)) as running:
+    plain, more = keyed(("plain", "plain", ["*"]), ("more", "more", ["*"])).grants or ()
+    grants = Permissions([plain, dataclasses.replace(more, max_budget=1024)])
+    with serving({"crest": small_crest}, permissions=grants) as running:
         for token, most in (("plain", 256), ("more", 1024)):
             with running.caller(tcp=True) as caller:
                 assert budget_of(caller.hello(token)) == most
@@ -224,33 +152,13 @@ def test_long_drafts_are_for_the_unix_socket_and_for_tokens_that_allow_them(smal
                 assert failure(caller.draft_frame("crest", ONE, most + 1)).status == Status.TOO_LARGE
 
 
-def test_a_frame_beyond_the_limit_is_refused_by_its_header_alone(small_crest: Path) -> None:
-    with serving({"crest": small_crest}, limits=Limits(payload=1000)) as running, running.caller() as caller:
-        caller.send(wire.HEADER.pack(1001, 1, wire.Operation.DRAFT, 0, 0, 77))
-        frame = caller.receive()
-        assert failure(frame).status == Status.TOO_LARGE
-        assert frame
-        assert frame.header.request_id == 77
-        assert caller.ended()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        bytes(16),
-        b"\xff" * 64,
-        wire.HEADER.pack(0, 2, 2, 0, 0, 1),
-    ],
-)
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(16), wire.HEADER.pack(0, 2, 2, 0, 0, 1)])
 def test_bytes_that_are_no_frame_get_one_answer_and_the_end(caller: Caller, data: bytes) -> None:
     good = wire.encode_request(4, "crest", ONE, 8)
     caller.send(good + data + good * 100)
-    first, second = caller.receive(), caller.receive()
-    assert first
+    first, second = caller.answer(), caller.answer()
     assert first.header.status == Status.OK
     assert failure(second).status == Status.BAD_REQUEST
-    assert second
     assert (second.header.request_id, second.header.operation) == (0, wire.ANSWER)
     assert caller.ended()
 
@@ -272,35 +180,30 @@ def test_unknown_names_and_strategies(lookups: Lookups, caller: Caller) -> None:
     refused = failure(caller.draft_frame("crest", ONE, strategy="fastest"))
     assert refused.status == Status.NOT_FOUND
     assert "backoff" in refused.message
-    assert lookups.metrics.totals().keys() == {"", "rest", "crest", "wide-rest", "wide-crest"}
+    assert lookups.metrics.totals().keys() == {"", "rest", "crest", "wide"}
 
 
-@pytest.mark.parametrize("batch", [1, 300])
 def test_errors_of_a_lookup_end_the_request_alone(
-    small_crest: Path, caplog: pytest.LogCaptureFixture, batch: int
+    small_crest: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    contexts = contexts_of(small_crest, batch)
-    errors: list[tuple[Exception, Status]] = [
-        (ZeroDivisionError("at /secret/place"), Status.INTERNAL),
-        (StoreError("/secret/place is damaged"), Status.UNAVAILABLE),
-    ]
+    contexts = contexts_of(small_crest, 300)
     with serving({"slow": small_crest}) as running, running.caller() as caller:
         drafter = slow_down(running, "slow")
         drafter.gate.set()
-        for drafter.fail, status in errors:
-            with caplog.at_level(logging.ERROR):
-                refused = failure(caller.draft_frame("slow", contexts))
-            assert (refused.status, refused.retry_after) == (status, 1.0)
-            assert "secret" not in refused.message
+        for drafter.fail, status in (
+            (ZeroDivisionError("at /secret/place"), Status.INTERNAL),
+            (StoreError("/secret/place is damaged"), Status.UNAVAILABLE),
+        ):
+            for rows in (contexts[:1], contexts):  # on the event loop, and in a thread
+                refused = failure(caller.draft_frame("slow", rows))
+                assert (refused.status, refused.retry_after) == (status, 1.0)
+                assert "secret" not in refused.message
         assert "ZeroDivisionError" in caplog.text
         drafter.fail = None
-        assert len(caller.draft("slow", contexts).drafts) == batch
-        assert running.totals("slow").failures == 2
+        assert len(caller.draft("slow", contexts).drafts) == 300
 
 
 def test_a_store_that_was_cut_is_served_no_more(small_store: Path, tmp_path: Path) -> None:
-    import shutil
-
     path = Path(shutil.copytree(small_store, tmp_path / "store"))
     with serving({"cut": path, "whole": small_store}) as running, running.caller() as caller:
         assert caller.draft("cut", ONE)
@@ -311,9 +214,6 @@ def test_a_store_that_was_cut_is_served_no_more(small_store: Path, tmp_path: Pat
         assert running.releases.names == ["whole"]
         assert "cut" in running.releases.failures
         assert caller.draft("whole", ONE)
-
-
-# --- threads -----------------------------------------------------------------------------------------------------
 
 
 def test_a_large_batch_does_not_hold_up_others(small_crest: Path, small_store: Path) -> None:
@@ -329,23 +229,9 @@ def test_a_large_batch_does_not_hold_up_others(small_crest: Path, small_store: P
         assert small.draft("rest", ONE)
         assert not large.has_data()  # not even the second answer: they keep their order
         drafter.gate.set()
-        frames = [large.receive(), large.receive()]
-        assert [frame.header.request_id for frame in frames if frame] == [1, 2]
-        assert frames[0]
-        assert frames[0].payload[24:] == expected(small_crest, contexts)
-
-
-def test_a_database_that_hangs_delays_its_own_readers_alone(small_crest: Path, small_store: Path) -> None:
-    with serving({"slow": small_crest, "rest": small_store}) as running, ExitStack() as stack:
-        drafter = slow_down(running, "slow", slow=True)
-        callers = [stack.enter_context(running.caller()) for _ in range(3)]
-        for caller in callers:
-            caller.send(wire.encode_request(1, "slow", ONE, 64))
-        until(lambda: drafter.begun == 3)
-        other = stack.enter_context(running.caller())
-        assert other.draft("rest", contexts_of(small_store, 300))
-        drafter.gate.set()
-        assert all(caller.receive() for caller in callers)
+        first, second = large.answer(), large.answer()
+        assert (first.header.request_id, second.header.request_id) == (1, 2)
+        assert first.payload[24:] == expected(small_crest, contexts)
 
 
 def test_busy_when_too_much_waits(small_crest: Path) -> None:
@@ -364,29 +250,8 @@ def test_busy_when_too_much_waits(small_crest: Path) -> None:
         assert 0 < refused.retry_after < 1
         drafter.gate.set()
         for caller in callers[:2]:
-            frame = caller.receive()
-            assert frame
-            assert frame.payload[24:] == expected(small_crest, contexts)
+            assert caller.answer().payload[24:] == expected(small_crest, contexts)
         assert callers[2].draft("slow", contexts)
-
-
-def test_a_client_that_leaves_takes_its_requests_along(small_crest: Path) -> None:
-    with serving({"slow": small_crest}, limits=Limits(threads=1)) as running, running.caller() as first:
-        drafter = slow_down(running, "slow", slow=True)
-        first.send(wire.encode_request(1, "slow", ONE, 64))
-        until(lambda: drafter.begun)
-        second = running.caller()
-        second.send(wire.encode_request(1, "slow", ONE, 64) * 2)
-        until(lambda: running.call(lambda: running.drafting._waiting) == 2)
-        second.close()
-        until(lambda: running.call(lambda: running.drafting._waiting) == 1)
-        drafter.gate.set()
-        assert first.receive()
-        assert first.draft("slow", ONE)
-        assert drafter.begun == 2
-
-
-# --- clients -----------------------------------------------------------------------------------------------------
 
 
 def test_tokens(stores: dict[str, Path]) -> None:
@@ -411,10 +276,20 @@ def test_tokens(stores: dict[str, Path]) -> None:
                 assert caller.ended()  # one attempt a connection
 
 
-def test_strangers_cannot_send_much(stores: dict[str, Path]) -> None:
-    with serving(stores, permissions=keyed(("one", "s", ["*"]))) as running, running.caller() as caller:
-        caller.send(wire.HEADER.pack(5000, 1, wire.Operation.HELLO, 0, 0, 1))
-        assert failure(caller.receive()).status == Status.TOO_LARGE
+@pytest.mark.parametrize(
+    ("operation", "permissions", "most"),
+    [(wire.Operation.DRAFT, None, 1000), (wire.Operation.HELLO, keyed(("one", "s", ["*"])), 4096)],
+)
+def test_a_frame_beyond_the_limit_is_refused_by_its_header_alone(
+    small_crest: Path, operation: int, permissions: Permissions | None, most: int
+) -> None:
+    with (
+        serving({"crest": small_crest}, permissions=permissions, limits=Limits(payload=1000)) as running,
+        running.caller() as caller,
+    ):
+        caller.send(wire.HEADER.pack(most + 1, 1, operation, 0, 0, 77))
+        frame = caller.answer()
+        assert (failure(frame).status, frame.header.request_id) == (Status.TOO_LARGE, 77)
         assert caller.ended()
 
 
@@ -424,7 +299,7 @@ def test_a_token_that_is_taken_back_ends_its_connections(stores: dict[str, Path]
         one.hello("s1")
         two.hello("s2")
         running.call(running.clients.change_permissions, keyed(("two", "s2", ["rest"])))
-        assert failure(one.receive()).status == Status.UNAUTHORIZED
+        assert failure(one.answer()).status == Status.UNAUTHORIZED
         assert one.ended()
         assert failure(two.draft_frame("crest", ONE)).status == Status.FORBIDDEN
         assert two.draft("rest", ONE)
@@ -453,11 +328,11 @@ def test_silent_and_unfinished_clients_are_closed(small_crest: Path, tokens: boo
 
 
 def test_a_flood_of_strangers_keeps_no_client_out(small_crest: Path) -> None:
-    """Two thousand silent connections: each new client gets its answers, and the one before keeps its connection."""
+    """A thousand silent connections: each new client gets its answers, and the one before keeps its connection."""
     with serving({"crest": small_crest}) as running, running.caller(tcp=True) as before:
         assert before.draft("crest", ONE)
         held: list[socket.socket] = []
-        for number in range(2000):
+        for number in range(1000):
             held.append(socket.create_connection(running.tcp))
             if number % 100 == 0:
                 assert before.draft("crest", ONE)
@@ -467,19 +342,6 @@ def test_a_flood_of_strangers_keeps_no_client_out(small_crest: Path) -> None:
         until(lambda: running.call(lambda: len(running.clients._strangers)) <= 64)
         for one in held:
             one.close()
-
-
-def test_a_client_that_has_left_before_it_is_met_is_no_error(
-    small_crest: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    at_once = struct.pack("ii", 1, 0)
-    with serving({"crest": small_crest}) as running:
-        for _ in range(200):
-            with socket.create_connection(running.tcp) as made:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
-        with running.caller(tcp=True) as caller:
-            assert caller.draft("crest", ONE)
-    assert caplog.records == []
 
 
 def test_known_clients_are_bounded_and_never_closed_for_new_ones(stores: dict[str, Path]) -> None:
@@ -504,11 +366,10 @@ def test_known_clients_are_bounded_and_never_closed_for_new_ones(stores: dict[st
             assert again.draft("crest", ONE)
 
 
-def test_a_client_that_reads_nothing_is_not_read_either(small_store: Path) -> None:
-    limits = Limits(stall_seconds=60)
+def test_a_client_that_reads_nothing_is_not_read_either_and_then_cut_off(small_store: Path) -> None:
     contexts = contexts_of(small_store, 64)
-    with serving({"rest": small_store}, limits=limits) as running, running.caller() as lazy:
-        request = wire.encode_request(1, "rest", contexts, 64)
+    request = wire.encode_request(1, "rest", contexts, 64)
+    with serving({"rest": small_store}) as running, running.caller() as lazy:
         lazy.socket.settimeout(0.5)
         sent, stream = 0, request * 2000
         with suppress(TimeoutError):
@@ -520,21 +381,12 @@ def test_a_client_that_reads_nothing_is_not_read_either(small_store: Path) -> No
         lazy.socket.settimeout(SECONDS)
         right = expected(small_store, contexts)
         for _ in range(sent // len(request)):  # nothing was lost
-            frame = lazy.receive()
-            assert frame
-            assert frame.payload[24:] == right
-
-
-def test_a_client_that_never_reads_is_cut_off(small_store: Path) -> None:
+            assert lazy.answer().payload[24:] == right
     limits = Limits(stall_seconds=0.3)
-    request = wire.encode_request(1, "rest", contexts_of(small_store, 64), 64)
-    with serving({"rest": small_store}, limits=limits) as running, running.caller() as lazy:
+    with serving({"rest": small_store}, limits=limits) as running, running.caller() as deaf:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            lazy.socket.sendall(request * 10_000)
+            deaf.socket.sendall(request * 10_000)
         until(lambda: not running.call(lambda: running.clients._known))
-
-
-# --- swaps -------------------------------------------------------------------------------------------------------
 
 
 def test_a_release_that_moves_does_not_mix_builds(small_crest: Path, small_store: Path) -> None:
@@ -551,43 +403,6 @@ def test_a_release_that_moves_does_not_mix_builds(small_crest: Path, small_store
         answer = other.draft("slow", ONE)
         assert answer.build == running.releases.get("slow").build != before
         drafter.gate.set()
-        frame = caller.receive()
-        assert frame
+        frame = caller.answer()
         assert wire.decode_answer(frame.payload).build == before
         assert frame.payload[24:] == expected(small_crest, contexts)
-
-
-def test_swaps_under_load(small_crest: Path, small_store: Path) -> None:
-    contexts = contexts_of(small_crest, 40)
-    right: dict[int, bytes] = {}
-    stop = threading.Event()
-    wrong: list[object] = []
-    seen: set[int] = set()
-
-    def load(running: Lookups) -> None:
-        try:
-            with running.caller() as caller:
-                while not stop.is_set():
-                    frame = caller.draft_frame("moving", contexts)
-                    build = int.from_bytes(frame.payload[:8], "little")
-                    if frame.payload[24:] != right[build]:
-                        wrong.append(build)
-                    seen.add(build)
-        except (AssertionError, DraftstoreError, KeyError, OSError) as error:
-            wrong.append(error)
-
-    with serving({"moving": small_crest, "other": small_store}) as running:
-        for name, path in (("moving", small_crest), ("other", small_store)):
-            right[running.releases.get(name).build] = expected(path, contexts)
-        threads = [threading.Thread(target=load, args=(running,)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for turn in range(20):
-            running.put("moving", small_crest if turn % 2 else small_store)
-            build = running.releases.get("moving").build
-            until(lambda build=build: build in seen or wrong)  # type: ignore[misc]
-        stop.set()
-        for thread in threads:
-            thread.join(SECONDS)
-    assert not wrong
-    assert seen == right.keys()

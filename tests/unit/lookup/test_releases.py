@@ -1,12 +1,10 @@
 """The served releases: following the catalogue, builds that cannot be opened, and an open store."""
 
 import dataclasses
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +29,6 @@ from services.lookup.releases.served import Served
 from services.lookup.settings import LookupSettings
 from services.lookup.targets import Target
 from tests.fakes.databases import publish, rollback
-from tests.fakes.waiting import until
 
 REQUEST = DraftRequest("chat", "", np.array([[5, 6, 7, 300]], np.int32), 64, 0.0, None)
 AWAY = "postgresql://u:secret@127.0.0.1:1/d"  # where nobody answers
@@ -131,25 +128,6 @@ def test_publishing_rollback_and_removal(make: Make, builds: Builds) -> None:
     assert releases.get("chat") is before  # which was still open
 
 
-def test_a_thread_looks_every_two_seconds(make: Make, builds: Builds) -> None:
-    builds.publish("chat", 0)
-    opened, releases = Mock(), make()
-    assert releases.settings.poll_seconds == 2.0
-    releases.start(opened)
-    until(lambda: opened.called, "the first look")
-    assert releases.names == ["chat"]
-    builds.publish("code", 0)
-    until(lambda: releases.names == ["chat", "code"], "the next look")
-
-
-def test_whatever_happens_the_thread_goes_on(make: Make, small_store: Path, monkeypatch: Patch) -> None:
-    releases = make(stores=(Target("chat", small_store),), poll_seconds=0.05)
-    fail = Mock(side_effect=ZeroDivisionError)
-    monkeypatch.setattr(releases, "follow", fail)
-    releases.start(lambda: None)
-    until(lambda: fail.call_count > 2)
-
-
 def test_the_build_before_stays_15_minutes(make: Make, builds: Builds, clock: SimpleNamespace) -> None:
     releases = make()
     for number in range(3):
@@ -237,20 +215,6 @@ def test_failures(make: Make, small_crest: Path, clock: SimpleNamespace, monkeyp
     assert serving(releases).keys() == {"chat"}
 
 
-def test_a_cut_file_ends_the_store_not_the_process(make: Make, small_crest: Path, copied: Path) -> None:
-    releases = make(stores=(Target("chat", copied), Target("code", small_crest)))
-    releases.follow()
-    cut(copied)
-    for _ in range(2):
-        with pytest.raises(StoreError, match=r"trees\.lmdb was cut"):
-            releases.get("chat").draft(REQUEST)
-    assert serving(releases).keys() == {"code"}
-    assert "has 100 bytes" in releases.failures["chat"]
-    shutil.rmtree(copied)
-    copy_store(small_crest, copied, "again")
-    assert serving(releases).keys() == {"chat", "code"}
-
-
 def test_what_the_start_needs(make: Make, builds: Builds, small_crest: Path, tmp_path: Path) -> None:
     def problem(**settings: object) -> str | None:
         releases = make(**settings)
@@ -267,44 +231,6 @@ def test_what_the_start_needs(make: Make, builds: Builds, small_crest: Path, tmp
     cut(builds.paths[1])
     assert problem() is None
     assert str(problem(releases=("code",))).startswith("'code' cannot be served: ")
-
-
-def test_closing_ends_the_thread_and_closes_the_stores(make: Make, copied: Path) -> None:
-    releases = make(stores=(Target("chat", copied),), poll_seconds=3600.0)
-    releases.start(lambda: None)
-    until(lambda: releases.names)
-    assert in_use(copied)
-    releases.close()
-    assert not in_use(copied)
-
-
-@pytest.mark.parametrize("name", ["small_store", "small_crest", "small_dense", "wide_store", "wide_crest"])
-def test_it_drafts_as_its_store_does(name: str, request: pytest.FixtureRequest) -> None:
-    path = request.getfixturevalue(name)
-    with closing(Served(Target("chat", path))) as served, closing(open_store(path)) as store:
-        contexts, hidden = store.samples(5)
-        for strategy in ("", *served.strategies):
-            drafter = store.drafter(strategy or store.default_strategy)
-            expected = drafter.draft_batch(contexts, 20, 0.01, hidden)
-            found = served.draft(DraftRequest("chat", strategy, contexts, 20, 0.01, hidden))
-            assert found.encode_trees()[1].tobytes() == expected.encode_trees()[1].tobytes()
-        assert (served.hidden_size > 0) == (hidden is not None)
-
-
-def test_its_description_names_no_path(small_crest: Path) -> None:
-    with closing(Served(Target("chat", small_crest))) as served:
-        shown = served.describe()
-    assert str(small_crest.parent) not in json.dumps(shown)
-    manifest = load_manifest(small_crest)
-    assert shown.items() >= {
-        "name": "chat", "kind": "crest", "backend": "lmdb", "build": manifest_digest(small_crest)[:16],
-        "context_size": 4, "hidden_size": None, "entries": manifest.counts["entries"],
-    }.items()  # fmt: skip
-
-
-def test_a_store_that_is_being_removed_is_not_opened(small_crest: Path) -> None:
-    with exclusive(small_crest), pytest.raises(StoreError, match="is being removed"):
-        Served(Target("chat", small_crest))
 
 
 def test_a_build_that_moves_in_while_files_are_opened(copied: Path, monkeypatch: Patch) -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from draftstore.errors import DraftstoreError
-from draftstore.storage.manifest import manifest_digest
 from schema.catalogue.live_releases import LiveRelease
-from services.lookup.targets import Target, catalogue_targets, parse_store, with_digest
-from tests.fakes.databases import write_store
+from services.lookup.targets import Target, catalogue_targets, parse_store
 
 
 def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
@@ -26,18 +24,12 @@ def test_names_that_nobody_could_ask_for(argument: str) -> None:
         parse_store(argument)
 
 
-def test_the_digest_is_that_of_what_lies_there(tmp_path: Path) -> None:
-    path = write_store(tmp_path / "s")
-    assert with_digest(Target("s", path), "lmdb") == Target("s", path, manifest_digest(path), "lmdb")
-    assert with_digest(Target("s", tmp_path / "absent")).digest is None
-
-
 def test_releases_are_chosen_by_name_and_read_where_they_lie() -> None:
     live = [
         LiveRelease("chat", 1, "crest", "/chat", "1" * 64, ["lmdb", "postgres"]),
         LiveRelease("code", 2, "rest", "/code", "2" * 64, []),
     ]
-    chat, code = Path("/chat"), Path("/code")
-    assert catalogue_targets(live) == [Target("chat", chat, "1" * 64), Target("code", code, "2" * 64)]
-    assert catalogue_targets(live, ["code", "none"]) == [Target("code", code, "2" * 64)]
+    chat, code = Target("chat", Path("/chat"), "1" * 64), Target("code", Path("/code"), "2" * 64)
+    assert catalogue_targets(live) == [chat, code]
+    assert catalogue_targets(live, ["code", "none"]) == [code]
     assert [target.backend for target in catalogue_targets(live, (), "postgres")] == ["postgres", None]

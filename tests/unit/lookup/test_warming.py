@@ -10,26 +10,8 @@ from draftstore.jit import read_only
 from draftstore.search.expand import draft_batch, draft_one
 from draftstore.stores.dresd.kernels.dense_tree import draft_trees
 from draftstore.stores.registry import open_store
-from services.lookup.releases import warming
-from services.lookup.releases.warming import load_kernels, warm_files, warm_store
+from services.lookup.releases.warming import load_kernels
 from tests.fakes.dense_stores import make_dense_store
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_dense_store_without_entries_is_warmed(dtype: str, tmp_path: Path) -> None:
-    with closing(open_store(make_dense_store(tmp_path / "empty", [[1, 2]], dtype=dtype))) as store:
-        assert warm_store(store, [store.drafter()]) >= 0.0
-
-
-def test_files_are_read_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    for path, size in zip(paths, (3_000_000, 2_000_000), strict=True):
-        path.write_bytes(bytes(size))
-    assert warm_files(paths) == 5_000_000
-    assert warm_files(paths, 3_500_000) == 3_500_000
-    assert warm_files(paths, 0) == 0
-    monkeypatch.setattr(warming, "available_memory", lambda: 1_000_000)
-    assert warm_files(paths) == 500_000
 
 
 @pytest.mark.parametrize("name", ["small_store", "small_crest", "wide_store", "small_dense", "wide_dense"])

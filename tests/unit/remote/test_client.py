@@ -1,9 +1,11 @@
+"""The client drafts as the local store does, from the services and with the tokens that it was given."""
+
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,163 +16,114 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError, LookupServiceError, TokenRangeError
 from draftstore.remote.client import RemoteStore
-from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.registry import Store, open_store
 from draftstore.trees.batch import Draft
+from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import LEVEL_PROBS
 from services.common.permissions import Grant, Permissions, hash_token
 from tests.fakes import faults
-from tests.fakes.clients import connected, contexts_of
 from tests.fakes.faults import OTHER, TOKENIZER, Service
-from tests.fakes.lookups import serving
+from tests.fakes.lookups import Lookups, contexts_of, serving
 from tests.fakes.waiting import SECONDS, in_threads
 
 STORES = ("small_store", "small_crest", "wide_store", "wide_crest")
-IDENTITY = TokenizerIdentity("small", TOKENIZER)
-
-
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    opened = open_store(request.getfixturevalue(request.param))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def small(small_store: Path) -> Iterator[Store]:
-    opened = open_store(small_store)
-    yield opened
-    opened.close()
+PROBABILITIES = [0.0, -1.0, 1e-9, 0.05, 1.0, 1.5, float("nan"), 1 / 3, *map(float, LEVEL_PROBS[::16])]
 
 
 @pytest.fixture(scope="module")
-def stories(small_store: Path, wide_store: Path) -> dict[int, list[int]]:
-    """Return ids of the text of each store by the size of its vocabulary."""
-    found = {}
-    for path in (small_store, wide_store):
-        index = open_store(path).index  # type: ignore[attr-defined]
-        tokens = index.tokens[:600].astype(np.int64)
-        found[index.vocab_size] = tokens[tokens < index.vocab_size].tolist()
-    return found
+def paths(request: pytest.FixtureRequest) -> dict[str, Path]:
+    return {name: request.getfixturevalue(name) for name in STORES}
 
 
-@pytest.fixture
-def story(small: Store, stories: dict[int, list[int]]) -> list[int]:
-    return stories[small.manifest.vocab_size]
+@pytest.fixture(scope="module")
+def lookups(paths: dict[str, Path]) -> Iterator[Lookups]:
+    with serving(paths, max_budget=MAX_BUDGET) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def small(small_store: Path) -> Iterator[Store]:
+    with closing(open_store(small_store)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def contexts(small_store: Path) -> NDArray[np.int32]:
+    return contexts_of(small_store, 3)
+
+
+def client_of(address: object, name: str = "chat", **settings: Any) -> RemoteStore:
+    return RemoteStore(str(address), name, **{"deadline": SECONDS, **settings})
 
 
 def as_bytes(drafts: list[Draft]) -> list[tuple[bytes, int, int]]:
     return [(draft.tree.to_bytes(), draft.match_length, draft.match_count) for draft in drafts]
 
 
-PROBABILITIES = [0.0, -1.0, 1e-9, 0.05, 1.0, 1.5, float("nan"), 1 / 3, *map(float, LEVEL_PROBS[::16])]
-
-
-@pytest.mark.parametrize("strategy", ["longest", "backoff", ""])
+@pytest.mark.parametrize(
+    ("name", "tcp"),
+    [("small_store", False), ("small_crest", True), ("wide_store", True), ("wide_crest", False)],
+)
 def test_the_same_drafts_as_the_local_store_byte_for_byte(
-    strategy: str, store: Store, stories: dict[int, list[int]]
+    name: str, tcp: bool, lookups: Lookups, paths: dict[str, Path]
 ) -> None:
-    local = store.drafter(strategy) if strategy else store.drafter()
-    story = stories[local.vocab_size]
-    with Service(store) as service, connected(service.address, deadline=SECONDS) as client:
-        drafter = client.drafter(strategy)
+    address = "{}:{}".format(*lookups.tcp) if tcp else lookups.socket
+    with closing(open_store(paths[name])) as store, client_of(address, name) as client:
         drafted = 0
-        for batch in (0, 1, 2, 40):
-            contexts = contexts_of(local, story, batch, seed=batch)
-            for budget in (0, 1, 5, 64, 4096):
-                expected = as_bytes(local.draft(contexts, budget))
-                assert as_bytes(drafter.draft(contexts, budget)) == expected
-                drafted += sum(len(tree) > 4 for tree, _, _ in expected)
+        for strategy in ("", "longest", "backoff"):
+            local = store.drafter(strategy) if strategy else store.drafter()
+            drafter = client.drafter(strategy)
+            for seed, (batch, width) in enumerate([(1, 16), (2, 40), (40, 3), (300, 16)]):
+                contexts = contexts_of(paths[name], batch, width, seed)
+                for budget in (1, 5, 64, 4096):
+                    expected = as_bytes(local.draft(contexts, budget))
+                    assert as_bytes(drafter.draft(contexts, budget)) == expected
+                    drafted += sum(len(tree) > 4 for tree, _, _ in expected)
         assert drafted > 100
-        contexts = contexts_of(local, story, 20, seed=9)
         near = [np.nextafter(level, other) for level in LEVEL_PROBS[1::50] for other in (0.0, 1.0)]
         for least in [*PROBABILITIES, *near]:
             assert as_bytes(drafter.draft(contexts, 64, least)) == as_bytes(local.draft(contexts, 64, least))
 
 
-@pytest.mark.parametrize("width", [0, 1, 3, 17, 5000])
-def test_contexts_of_any_width(width: int, small: Store, story: list[int]) -> None:
-    local = small.drafter()
-    contexts = np.array([(story * 10)[start : start + width] for start in (0, 7, 99)], np.int32)
-    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
-        assert as_bytes(client.drafter().draft(contexts)) == as_bytes(local.draft(contexts))
-        strange: Any = contexts.astype(np.int64)[:, ::-1]
-        assert as_bytes(client.drafter().draft(strange)) == as_bytes(local.draft(strange))
+@pytest.mark.parametrize("width", [0, 1, 5000])
+def test_contexts_of_any_width(width: int, lookups: Lookups, small: Store) -> None:
+    tokens = np.resize(small.samples(50).contexts, 5200).astype(np.int64)
+    contexts = np.array([tokens[start : start + width] for start in (0, 7, 99)])[:, ::-1][:, ::-1]
+    with client_of(lookups.socket, "small_store") as client:
+        drafts = client.drafter().draft(contexts)
+        assert as_bytes(drafts) == as_bytes(small.drafter().draft(contexts.astype(np.int32)))
+        assert client.counters["answered"] == 1
 
 
 @pytest.mark.parametrize(
     ("batch", "width", "requests"), [(512, 16, 1), (513, 16, 2), (1300, 16, 3), (70, 4096, 3)]
 )
-def test_large_batches_are_asked_in_several_requests(
-    batch: int, width: int, requests: int, small: Store, story: list[int]
+def test_large_batches_are_sent_in_several_requests(
+    batch: int, width: int, requests: int, small: Store, small_store: Path
 ) -> None:
-    local = small.drafter()
-    contexts = np.resize(contexts_of(local, story, batch).ravel(), (batch, width)).astype(np.int32)
-    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
-        assert as_bytes(client.drafter().draft(contexts, 8)) == as_bytes(local.draft(contexts, 8))
+    contexts = contexts_of(small_store, batch, width)
+    with Service(small) as service, client_of(service.address) as client:
+        assert as_bytes(client.drafter().draft(contexts, 8)) == as_bytes(small.drafter().draft(contexts, 8))
         assert service.requests == requests
         assert client.counters.calls == client.counters["answered"] == 1
         assert client.counters["contexts"] == batch
 
 
-@pytest.mark.parametrize("tcp", [False, True])
-def test_with_the_real_service(
-    tcp: bool, small_store: Path, small_crest: Path, stories: dict[int, list[int]]
+def test_nothing_is_sent_where_nothing_is_wanted(
+    small: Store, contexts: NDArray[np.int32], tmp_path: Path
 ) -> None:
-    with serving({"chat": small_store, "compact": small_crest}) as lookups:
-        address = "{}:{}".format(*lookups.tcp) if tcp else lookups.socket
-        for name, path in (("chat", small_store), ("compact", small_crest)):
-            local_store = open_store(path)
-            tokenizer, size = local_store.manifest.tokenizer, local_store.manifest.vocab_size
-            with connected(address, name, deadline=SECONDS, tokenizer=tokenizer) as client:
-                described = client.check("longest")
-                assert described["name"] == name
-                assert client.vocab_size == described["vocab_size"] == size
-                assert {release["name"] for release in client.releases()} == {"chat", "compact"}
-                for strategy in ("longest", "backoff"):
-                    local = local_store.drafter(strategy)
-                    for batch in (1, 8, 100):
-                        contexts = contexts_of(local, stories[size], batch, batch)
-                        assert as_bytes(client.drafter(strategy).draft(contexts)) == as_bytes(
-                            local.draft(contexts)
-                        )
-                with pytest.raises(LookupServiceError, match="has no strategy 'cleverest': expected one of"):
-                    client.check("cleverest")
-            local_store.close()
-        with (
-            connected(address, "absent") as client,
-            pytest.raises(LookupServiceError, match=r"'absent': publish a release of that name"),
-        ):
-            client.check()
-
-
-def test_tokens_of_the_real_service(small_store: Path, story: list[int]) -> None:
-    grants = [Grant("engine", frozenset(["chat"]), hash_token("sésame"))]
-    local_store = open_store(small_store)
-    local = local_store.drafter()
-    contexts = contexts_of(local, story, 300)  # longer than what is read before the greeting
-    with serving({"chat": small_store, "code": small_store}, permissions=Permissions(grants)) as lookups:
-        address = lookups.socket
-        with connected(address, deadline=SECONDS, token="sésame") as client:
-            assert as_bytes(client.drafter().draft(contexts)) == as_bytes(local.draft(contexts))
-            assert [release["name"] for release in client.releases()] == ["chat"]
-        for name, token, outcome, message in [
-            ("code", "sésame", "forbidden", "may not use 'code'"),
-            ("chat", "open", "unauthorized", "token is not known here"),
-            ("chat", None, "unauthorized", "tokens new` makes one"),
-        ]:
-            with connected(address, name, deadline=SECONDS, token=token) as client:
-                assert len(client.drafter().draft(contexts[:1])[0].tree) == 0
-                assert client.counters[outcome] == client.counters.calls == 1
-                with pytest.raises(LookupServiceError, match=message):
-                    client.check()
-    local_store.close()
+    with client_of(tmp_path / "absent", vocab_size=small.manifest.vocab_size) as client:
+        drafter = client.drafter()
+        assert drafter.draft(contexts[:0]) == []
+        for budget, least in ((0, 0.0), (64, 1.5)):
+            assert [len(draft.tree) for draft in drafter.draft(contexts, budget, least)] == [0, 0, 0]
+        assert client.counters.calls == 0
 
 
 def test_what_a_local_store_refuses_is_refused(small: Store, tmp_path: Path) -> None:
     contexts = np.zeros((1, 16), np.int32)
     wrong: list[tuple[NDArray[np.int32], int]] = [(contexts, -1), (contexts, 4097), (contexts[0], 64)]
-    with connected(tmp_path / "absent", vocab_size=small.manifest.vocab_size) as client:
+    with client_of(tmp_path / "absent", vocab_size=small.manifest.vocab_size) as client:
         for drafter in (small.drafter(), client.drafter()):
             for given, budget in wrong:
                 with pytest.raises(DraftstoreError):
@@ -180,38 +133,58 @@ def test_what_a_local_store_refuses_is_refused(small: Store, tmp_path: Path) -> 
         assert client.counters.calls == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": ""}, "needs the name of a release"),
-        ({"name": "x" * 256}, "no request can carry this"),
-        ({"vocab_size": 2**31 + 1}, "a vocabulary of"),
-        ({"address": "nowhere"}, "expected unix:/path"),
-    ],
-)
-def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(DraftstoreError, match=message):
-        RemoteStore(**{"address": "/x/y", "name": "chat", **settings})
+def test_settings_have_their_limits() -> None:
+    for setting, limits, beyond in [
+        ("name", ("x", "x" * 255), ("", "x" * 256)),
+        ("context_size", (1, 4096), (0, 4097)),
+        ("deadline", (1e-6, 1e6), (0, -1, float("nan"), float("inf"))),
+        ("vocab_size", (1, 2**31), (0, 2**31 + 1)),
+        ("address", ("/x/y",), ("nowhere",)),
+    ]:
+        settings: dict[str, Any] = {"address": "/x/y", "name": "chat"}
+        for value in limits:
+            RemoteStore(**{**settings, setting: value})
+        for value in beyond:
+            with pytest.raises(DraftstoreError):
+                RemoteStore(**{**settings, setting: value})
 
 
-def test_a_token_is_presented_once_on_each_connection(small: Store, story: list[int]) -> None:
+def test_a_token_opens_its_releases_alone(small: Store, small_store: Path) -> None:
+    grants = [Grant("engine", frozenset(["chat"]), hash_token("sésame"))]
+    contexts = contexts_of(small_store, 300)  # longer than what is read before the greeting
+    with serving({"chat": small_store, "code": small_store}, permissions=Permissions(grants)) as lookups:
+        with client_of(lookups.socket, token="sésame") as client:
+            assert as_bytes(client.drafter().draft(contexts)) == as_bytes(small.drafter().draft(contexts))
+            assert [release["name"] for release in client.releases()] == ["chat"]
+        for name, token, outcome, message in [
+            ("code", "sésame", "forbidden", "may not use 'code'"),
+            ("chat", "open", "unauthorized", "token is not known here"),
+            ("chat", None, "unauthorized", "tokens new` makes one"),
+        ]:
+            with client_of(lookups.socket, name, token=token) as client:
+                assert len(client.drafter().draft(contexts[:1])[0].tree) == 0
+                assert client.counters[outcome] == client.counters.calls == 1
+                with pytest.raises(LookupServiceError, match=message):
+                    client.check()
+
+
+def test_a_token_is_presented_once_on_each_connection(small: Store, contexts: NDArray[np.int32]) -> None:
     with (
         Service(small, faults.restarts_after(2)) as service,
-        connected(service.address, deadline=SECONDS, token="sésame") as client,
+        client_of(service.address, token="sésame") as client,
     ):
         for _ in range(6):
-            client.drafter().draft(contexts_of(small.drafter(), story, 1))
+            client.drafter().draft(contexts)
         assert (client.counters["answered"], client.counters["closed"]) == (4, 2)
         assert service.greetings == ["sésame".encode()] * 2
 
 
-def test_the_tokenizer_of_the_first_answer_is_kept_to(small: Store, story: list[int]) -> None:
-    contexts = contexts_of(small.drafter(), story, 1)
-    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
+def test_the_tokenizer_of_the_first_answer_is_that_of_all(small: Store, contexts: NDArray[np.int32]) -> None:
+    with Service(small) as service, client_of(service.address) as client:
         drafter = client.drafter()
         drafter.draft(contexts)
         service.tokenizer = OTHER
-        assert len(drafter.draft(contexts)[0].tree) == 0
+        assert not any(len(draft.tree) for draft in drafter.draft(contexts))
         assert (client.counters["answered"], client.counters["other_tokenizer"]) == (1, 1)
         with pytest.raises(LookupServiceError, match="publish a build for this model's tokenizer"):
             client.check()
@@ -221,104 +194,81 @@ def test_the_tokenizer_of_the_first_answer_is_kept_to(small: Store, story: list[
         assert client.counters["answered"] == 2
 
 
-def test_check_takes_over_the_vocabulary_unless_it_is_given(small: Store) -> None:
-    with Service(small) as service:
-        with connected(service.address) as client:
-            assert client.vocab_size == 2**31
-            assert client.check()["name"] == "chat"
-            assert client.vocab_size == small.manifest.vocab_size
-            with pytest.raises(TokenRangeError):
-                client.drafter().session([client.vocab_size])
-        with connected(service.address, vocab_size=1000) as client:
-            client.check()
-            assert client.vocab_size == 1000
-
-
-def test_check_ends_a_pause(small: Store, story: list[int]) -> None:
-    contexts = contexts_of(small.drafter(), story, 1)
-    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
-        drafter = client.drafter()
-        service.stop()
-        for _ in range(20):
-            drafter.draft(contexts)
-        assert client.counters["skipped"] > 0
-        service.start()
+def test_check_describes_a_release_and_takes_over_its_vocabulary(lookups: Lookups, small: Store) -> None:
+    size = small.manifest.vocab_size
+    with client_of(lookups.socket, "small_store", tokenizer=small.manifest.tokenizer) as client:
+        assert client.vocab_size == 2**31
+        described = client.check("longest")
+        assert (described["name"], described["vocab_size"], client.vocab_size) == ("small_store", size, size)
+        with pytest.raises(TokenRangeError):
+            client.drafter().session([size])
+        with pytest.raises(LookupServiceError, match="has no strategy 'cleverest': expected one of"):
+            client.check("cleverest")
+    with client_of(lookups.socket, "small_store", vocab_size=1000) as client:
         client.check()
-        drafter.draft(contexts)
-        assert client.counters["answered"] == 1
+        assert client.vocab_size == 1000
+    with pytest.raises(LookupServiceError, match=r"'absent': publish a release of that name"):
+        client_of(lookups.socket, "absent").check()
 
 
-def test_a_closed_client_drafts_nothing(small: Store, story: list[int]) -> None:
-    contexts = contexts_of(small.drafter(), story, 2)
-    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
+def test_a_closed_client_drafts_nothing(small: Store, contexts: NDArray[np.int32]) -> None:
+    with Service(small) as service, client_of(service.address) as client:
         drafter = client.drafter()
         drafter.draft(contexts)
         client.close()
-        assert [len(draft.tree) for draft in drafter.draft(contexts)] == [0, 0]
+        assert [len(draft.tree) for draft in drafter.draft(contexts)] == [0, 0, 0]
         assert client.counters["skipped"] == 1
         client.close()
 
 
-def test_threads_work_in_parallel_over_connections_of_their_own(small: Store, story: list[int]) -> None:
+def test_threads_work_in_parallel_over_connections_of_their_own(small: Store, small_store: Path) -> None:
     local = small.drafter()
-    with Service(small) as service, RemoteStore(service.address, "chat", deadline=SECONDS) as remote:
-        drafter = remote.drafter()
+    with Service(small) as service, client_of(service.address) as client:
+        drafter = client.drafter()
         start = threading.Barrier(8)
 
         def run(seed: int) -> None:
+            contexts = contexts_of(small_store, 60, seed=seed)
             start.wait()
             for step in range(40):
-                contexts = contexts_of(local, story, 1 + step % 3, seed * 1000 + step)
-                assert as_bytes(drafter.draft(contexts)) == as_bytes(local.draft(contexts))
+                rows = contexts[step : step + 1 + step % 3]
+                assert as_bytes(drafter.draft(rows)) == as_bytes(local.draft(rows))
 
         in_threads(partial(run, seed) for seed in range(8))
-        assert remote.counters["answered"] == remote.counters.calls == 320
-        assert remote.counters["connections"] == service.connections == 8
+        assert client.counters["answered"] == client.counters.calls == 320
+        assert client.counters["connections"] == service.connections == 8
+        assert repr(client.counters).startswith("Counters(answered=320, contexts=632, drafted=")
 
 
-def test_a_forked_process_uses_a_connection_of_its_own(small: Store, story: list[int]) -> None:
-    contexts = contexts_of(small.drafter(), story, 3)
+def test_a_forked_process_has_a_connection_of_its_own_and_leaves_that_of_its_parent(
+    small: Store, contexts: NDArray[np.int32]
+) -> None:
     expected = as_bytes(small.drafter().draft(contexts))
-    with Service(small) as service, RemoteStore(service.address, "chat", deadline=SECONDS) as remote:
-        drafter = remote.drafter()
+    with Service(small) as service, client_of(service.address) as client:
+        drafter = client.drafter()
 
         def drafts_alike() -> bool:
             return all(as_bytes(drafter.draft(contexts)) == expected for _ in range(50))
 
+        def drafts_and_closes() -> bool:
+            alike = drafts_alike()
+            client.close()
+            return alike
+
         assert drafts_alike()
-        child = fork(drafts_alike)
-        assert drafts_alike()
-        _, status = os.waitpid(child, 0)
+        with client._lock:  # another thread of the parent may hold it
+            child = fork(drafts_and_closes)
+            assert drafts_alike()
+            _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        assert service.connections == 2
         assert drafts_alike()
-        assert remote.counters["connections"] == 1
-
-
-def test_to_close_a_copy_in_a_forked_process_leaves_the_connection_open(
-    small: Store, story: list[int]
-) -> None:
-    contexts = contexts_of(small.drafter(), story, 1)
-    with Service(small) as service, RemoteStore(service.address, "chat", deadline=SECONDS) as remote:
-        remote.drafter().draft(contexts)
-        with remote._lock:  # another thread of the parent may hold it
-
-            def close() -> bool:
-                remote.close()
-                return True
-
-            _, status = os.waitpid(fork(close), 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        remote.drafter().draft(contexts)
-        assert remote.counters["answered"] == 2
+        assert (service.connections, client.counters["connections"]) == (2, 1)
 
 
 def fork(function: Callable[[], bool]) -> int:
     """Run a function in a forked process, which ends with status 0 if it returns True."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # the parent has threads; the child needs none of them
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child needs none of the parent's threads
         child = os.fork()
     if child == 0:
         signal.alarm(int(SECONDS))
@@ -330,30 +280,18 @@ def fork(function: Callable[[], bool]) -> int:
     return child
 
 
-def test_no_connection_outlives_its_client(small: Store, story: list[int]) -> None:
-    ended = threading.Event()
-
-    def behave(peer: faults.Peer) -> None:
-        with suppress(ConnectionError):
-            faults.right(peer)
-        ended.set()
-
-    with Service(small, behave) as service:
-        remote = RemoteStore(service.address, "chat", deadline=SECONDS)
-        remote.drafter().draft(contexts_of(small.drafter(), story, 1))
-        del remote
-        assert ended.wait(SECONDS)
-
-
 def test_dense_drafts_are_those_of_the_local_store(small_dense: Path) -> None:
-    local_store = open_store(small_dense)
-    local = local_store.drafter()
-    samples: Any = local_store.samples(100)
-    hidden = np.resize(samples.hidden, (300, local.hidden_size)).astype(np.float16)
-    hidden[::7] = np.nan
-    hidden[3, 0] = np.inf
-    contexts = np.resize(samples.contexts[:, -1:], (300, 1)).astype(np.int32)
-    with serving({"chat": small_dense}) as lookups, connected(lookups.socket, deadline=SECONDS) as client:
+    with (
+        closing(open_store(small_dense)) as store,
+        serving({"chat": small_dense}) as lookups,
+        client_of(lookups.socket) as client,
+    ):
+        local, samples = store.drafter(), store.samples(100)
+        assert samples.hidden is not None
+        hidden = np.repeat(samples.hidden, 3, axis=0)
+        hidden[::7] = np.nan
+        hidden[3, 0] = np.inf
+        contexts = np.repeat(samples.contexts[:, -1:], 3, axis=0)
         assert [len(draft.tree) for draft in client.drafter().draft(contexts[:1])] == [0]  # of unknown size
         client.check()
         drafter = client.drafter()
@@ -367,11 +305,6 @@ def test_dense_drafts_are_those_of_the_local_store(small_dense: Path) -> None:
         assert first.propose() == second.propose()
         with pytest.raises(DraftstoreError, match="hidden states of shape"):
             drafter.draft(contexts, hidden=hidden[:, :-1])
-    local_store.close()
-
-
-def test_counters_show_themselves(small: Store, story: list[int]) -> None:
-    with Service(small) as service, RemoteStore(service.address, "chat", deadline=SECONDS) as remote:
-        remote.drafter().draft(contexts_of(small.drafter(), story, 3))
-        text = repr(remote.counters)
-        assert text.startswith("Counters(answered=1, contexts=3, drafted=")
+        client_of(lookups.socket, target_model=store.manifest.target_model).check()
+        with pytest.raises(LookupServiceError, match="expected 'another': publish a build for this model"):
+            client_of(lookups.socket, target_model="another").check()

@@ -1,6 +1,5 @@
 """What docs/frames.md promises is true: its numbers, its bytes, its client, and the rules of a connection."""
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from draftstore.remote import wire
 from draftstore.remote.wire import Operation, Status
-from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.registry import open_store
 from draftstore.trees.tree import DraftTree
-from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import Limits
 from tests import ROOT
-from tests.fakes.lookups import Caller, Lookups, contexts_of, failure, serving
+from tests.fakes.lookups import Caller, contexts_of, serving
 from tests.unit.trees.test_batch import batch_of
 from tests.unit.trees.test_tree import ANIMALS
 
@@ -28,34 +24,16 @@ TEXT = (ROOT / "docs" / "frames.md").read_text(encoding="utf-8")
 CLIENT, USE = re.findall(r"^```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
 REQUEST, ANSWER = map(bytes.fromhex, re.findall(r"^```hex\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL))
 CHAT = np.array([[-1, -1, 15, 27], [15, 27, 4, 9]], np.int32)
-TOKEN = "secret"
 
 
 @pytest.fixture(scope="module")
-def stores(small_store: Path, small_crest: Path, wide_store: Path, small_dense: Path) -> dict[str, Path]:
-    return {"rest": small_store, "crest": small_crest, "wide": wide_store, "dense": small_dense}
-
-
-@pytest.fixture(scope="module")
-def lookups(stores: dict[str, Path]) -> Iterator[Lookups]:
-    with serving(stores, limits=Limits(shared_budget=600)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def guarded(stores: dict[str, Path]) -> Iterator[Lookups]:
-    """Run a service that requires tokens."""
-    grants = [
-        Grant("all", frozenset(["*"]), hash_token(TOKEN)),
-        Grant("one", frozenset(["rest"]), hash_token("other")),
-    ]
-    with serving(stores, permissions=Permissions(grants)) as running:
-        yield running
+def stores(small_store: Path, wide_store: Path) -> dict[str, Path]:
+    return {"rest": small_store, "wide": wide_store}
 
 
 @pytest.fixture
-def caller(lookups: Lookups) -> Iterator[Caller]:
-    with lookups.caller() as caller:
+def caller(stores: dict[str, Path]) -> Iterator[Caller]:
+    with serving(stores, limits=Limits(shared_budget=600)) as lookups, lookups.caller() as caller:
         yield caller
 
 
@@ -101,86 +79,19 @@ def test_the_client_of_the_page_gets_the_trees_of_the_local_store(
                 [(token, parent, float(np.float32(prob))) for token, parent, prob in tree] for tree in found
             ]
             nodes += sum(map(len, found))
+        with pytest.raises(RuntimeError, match="status 4: nothing is served under the name 'chat'"):
+            client["draft"](stream, 4, "chat", [[1]])
     assert nodes > 100
 
 
-def test_the_client_of_the_page_reports_failures(client: dict[str, Any], caller: Caller) -> None:
-    with caller.socket.makefile("rwb") as stream:
-        with pytest.raises(RuntimeError, match="status 4: nothing is served under the name 'chat'"):
-            client["draft"](stream, 1, "chat", [[1]])
-        assert client["draft"](stream, 2, "rest", [[1]])
-
-
 def test_the_client_is_used_as_the_page_shows(
-    client: dict[str, Any], guarded: Lookups, stores: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    client: dict[str, Any], caller: Caller, stores: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     contexts = contexts_of(stores["rest"], 40)
     with closing(open_store(stores["rest"])) as store:
         drafts = store.drafter().draft(contexts)
     known = next(row for row, draft in zip(contexts.tolist(), drafts, strict=True) if len(draft.tree))
-    with guarded.caller() as caller:
-        names = {**client, "connection": caller.socket, "TOKEN": TOKEN, "NAME": "rest"}
-        exec(compile(USE.replace("[15, 27, 4]", str(known)), "docs/frames.md", "exec"), names)
-        names["stream"].close()
+    names = {**client, "connection": caller.socket, "TOKEN": "secret", "NAME": "rest"}
+    exec(compile(USE.replace("[15, 27, 4]", str(known)), "docs/frames.md", "exec"), names)
+    names["stream"].close()
     assert capsys.readouterr().out
-
-
-def test_releases_have_the_keys_of_the_page(caller: Caller) -> None:
-    releases = json.loads(caller.ask(wire.frame(Operation.RELEASES, 5)).payload)["releases"]
-    section = TEXT[TEXT.index("**RELEASES**") : TEXT.index("## Trees")]
-    named = set(re.findall(r"`([a-z_]+)`", section)) - {"fingerprint"}
-    for release in releases:
-        assert named <= release.keys()
-        assert release["tokenizer"].keys() == {"name", "fingerprint"}
-        assert (release["hidden_size"] is None) == (release["kind"] != "dresd")
-        answer = caller.draft(release["name"], np.zeros((1, 4), np.int32))
-        assert f"{answer.build:016x}" == release["build"]
-        assert f"{answer.tokenizer:016x}" == release["tokenizer"]["fingerprint"][:16]
-
-
-def test_hidden_states(caller: Caller, stores: dict[str, Path]) -> None:
-    with closing(DresdStore.open(stores["dense"])) as store:
-        contexts, states = store.samples(20)
-        assert states is not None
-        expected = [draft.tree for draft in store.drafter().draft(contexts, hidden=states)]
-
-    def ask(hidden: NDArray[np.float16] | None) -> wire.Frame:
-        return caller.ask(wire.encode_request(3, "dense", contexts, 64, hidden=hidden))
-
-    assert sum(map(len, expected))
-    assert [draft.tree for draft in wire.decode_answer(ask(states).payload).drafts] == expected
-    assert not any(len(draft.tree) for draft in wire.decode_answer(ask(None).payload).drafts)
-    states[::2, 1], states[::4, 0] = np.nan, np.inf
-    found = [draft.tree for draft in wire.decode_answer(ask(states).payload).drafts]
-    assert found[1::2] == expected[1::2]
-    assert not sum(map(len, found[::2]))
-    assert failure(ask(states[:, :3])).status == Status.BAD_REQUEST
-
-
-def test_tokens_before_the_context_size_are_ignored(caller: Caller, stores: dict[str, Path]) -> None:
-    contexts = contexts_of(stores["rest"], 40, width=40)[:, 24:]
-    contexts = contexts[contexts[:, 0] >= 0]
-    longer = np.hstack([np.full((len(contexts), 9), 7, np.int32), contexts])
-    for name in ("rest", "crest"):
-        assert caller.draft(name, contexts).drafts == caller.draft(name, longer).drafts
-    assert len(contexts) > 10
-
-
-def test_hello_goes_in_the_same_send_and_may_come_again(guarded: Lookups) -> None:
-    request = wire.encode_request(1, "crest", np.zeros((200, 16), np.int32), 8)
-    assert len(request) > Limits().greeting
-    with guarded.caller() as caller:
-        for token, status in ((TOKEN, Status.OK), ("other", Status.FORBIDDEN)):
-            caller.send(wire.frame(Operation.HELLO, 0, token.encode()) + request)
-            headers = [frame.header for frame in (caller.receive(), caller.receive()) if frame]
-            assert [(header.request_id, header.status) for header in headers] == [(0, Status.OK), (1, status)]
-
-
-def test_failures_keep_the_id_and_those_of_the_connection_have_the_id_0(lookups: Lookups) -> None:
-    with lookups.caller() as caller:
-        for data in (wire.frame(100, 7), wire.frame(Operation.DRAFT, 7)):
-            frame = caller.ask(data)
-            assert (failure(frame).status, frame.header.request_id) == (Status.BAD_REQUEST, 7)
-        frame = caller.ask(b"GET / HTTP/1.1\r\n\r\n")
-        assert (failure(frame).status, frame.header.request_id) == (Status.BAD_REQUEST, 0)
-        assert caller.ended()

@@ -1,23 +1,19 @@
 """Frames: what is written is read, byte for byte as docs/frames.md says; what is damaged is refused by name."""
 
-import json
 import math
 import struct
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from draftstore.errors import WireError
 from draftstore.remote import wire
-from draftstore.remote.wire import DraftRequest, Failure, Operation, Status
+from draftstore.remote.wire import DraftRequest, Failure, Status
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
-from tests.examples import examples
 from tests.unit.trees.test_batch import batch_of, slow_bytes
 from tests.unit.trees.test_tree import ANIMALS, WIDE, trees
 
@@ -89,15 +85,6 @@ def payload_of(what: DraftRequest | DraftBatch) -> bytes:
     return (encoded(1, what) if isinstance(what, DraftRequest) else wire.encode_answer(1, 2, 3, 4, what))[16:]
 
 
-def mutated(data: st.DataObject, whole: bytes) -> bytes:
-    """Change, remove and insert some bytes."""
-    broken = bytearray(whole)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at, removed = data.draw(st.integers(0, len(broken))), data.draw(st.integers(0, 4))
-        broken[at : at + removed] = data.draw(st.binary(max_size=4))
-    return bytes(broken)
-
-
 @given(octets, octets, ids, st.binary(max_size=40))
 def test_a_frame_is_its_header_and_payload(operation: int, status: int, number: int, payload: bytes) -> None:
     data = wire.frame(operation, number, payload, status)
@@ -133,15 +120,6 @@ def test_a_request_has_the_bytes_of_the_page_and_is_read_as_written(number: int,
             assert one == other
 
 
-@pytest.mark.parametrize(
-    "rows", [np.asfortranarray(ROWS), ROWS.astype(">i4"), np.repeat(ROWS, 2, axis=1)[:, ::2]]
-)
-def test_rows_may_lie_in_memory_as_they_like(rows: NDArray[np.int32]) -> None:
-    states = rows.astype(rows.dtype.str.replace("i4", "f2"), order="K")
-    expected = wire.encode_request(1, "chat", ROWS, 8, hidden=ROWS.astype(np.float16))
-    assert wire.encode_request(1, "chat", rows, 8, hidden=states) == expected
-
-
 @pytest.mark.parametrize("prob", [math.nan, math.inf, -math.inf, -1e-9, 1.0001, 2.0])
 def test_a_least_probability_is_one(prob: float) -> None:
     with pytest.raises(WireError, match="least probability"):
@@ -154,12 +132,6 @@ def test_what_is_cut_or_goes_on_is_refused(asked: DraftRequest, batch: DraftBatc
         for damaged in [*(payload[:size] for size in range(len(payload))), payload + b"\0"]:
             with pytest.raises(WireError, match=r"found|broken tree"):
                 read(damaged)
-
-
-@given(requests(), st.data())
-def test_a_request_that_is_changed_is_read_or_refused(asked: DraftRequest, data: st.DataObject) -> None:
-    with suppress(WireError):
-        wire.decode_request(mutated(data, payload_of(asked)))
 
 
 @pytest.mark.parametrize("part", ["name", "strategy"])
@@ -175,20 +147,23 @@ def test_names_are_text_of_255_bytes_at_most(part: str) -> None:
             wire.encode_request(1, **{**arguments, part: text})
 
 
-def test_what_no_request_can_carry_is_refused() -> None:
-    for batch, width, budget in [(0x10000, 1, 8), (1, 0x10000, 8), (1, 1, 0x10000), (1, 1, -1)]:
-        with pytest.raises(WireError, match="no request can carry this"):
-            wire.encode_request(1, "chat", np.zeros((batch, width), np.int32), budget)
-
-
-def test_the_largest_requests() -> None:
+def test_requests_have_their_limits() -> None:
     for shape in ((0xFFFF, 1), (1, 0xFFFF), (0xFFFF, 0), (0, 0xFFFF)):
         data = wire.encode_request(1, "chat", np.zeros(shape, np.int32), 0xFFFF)
         assert wire.decode_request(data[16:]).contexts.shape == shape
-    width = (wire.MAX_PAYLOAD - 16 - len("chat")) // 4096
-    wire.encode_request(1, "chat", np.zeros((1024, width), np.int32), 8)
-    with pytest.raises(WireError, match="expected at most 16,777,216"):
-        wire.encode_request(1, "chat", np.zeros((1024, width), np.int32), 8, hidden=np.zeros((1024, 2), "f2"))
+    for batch, width, budget in [(0x10000, 1, 8), (1, 0x10000, 8), (1, 1, 0x10000), (1, 1, -1)]:
+        with pytest.raises(WireError, match="no request can carry this"):
+            wire.encode_request(1, "chat", np.zeros((batch, width), np.int32), budget)
+    largest = np.zeros((64, 0xFFFF), np.int32)
+    assert len(wire.encode_request(1, "x" * 240, largest, 8)) == 16 + wire.MAX_PAYLOAD
+    with pytest.raises(WireError, match="16,777,217 bytes, expected at most 16,777,216"):
+        wire.encode_request(1, "x" * 241, largest, 8)
+
+
+@pytest.mark.parametrize("least", [-0.001, 1.001, math.nan, math.inf])
+def test_a_least_probability_lies_between_0_and_1(least: float) -> None:
+    with pytest.raises(WireError, match="expected 0 to 1"):
+        wire.decode_request(wire.encode_request(1, "chat", ONE, 8, least)[16:])
 
 
 @given(ids, ids, ids, st.integers(0, 2**40), batches())
@@ -199,16 +174,6 @@ def test_an_answer_has_the_bytes_of_the_page_and_is_read_as_written(
     assert data == slow_answer(number, build, tokenizer, micros, batch)
     drafts = [draft._replace(match_count=min(draft.match_count, MOST)) for draft in batch.drafts()]
     assert wire.decode_answer(data[16:]) == (build, tokenizer, min(micros, MOST), drafts)
-
-
-@examples(300)
-@given(batches(), st.data())
-def test_an_answer_that_is_changed_is_valid_or_refused(batch: DraftBatch, data: st.DataObject) -> None:
-    with suppress(WireError):
-        for draft in wire.decode_answer(mutated(data, payload_of(batch)), 70_000, 12).drafts:
-            draft.tree.validate()
-            assert draft.tree.tokens.max(initial=0) < 70_000
-            assert len(draft.tree) <= 12
 
 
 def test_lengths_of_trees_do_not_wrap_around() -> None:
@@ -240,21 +205,3 @@ def test_a_failure_is_read_as_written(
     longest = min(wait, MOST / 1000)
     assert (found.status, found.message) == (status, message)
     assert longest - 1e-9 <= found.retry_after < longest + 0.0011  # whole milliseconds, never too few
-
-
-@pytest.mark.parametrize(
-    ("status", "payload"), [(1, b""), (1, b"\0\0\0"), (9, bytes(4)), (255, bytes(4)), (1, bytes(4) + b"\xff")]
-)
-def test_a_damaged_failure_is_refused(status: int, payload: bytes) -> None:
-    with pytest.raises(WireError, match=f"status {status} cannot be read"):
-        wire.decode_failure(wire.Header(len(payload), 1, 0x82, status, 0, 1), payload)
-
-
-def test_a_document() -> None:
-    data = wire.encode_json(Operation.RELEASES, 7, {"name": "ü"})
-    assert data == slow_frame(0x83, 0, 7, data[16:])
-    assert json.loads(data[16:]) == {"name": "ü"}
-
-
-def test_a_short_hash_is_the_beginning_of_a_digest() -> None:
-    assert wire.short_hash("0123456789abcdef" + "f" * 48) == 0x0123456789ABCDEF

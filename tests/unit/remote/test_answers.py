@@ -1,0 +1,101 @@
+"""What a client takes for an answer: everything else is refused with the outcome that is counted."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftstore.remote import wire
+from draftstore.remote.answers import RequestFailed, check_answer, read_drafts, read_releases
+from draftstore.remote.counters import Outcome
+from draftstore.remote.wire import ANSWER, Failure, Frame, Operation, Status
+from draftstore.trees.batch import DraftBatch
+
+DRAFT = Operation.DRAFT | ANSWER
+BUSY = wire.encode_failure(
+    Operation.DRAFT, 7, Failure(Status.BUSY, 0.5, "because\nof \x1b[31mthis" + "!" * 999)
+)
+
+
+def frame_of(data: bytes) -> Frame:
+    return Frame(wire.read_header(data), data[wire.HEADER.size :])
+
+
+def trees(*nodes: tuple[int, int]) -> bytes:
+    """Return an answer of one tree, by the token and the parent of each node."""
+    tokens, parents = np.array(nodes, np.int32).reshape(1, -1, 2).transpose(2, 0, 1)
+    one, size = np.ones(1, np.int32), np.full(1, len(nodes), np.int32)
+    levels = np.zeros(tokens.shape, np.uint8)
+    batch = DraftBatch(tokens, parents.astype(np.int16), levels, size, one, one.astype(np.int64))
+    return wire.encode_answer(7, 1, 2, 3, batch)[wire.HEADER.size :]
+
+
+def refused(call: Any, *arguments: object) -> RequestFailed:
+    with pytest.raises(RequestFailed) as caught:
+        call(*arguments)
+    return caught.value
+
+
+def test_the_answer_to_a_request_is_its_payload() -> None:
+    assert check_answer(frame_of(wire.frame(DRAFT, 7, b"drafts")), Operation.DRAFT, 7) == b"drafts"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (wire.frame(DRAFT, 8), "an answer to request 8, not 7"),
+        (wire.frame(DRAFT, 0), "an answer to request 0"),
+        (wire.encode_json(Operation.RELEASES, 7, {}), "operation 131, expected 130"),
+        (wire.frame(Operation.DRAFT, 7), "operation 2, expected 130"),
+        (wire.frame(DRAFT, 8, bytes(4), Status.BUSY), "an answer to request 8"),
+        (wire.frame(DRAFT, 7, bytes(4), 99), "status 99 cannot be read"),
+        (wire.frame(DRAFT, 7, bytes(3), Status.BUSY), "status 6 cannot be read"),
+        (wire.frame(DRAFT, 7, bytes(4) + b"\xff", Status.BUSY), "status 6 cannot be read"),
+    ],
+)
+def test_other_frames_are_garbage(data: bytes, reason: str) -> None:
+    trouble = refused(check_answer, frame_of(data), Operation.DRAFT, 7)
+    assert (trouble.outcome, trouble.failure) == (Outcome.GARBAGE, None)
+    assert reason in str(trouble)
+
+
+@pytest.mark.parametrize("number", [7, 0])  # 0: of the whole connection
+@pytest.mark.parametrize("status", list(Status)[1:])
+def test_a_refusal_has_its_status_and_its_time(status: Status, number: int) -> None:
+    data = wire.encode_failure(Operation.DRAFT, number, Failure(status, 0.5, "because"))
+    trouble = refused(check_answer, frame_of(data), Operation.DRAFT, 7)
+    assert (trouble.outcome, trouble.failure) == (Outcome[status.name], Failure(status, 0.5, "because"))
+
+
+def test_a_message_of_the_service_is_short_and_harmless() -> None:
+    trouble = refused(check_answer, frame_of(BUSY), Operation.DRAFT, 7)
+    assert str(trouble).startswith("because of  [31mthis!")
+    assert len(str(trouble)) == 500
+
+
+def test_drafts_keep_to_what_was_requested() -> None:
+    [draft] = read_drafts(trees((5, -1), (9, -1)), batch=1, budget=2, vocab_size=10).drafts
+    assert draft.tree.tokens.tolist() == [5, 9]
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "at least 24 bytes"),
+        (trees((5, 1), (5, -1)), "broken tree"),
+        (trees((10, -1)), "a token id lies outside the vocabulary"),
+        (trees((5, -1), (6, -1), (7, -1)), "3 nodes, more than requested"),
+        (wire.encode_answer(7, 1, 2, 3, DraftBatch.empty(0))[16:], "0 drafts for 1 contexts"),
+        (wire.encode_answer(7, 1, 2, 3, DraftBatch.empty(2))[16:], "2 drafts for 1 contexts"),
+    ],
+)
+def test_other_drafts_are_invalid(payload: bytes, reason: str) -> None:
+    trouble = refused(read_drafts, payload, 1, 2, 10)
+    assert trouble.outcome == Outcome.INVALID
+    assert reason in str(trouble)
+
+
+def test_releases_are_a_list_of_documents() -> None:
+    assert read_releases(b'{"releases": [{"name": "chat"}]}') == [{"name": "chat"}]
+    for payload in (b"", b"null", b"[]", b"{}", b'{"releases": 3}', b'{"releases": [1]}', b"[" * 100_000):
+        assert refused(read_releases, payload).outcome == Outcome.GARBAGE

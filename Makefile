@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test test-all test-fresh test-new test-vllm lint format prefect bench gpu lock clean
+.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test-fresh:  ## Run make test in ten fresh clones with empty homes, three at onc
 
 test-new: .venv/.dev  ## Run the property tests with a thousand examples, other ones every time (15 minutes; ARGS=tests/unit/search)
 	$(BIN)/python -m pytest --numprocesses auto --hypothesis-profile new -m hypothesis $(or $(ARGS),tests)
+
+test-mutants: .venv/.dev  ## Change the core in forty places: at least 36 must be caught (1 hour; ARGS='--seed 1')
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this CPU, in .venv-vllm (2 GB; ARGS='-s' shows tokens a pass)
 	.venv-vllm/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_vllm $(ARGS)

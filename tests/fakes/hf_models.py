@@ -7,10 +7,10 @@ All are in evaluation mode, on the CPU, and shared between tests: change `genera
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -20,6 +20,8 @@ from transformers.utils import logging
 from draftstore.hf import runner
 
 cast(Any, logging).disable_progress_bar()
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 STORIES = (
     "Once upon a time",
@@ -106,6 +108,12 @@ def build(
 
 tiny = functools.cache(build)
 """The same, made once for the same arguments."""
+
+
+def needs_gpu(test: Test) -> Test:
+    """Mark a test that waits for a GPU: `python -m benchmarks.gpu --parts tests` runs those of `tests/unit/hf`."""
+    here = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+    return cast(Test, pytest.mark.gpu(here(test)))
 
 
 @contextmanager

@@ -63,3 +63,5 @@ def test_penalties_are_those_of_openai_and_of_the_answer_alone() -> None:
     given = torch.from_numpy(scores)
     np.testing.assert_allclose(penalties(torch.tensor([ids]), given).numpy(), expected)
     np.testing.assert_array_equal(given.numpy(), scores)
+    [penalties] = arguments(presence=0.5)["logits_processor"]
+    assert penalties(torch.tensor([[0, 1, 2, 3]]), torch.zeros(1, 5)).tolist() == [[0, 0, 0, -0.5, 0]]

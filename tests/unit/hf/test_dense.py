@@ -20,8 +20,7 @@ from draftstore.stores.dresd.store import DresdStore
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import Adversary, Knowing
 from tests.fakes.dense_stores import make_dense_store, make_projection
-from tests.fakes.gpus import needs_gpu
-from tests.fakes.hf_models import build, tiny
+from tests.fakes.hf_models import build, needs_gpu, tiny
 
 VOCAB = 40
 

@@ -29,8 +29,7 @@ from draftstore.hf.members import Member
 from draftstore.hf.passes import Wants
 from draftstore.hf.runner import BUCKETS, MAX_ROWS, PassShape, Runner
 from tests.fakes.adversaries import Prophet, RandomTrees
-from tests.fakes.gpus import needs_gpu
-from tests.fakes.hf_models import STORIES, shapes_of_graphs, stories, story_ids, tiny
+from tests.fakes.hf_models import STORIES, needs_gpu, shapes_of_graphs, stories, story_ids, tiny
 
 VOCAB = 512
 NEW = 48

@@ -1,4 +1,5 @@
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from draftstore.errors import ModelError
-from draftstore.hf.loading import positions_of
+from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.passes import last_hidden
-from draftstore.hf.states import StateReader, weights_digest
+from draftstore.hf.states import ModelStates, StateReader, weights_digest
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.projection import Projection
 from tests.examples import examples
@@ -134,6 +135,17 @@ def test_positions() -> None:
     assert (positions_of(model), positions_of(tiny("llama"))) == (16, 512)
     [(_, states)] = StateReader(model).read(texts_of(40))
     assert states.shape == (40, 32)
+
+
+def test_a_loaded_model_is_a_source_of_states() -> None:
+    model: Any = tiny("llama", dtype=torch.float32)
+    source = ModelStates(LoadedModel(model, None, SimpleNamespace(name="small")), batch_tokens=20)  # type: ignore[arg-type]
+    assert (source.name, source.vocab_size, source.hidden_size, source.positions) == ("small", 64, 32, 512)
+    assert source.identity() == {"dtype": "float32", "weights": weights_digest(model)}
+    texts = texts_of(9, 30)
+    expected = dict(StateReader(model).read(texts))
+    for index, states in source.states(texts):
+        np.testing.assert_allclose(states, expected[index], rtol=1e-4, atol=1e-5)
 
 
 def test_models_are_told_apart() -> None:

@@ -216,6 +216,7 @@ def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) ->
     assert prove() == 0
 
 
+@pytest.mark.slow
 def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site, model_folder: Path) -> None:
     options = DresdOptions(corpus=(), name="small-dense", dims=8)
     target = ModelSources(model=str(model_folder))

@@ -181,24 +181,6 @@ def test_no_damaged_store_is_made_into_the_next_one(site: Site, name: str) -> No
     assert held(second.path) == expected(range(52))
 
 
-def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) -> None:
-    options = CrestOptions(name="small-crest", max_n=2, ngrams=50)
-    assert site.due(options, 1.0)
-    rest, _ = site.rebuild()
-    with Ledger() as ledger:
-        crest = steps.make_store(ledger, "crest", options, WORKERS, rest)
-        assert site.due(options, 0.0)  # killed, or refused, before it went live
-        releasing.publish(ledger, "small-crest", crest)
-    assert not site.due(options, 0.0)
-    assert site.due(CrestOptions(name="small-crest", max_n=3, ngrams=50), 1.0)
-    site.write(1, range(40, 54))
-    site.rebuild()
-    assert site.due(options, 0.05)
-    assert not site.due(options, 0.1)
-    site.write(1, range(41, 54))
-    assert site.due(options, 1.0)
-
-
 def take_down(document: str) -> None:
     command = ["remove", "small", "--document", document, "--yes"]
     assert CliRunner().invoke(corpus, command, catch_exceptions=False).exit_code == 0
@@ -208,23 +190,33 @@ def prove() -> int:
     return CliRunner().invoke(corpus, ["prove-removed", "small"], catch_exceptions=False).exit_code
 
 
-def test_what_is_taken_down_is_in_no_live_store(site: Site) -> None:
+def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) -> None:
+    options = CrestOptions(name="small-crest", max_n=5, ngrams=5_000)
+
     def publish() -> None:
         rest, _ = site.rebuild()
         with Ledger() as ledger:
-            options = CrestOptions(name="small-crest", max_n=5, ngrams=5_000)
             crest = steps.make_store(ledger, "crest", options, WORKERS, rest)
+            assert site.due(options, 0.0)  # killed, or refused, before it went live
             releasing.publish(ledger, "small", rest)
             releasing.publish(ledger, "small-crest", crest)
 
+    assert site.due(options, 1.0)
     publish()
+    assert not site.due(options, 0.0)
+    assert site.due(options.changed(max_n=3), 1.0)
+    site.write(1, range(40, 54))
+    site.rebuild()
+    assert site.due(options, 0.05)
+    assert not site.due(options, 0.1)
     take_down("d7")
     assert prove() == 5
-    assert site.due(CrestOptions(name="small-crest", max_n=5, ngrams=5_000), 1.0)
+    assert site.due(options, 1.0)
     publish()
     assert prove() == 0
 
 
+@pytest.mark.slow
 def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site, model_folder: Path) -> None:
     options = DresdOptions(corpus=(), name="small-dense", dims=8)
     target = ModelSources(model=str(model_folder))
@@ -235,8 +227,8 @@ def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site
     assert due(1.0)
     first = site.embed(options, target)
     assert not due(0.0)
-    assert due(1.0, DresdOptions(corpus=(), name="small-dense", dims=4))
-    assert due(1.0, target=ModelSources(model=str(model_folder), model_dtype="float64"))
+    assert due(1.0, options.changed(dims=4))
+    assert due(1.0, target=target.changed(model_dtype="float64"))
     site.write(1, range(40, 54))
     assert due(0.05)
     assert not due(0.1)
@@ -245,10 +237,7 @@ def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site
     assert prove() == 5
     second = site.embed(options, target)
     assert prove() == 0
-    assert (first.manifest.name, second.manifest.name) == ("small-dense", "small-dense")
-    assert first.manifest.corpus["sources"] == [str(file) for file in site.files]
-    assert first.path != second.path
-    assert (first.manifest.counts["documents"], second.manifest.counts["documents"]) == (50, 53)
+    assert (first.path != second.path, second.manifest.name) == (True, "small-dense")
     with site.transaction() as session:
         newest, oldest = (Path(build.path) for build in list_builds(session, kind="tokens", name="small"))
     assert held(oldest) == expected(range(50))

@@ -125,16 +125,6 @@ class TestFinding:
         with pytest.raises(StoreError, match="is not a store"):
             catalogue.find_build(session, tmp_path)
 
-    def test_a_store_knows_what_it_was_made_from(self, session: Session, tmp_path: Path) -> None:
-        rest = catalogue.add_build(session, write_store(tmp_path / "rest"))
-        plan = {"kind": "crest", "source": rest.digest}
-        crest = catalogue.add_build(
-            session, write_store(tmp_path / "crest", kind="crest", plan=plan, backends=["lmdb"])
-        )
-        assert crest.source_id == rest.id
-        assert crest.source is rest
-        assert crest.backends == ["lmdb"]
-
 
 class TestCutOff:
     """A build whose process is gone is told from one that is being made."""

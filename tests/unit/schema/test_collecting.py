@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from draftstore.errors import CorpusError, DraftstoreError
+from draftstore.errors import CorpusError
 from draftstore.text.digests import text_digest
 from draftstore.text.scans import documents_of
 from schema.catalogue.builds import CatalogueError, add_build
@@ -168,13 +168,3 @@ class TestCommands:
         assert "7 documents, by digest: asked" in run("show", "chat")
         assert CliRunner().invoke(corpus, ["drop", "chat"]).exit_code == 1
         assert ask("drop", "chat", "--yes")["removals"] == 1
-
-    def test_bad_records_and_a_damaged_scan_are_told(self, tmp_path: Path, home: Path) -> None:
-        path = tmp_path / "bad.jsonl"
-        path.write_text('{"text": "a"}\n[]\n')
-        run("add", "chat", path)
-        assert "1 bad record, the first one" in CliRunner().invoke(corpus, ["scan", "chat"]).stderr
-        (home / "collections" / "chat" / "scan.parquet").write_bytes(b"x")
-        assert "documents" not in ask("show", "chat")
-        with pytest.raises(DraftstoreError, match="remove it"):
-            run("scan", "chat")

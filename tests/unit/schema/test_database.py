@@ -32,8 +32,9 @@ from schema.db.errors import (
 from schema.db.failures import database_errors, translate
 from schema.db.home import data_home, find_programs
 from tests.fakes.proxies import silent_port
-from tests.fakes.servers import PostgresServer, free_port, reachable_folder
+from tests.fakes.servers import PostgresServer, free_port
 from tests.fakes.waiting import until
+from tests.process.test_embedded import reachable_folder
 from tests.unit.schema.test_sql import as_json, run
 
 SECRET = "s3cret/with@signs"
@@ -166,10 +167,11 @@ def test_an_embedded_database_of_an_earlier_version_is_brought_up_to_date(
 
 def test_an_engine_and_a_connection_survive_killed_servers(home: Path) -> None:
     engine = make_engine()
-    with connect() as connection:
-        (child,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
-        os.kill(child, signal.SIGKILL)  # the server ends all other children, too, and starts anew
-        connect().close()
+    connection = connect()
+    (child,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+    os.kill(child, signal.SIGKILL)  # the server ends all other children, too, and starts anew
+    connect().close()
+    connection.close()
     with engine.connect() as bind:
         assert bind.scalar(COUNT) == 0
         server = find_cluster(home).state().pid

@@ -14,7 +14,6 @@ from schema import views
 from schema.db.database import alembic_config
 from schema.db.partitions import attach_partition, create_partition, drop_partition, partition_name
 from schema.models import PARTITIONED, Base
-from tests import ROOT
 
 TABLES = (
     "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relnamespace = 'public'::regnamespace"
@@ -73,7 +72,7 @@ def test_the_newest_revision_names_the_views_in_force() -> None:
 
 def test_two_processes_migrate_one_after_the_other(empty_database: str) -> None:
     command = [sys.executable, "-c", MIGRATE, empty_database]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     for process in processes:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors.decode()
@@ -89,13 +88,6 @@ def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(database: s
         with pytest.raises(OperationalError, match="lock timeout"):
             alembic.command.downgrade(config, "base")
     assert names(database, TABLES) == before
-
-
-def test_the_command_alembic_works_from_the_checkout(database: str) -> None:
-    command = [sys.executable, "-m", "alembic", "check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "No new upgrade operations" in done.stdout + done.stderr
 
 
 def test_a_filled_partition_gets_the_key_and_the_indexes_of_its_parent(database: str) -> None:

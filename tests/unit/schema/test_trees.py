@@ -55,18 +55,15 @@ class Crest(NamedTuple):
         return LmdbEntries(self.path / "trees.lmdb")
 
 
-def in_both(store: Path, folder: Path) -> Crest:
-    """Return a copy of a store whose manifest says that it is in PostgreSQL, too."""
-    shutil.copytree(store, folder)
+@pytest.fixture(scope="module")
+def crest(small_crest: Path, tmp_path_factory: pytest.TempPathFactory) -> Crest:
+    """Return a store whose manifest says that it is in PostgreSQL, too."""
+    folder = tmp_path_factory.mktemp("crest") / "store"
+    shutil.copytree(small_crest, folder)
     manifest = load_manifest(folder)
     parameters = {**manifest.parameters, "backends": ["lmdb", "postgres"]}
     save_manifest(folder, dataclasses.replace(manifest, parameters=parameters))
     return Crest(folder, list(LmdbEntries(folder / "trees.lmdb").items()))
-
-
-@pytest.fixture(scope="module")
-def crest(small_crest: Path, tmp_path_factory: pytest.TempPathFactory) -> Crest:
-    return in_both(small_crest, tmp_path_factory.mktemp("crest") / "store")
 
 
 @pytest.fixture
@@ -104,31 +101,20 @@ def test_all_entries_come_in_the_order_of_keys(
     entries.close()
 
 
-def test_keys_of_large_vocabularies(database: str, wide_crest: Path, tmp_path: Path) -> None:
-    wide = in_both(wide_crest, tmp_path / "wide")
-    with pytest.raises(StoreError, match="--backend postgres, or set DRAFTSTORE_DATABASE_URL"):
-        open_entries(wide.path, wide.manifest, "postgres")
-    load_store(wide.path, wide.path, wide.manifest, wide.source)
-    entries = open_entries(wide.path, wide.manifest, "postgres")
-    assert list(entries.items()) == wide.items
-    entries.close()
-
-
 def test_the_store_is_registered_once_where_it_is_going_to_be(
-    loaded: Entries, crest: Crest, engine: Engine, tmp_path: Path
+    database: str, crest: Crest, engine: Engine, tmp_path: Path
 ) -> None:
     seen = list[tuple[int, int]]()
-    load_store(crest.path, crest.path, crest.manifest, crest.source, lambda *done: seen.append(done))
     for _ in range(2):
-        load_store(crest.path, tmp_path / "final", crest.manifest, crest.source)
+        load_store(
+            crest.path, tmp_path / "final", crest.manifest, crest.source, lambda *done: seen.append(done)
+        )
     with Session(engine) as session:
-        other, build = list_builds(session)
-        assert (build.kind, build.state, build.path) == ("crest", "finished", str(crest.path))
+        (build,) = list_builds(session)
+        assert (build.kind, build.state, build.path) == ("crest", "finished", str(tmp_path / "final"))
         assert build.backends == ["lmdb", "postgres"]
-        assert other.path == str(tmp_path / "final")
-    assert seen == sorted(seen)
-    assert seen[-1] == (2 * len(crest.items), 2 * len(crest.items))
-    assert list(loaded.items()) == crest.items  # on the connection from before the second load
+    one = seen[: len(seen) // 2]
+    assert (one, seen[-1]) == (sorted(one), (2 * len(crest.items), 2 * len(crest.items)))
 
 
 def test_entries_that_are_damaged_in_the_database_do_not_go_live(

@@ -189,13 +189,15 @@ def speaks_http(peer: Peer) -> None:
     peer.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
 
-def claims_16_megabytes(peer: Peer) -> None:
-    """Announce a frame that is longer than any answer to what was asked."""
-    number = peer.read().header.request_id
+def claims_a_byte_too_many(peer: Peer) -> None:
+    """Announce a frame that is longer than any answer to what was requested."""
+    frame = peer.read()
+    request = wire.decode_request(frame.payload)
+    longest = 24 + len(request.contexts) * (16 + 7 * request.budget)
     operation = wire.Operation.DRAFT | wire.ANSWER
-    peer.send(struct.pack("<IBBBBQ", wire.MAX_PAYLOAD, wire.VERSION, operation, 0, 0, number))
-    while True:
-        peer.send(bytes(1 << 16))
+    number = frame.header.request_id
+    peer.send(struct.pack("<IBBBBQ", longest + 1, wire.VERSION, operation, 0, 0, number))
+    peer.wait()
 
 
 def greets_without_end(peer: Peer) -> None:
@@ -266,7 +268,7 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     "closes mid-answer": (closes_mid_answer, Outcome.CLOSED),
     "resets mid-header": (resets_mid_header, Outcome.CLOSED),
     "http": (speaks_http, Outcome.GARBAGE),
-    "claims 16 megabytes": (claims_16_megabytes, Outcome.GARBAGE),
+    "claims a byte too many": (claims_a_byte_too_many, Outcome.GARBAGE),
     "greets without end": (greets_without_end, Outcome.GARBAGE),
     "too few drafts": (drafts_too_few, Outcome.INVALID),
     "another tokenizer": (answers_another_tokenizer, Outcome.OTHER_TOKENIZER),

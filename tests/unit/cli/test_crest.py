@@ -122,6 +122,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_one_sentence(small_store: Path, out: Path) -> None:
     arguments = ["build", "crest", "--rest", small_store, "--out", out, "--ngrams", "150"]
     done = subprocess.run(

@@ -143,8 +143,10 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> N
     path = tmp_path / "tokens.toml"
     new(path, "a", "x")
     path.chmod(mode)
-    with pytest.raises(PermissionsError, match=f"others may write .*chmod go-w {path}"):
+    with pytest.raises(PermissionsError, match=f"others may write .*mode {mode:o}.*chmod go-w {path}"):
         Permissions.load(path)
+    path.chmod(0o755)
+    assert Permissions.load(path).needs_token
 
 
 @given(name=st.text(min_size=1), releases=st.lists(st.text(), max_size=3))

@@ -7,6 +7,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.sites import browse, running_site, serving
 
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
@@ -39,6 +41,7 @@ def run(address: str, folder: Path, *arguments: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_examples_and_the_edges_of_every_field(
     small_store: Path, small_crest: Path, small_dense: Path, tmp_path: Path
 ) -> None:

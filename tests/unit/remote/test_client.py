@@ -75,7 +75,7 @@ def test_the_same_drafts_as_the_local_store_byte_for_byte(
             drafter = client.drafter(strategy)
             for seed, (batch, width) in enumerate([(1, 16), (2, 40), (40, 3), (300, 16)]):
                 contexts = contexts_of(paths[name], batch, width, seed)
-                for budget in (1, 5, 64, 4096):
+                for budget in (1, 5, 64, 4096 if batch < 10 else 256):
                     expected = as_bytes(local.draft(contexts, budget))
                     assert as_bytes(drafter.draft(contexts, budget)) == expected
                     drafted += sum(len(tree) > 4 for tree, _, _ in expected)
@@ -96,7 +96,7 @@ def test_contexts_of_any_width(width: int, lookups: Lookups, small: Store) -> No
 
 
 @pytest.mark.parametrize(
-    ("batch", "width", "requests"), [(512, 16, 1), (513, 16, 2), (1300, 16, 3), (70, 4096, 3)]
+    ("batch", "width", "requests"), [(512, 16, 1), (513, 16, 2), (1300, 16, 3), (96, 4096, 3)]
 )
 def test_large_batches_are_sent_in_several_requests(
     batch: int, width: int, requests: int, small: Store, small_store: Path
@@ -212,10 +212,10 @@ def test_check_describes_a_release_and_takes_over_its_vocabulary(lookups: Lookup
 
 
 def test_a_closed_client_drafts_nothing(small: Store, contexts: NDArray[np.int32]) -> None:
-    with Service(small) as service, client_of(service.address) as client:
-        drafter = client.drafter()
-        drafter.draft(contexts)
-        client.close()
+    with Service(small) as service:
+        with client_of(service.address) as client:
+            drafter = client.drafter()
+            drafter.draft(contexts)
         assert [len(draft.tree) for draft in drafter.draft(contexts)] == [0, 0, 0]
         assert client.counters["skipped"] == 1
         client.close()

@@ -226,6 +226,12 @@ def nodes_of(tree: DraftTree) -> Nodes:
     return list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.levels.tolist(), strict=True))
 
 
+def tree_from(nodes: Nodes) -> DraftTree:
+    """Return the tree of an oracle."""
+    tokens, parents, levels = zip(*nodes, strict=True) if nodes else ((), (), ())
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int16), np.array(levels, np.uint8))
+
+
 # -- n-grams -------------------------------------------------------------------------------------------------
 
 Ngram = tuple[int, ...]
@@ -514,33 +520,6 @@ def emitted(
         said = (*said, say(said))
         if said not in paths or ends(said):
             return said, [paths.index(said[:size]) for size in range(1, len(said))]
-
-
-def accept_per_path(nodes: Nodes, model: Model, text: Sequence[int], draw: np.random.Generator) -> Ngram:
-    """Accept as published code does, and wrongly: each root-to-leaf path is walked with draws of its own.
-
-    The longest part that was accepted wins, the first of equally long ones; the draw that left its path is the bonus.
-    With a single path this is exact.
-    """
-    paths = list(paths_of(nodes))
-    best: Ngram = ()
-    for path in [path for path in paths if not any(other[:-1] == path for other in paths)] or [()]:
-        said, _ = emitted(
-            nodes=[(token, place - 1, 0) for place, token in enumerate(path)],
-            say=lambda said: draw_token(model([*text, *said]), draw),
-        )
-        best = max(best, said, key=len)
-    return best
-
-
-def draw_token(weights: NDArray[np.float64], draw: np.random.Generator) -> int:
-    """Draw one token."""
-    point = draw.random() * float(weights.sum())
-    for token, weight in enumerate(weights.tolist()):
-        point -= weight
-        if point < 0.0 < weight:
-            return token
-    return int(np.flatnonzero(weights)[-1])
 
 
 # -- recycling -----------------------------------------------------------------------------------------------

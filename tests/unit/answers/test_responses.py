@@ -1,11 +1,9 @@
 """A model's own answers: those of plain decoding one by one, whatever the batch and wherever a run was cut off."""
 
 import json
-import os
 import random
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ from draftstore.answers.journal import Journal, StoredAnswer
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses
 from draftstore.decoding.loop import Step
 from draftstore.decoding.replay import read_recordings
-from draftstore.errors import BuildError, CorpusError, DraftstoreError, ModelError, NoTextError
+from draftstore.errors import BuildError, CorpusError, NoTextError
 from draftstore.hf import load_model
-from draftstore.hf.batches import Batch, tokens_for
 from draftstore.hf.loading import LoadedModel
 from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import read_lines
@@ -93,39 +90,36 @@ def whole(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
-@pytest.mark.data
-@pytest.mark.parametrize("batch", [1, 7])
 def test_greedy_answers_are_those_of_plain_decoding(
-    data: Path, tmp_path: Path, prompts: Path, batch: int
+    model_folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    folder = data / "models" / "stories260K"
-    loaded = load_model(folder, dtype="float64", device="cpu")
-    options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW)
-    made = make(options, folder, tmp_path / "out.jsonl", batch=batch)
+    loaded = load_model(model_folder, dtype="float64", device="cpu")
+    options = ResponseOptions(prompts=(prompts,), max_new_tokens=60)
+    made = make(options, model_folder, tmp_path / "out.jsonl", batch=7)
     records = read_records(made.path)
     asked = [record["prompt"] for record in read_records(prompts)]
     assert [record["prompt"] for record in records] == asked
-    assert [record["output"] for record in records] == [answer_alone(loaded, prompt) for prompt in asked]
-    assert [made.counts[name] for name in ("answers", "tokens", "cut")] == [20, 20 * NEW, 20]
-    assert records[3]["id"] == "prompts.jsonl#4"
-    assert records[3]["model"] == "stories260K"
+    assert [whole(record["output"]) for record in records] == [
+        answer_alone(loaded, prompt, 60) for prompt in asked
+    ]
+    assert made.counts["answers"] == 20
+    assert 0 < made.counts["cut"] < 20, "some end where the model ends them"
+    assert (records[3]["id"], records[3]["model"]) == ("prompts.jsonl#4", model_folder.name)
 
 
-def test_answers_end_where_the_model_ends_them(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    loaded = load_model(model_folder, dtype="float64", device="cpu")
-    made = make(ResponseOptions(prompts=(prompts,), max_new_tokens=60), model_folder, tmp_path / "out.jsonl")
-    outputs = [(record["prompt"], whole(record["output"])) for record in read_records(made.path)]
-    assert outputs == [(prompt, answer_alone(loaded, prompt, 60)) for prompt, _ in outputs]
-    assert 0 < made.counts["cut"] < 20
+def check_readers(answers: Path, tokenizer: TextTokenizer) -> None:
+    """Check that builds and replays read the answers as they are."""
 
+    def render(messages: Sequence[Any], prompt: bool = False) -> str:
+        return tokenizer.render_chat(messages, add_generation_prompt=prompt)
 
-def test_models_without_drafts_answer_alike(
-    model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW, temperature=0.8)
-    together = make(options, model_folder, tmp_path / "a.jsonl")
-    monkeypatch.setattr(decoding, "why_plain", lambda model: "is decoded plainly")
-    assert make(options, model_folder, tmp_path / "b.jsonl").path.read_bytes() == together.path.read_bytes()
+    texts = [document.text for document in read_corpus([answers], render=render, report=ReadReport())]
+    records, recordings = read_records(answers), read_recordings(answers, tokenizer)
+    for text, record, recording in zip(texts, records, recordings, strict=True):
+        assert text == (record["text"] if "text" in record else render(record["messages"]))
+        seen = record["prompt"] if "text" in record else render(record["prompt"], True)
+        ids = [*recording.prompt.tolist(), *recording.output.tolist()]
+        assert ids == tokenizer.encode(seen + record["output"], bos=True).tolist()
 
 
 def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: Path) -> None:
@@ -139,7 +133,8 @@ def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: P
     )
     loaded = load_model(chat_folder, dtype="float64", device="cpu")
     options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW)
-    records = read_records(make(options, chat_folder, tmp_path / "out.jsonl").path)
+    made = make(options, chat_folder, tmp_path / "out.jsonl.zst")
+    records = read_records(made.path)
     expected = {
         "a": [{"role": "user", "content": "The quick"}],
         "b": turns,
@@ -152,41 +147,20 @@ def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: P
         assert whole(record["output"]) == answer_alone(loaded, asked)
         answer = {"role": "assistant", "content": record["output"]}
         assert record["messages"] == [*record["prompt"], answer]
+    check_readers(made.path, loaded.text)
 
 
 def test_without_a_template_texts_go_on_and_conversations_are_plain(
     model_folder: Path, tmp_path: Path
 ) -> None:
     hi = [{"role": "user", "content": "hi"}]
-    questions = write_records(tmp_path / "q.jsonl", {"prompt": "The quick"}, {"prompt": hi})
+    questions = write_records(tmp_path / "q.jsonl", {"prompt": "naïve 東"}, {"prompt": hi})
     loaded = load_model(model_folder, dtype="float64", device="cpu")
     options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW)
     text, chat = read_records(make(options, model_folder, tmp_path / "out.jsonl").path)
-    assert whole(text["output"]) == answer_alone(loaded, "The quick")
-    assert text["text"] == "The quick" + text["output"]
+    assert whole(text["output"]) == answer_alone(loaded, "naïve 東")
+    assert text["text"] == "naïve 東" + text["output"]
     assert whole(chat["output"]) == answer_alone(loaded, plain_chat(hi, True)).removeprefix(" ")
-
-
-def test_builds_and_replays_read_the_answers(chat_folder: Path, model_folder: Path, tmp_path: Path) -> None:
-    questions = write_records(tmp_path / "q.jsonl", {"prompt": "The quick"}, {"prompt": "naïve 東"})
-    for folder in (chat_folder, model_folder):
-        tokenizer = load_tokenizer(folder)
-        out = tmp_path / f"{folder.name}.jsonl.zst"
-        records = read_records(
-            make(ResponseOptions(prompts=(questions,), max_new_tokens=NEW), folder, out).path
-        )
-
-        def render(messages: Sequence[Any], tokenizer: TextTokenizer = tokenizer) -> str:
-            return tokenizer.render_chat(messages, add_generation_prompt=False)
-
-        texts = [document.text for document in read_corpus([out], render=render, report=ReadReport())]
-        for text, record, recording in zip(texts, records, read_recordings(out, tokenizer), strict=True):
-            assert text == (record["text"] if "text" in record else render(record["messages"]))
-            seen = record["prompt"]
-            if not isinstance(seen, str):
-                seen = tokenizer.render_chat(seen, add_generation_prompt=True)
-            ids = [*recording.prompt.tolist(), *recording.output.tolist()]
-            assert ids == tokenizer.encode(seen + record["output"], bos=True).tolist()
 
 
 def test_draws_depend_on_the_seed_alone(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
@@ -321,15 +295,8 @@ def test_other_settings_start_anew_if_asked_to(
     (tmp_path / "out.jsonl.origin").unlink()
     with pytest.raises(BuildError, match="was not written by `draftstore responses`"):
         make(other, model_folder, out, overwrite=True)
-
-
-def test_answers_that_do_not_fit_into_memory_are_refused(
-    model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = partial(Batch, tokens=tokens_for(64, 20))
-    monkeypatch.setattr(decoding, "Batch", few)
-    with pytest.raises(ModelError, match=r"no memory for 64 answers of up to .* decode fewer at once"):
-        make(ResponseOptions(prompts=(prompts,), max_new_tokens=NEW), model_folder, tmp_path / "c.jsonl")
+    with pytest.raises(BuildError, match="choose one in"):
+        make(other, model_folder, tmp_path / "out.csv")
 
 
 def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
@@ -347,16 +314,3 @@ def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
             journal.add(second)
         with closing(Journal(path)) as journal:
             assert journal.answers[1] == second
-
-
-def test_requests_that_make_no_sense_are_refused(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    asked = ResponseOptions(prompts=(prompts,))
-    for options, place, said in (
-        (asked, tmp_path / "out.csv", "choose one in .jsonl"),
-        (asked.changed(max_new_tokens=512), out, "no answer for .*: too long 20"),
-        (asked.changed(prompts=(write_records(tmp_path / "a.txt"),)), out, "is not JSON Lines"),
-    ):
-        with pytest.raises(DraftstoreError, match=said):
-            make(options, model_folder, place)
-    assert not os.path.lexists(tmp_path / ".out.jsonl.partial")

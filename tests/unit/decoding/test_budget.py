@@ -17,8 +17,8 @@ from draftstore.decoding.planners import Fixed, Planner
 from draftstore.decoding.replay import RecordedModel
 from draftstore.errors import DraftTreeError
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
-from tests.examples import examples
 from tests.fakes.adversaries import AlwaysWrong, Prophet, RandomTrees, tree_of
+from tests.unit.trees.test_tree import trees
 
 CPU = CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (0.041, 0.062, 0.062, 0.074, 0.090, 0.115, 0.176, 0.287))
 GPU = CostCurve((1, 16, 32, 64, 128), (0.007, 0.0077, 0.0084, 0.0098, 0.0126))
@@ -27,22 +27,9 @@ CURVES = {"cpu": CPU, "gpu": GPU, "flat": FLAT}
 WIDE = tree_of({(token,): 0.1 for token in range(1, 10)})
 
 
-@st.composite
-def trees(draw: st.DrawFn, size: int = 24, tokens: int = 4) -> DraftTree:
-    """Return a tree in canonical order."""
-    paths = draw(
-        st.dictionaries(
-            st.lists(st.integers(0, tokens - 1), min_size=1, max_size=5).map(tuple),
-            st.floats(1e-5, 1.0),
-            max_size=size,
-        )
-    )
-    return tree_of(paths)
+DRAFTS = trees(24, ids=st.integers(0, 3))
 
-
-# --- the choice ---
-
-HISTORIES = st.lists(st.tuples(trees(), st.lists(st.integers(0, 3), min_size=1, max_size=6)), max_size=4)
+HISTORIES = st.lists(st.tuples(DRAFTS, st.lists(st.integers(0, 3), min_size=1, max_size=6)), max_size=4)
 
 
 def band_of(tree: DraftTree, node: int) -> tuple[float, int]:
@@ -75,8 +62,7 @@ def expected_of(tree: DraftTree, factors: NDArray[np.float64], size: int) -> flo
     return sum(chances)
 
 
-@given(st.lists(st.tuples(trees(), HISTORIES), min_size=1, max_size=4), st.sampled_from(sorted(CURVES)))
-@examples(30)
+@given(st.lists(st.tuples(DRAFTS, HISTORIES), min_size=1, max_size=4), st.sampled_from(sorted(CURVES)))
 def test_the_chosen_number_of_nodes_is_the_best_of_all(texts: list[tuple[DraftTree, Any]], name: str) -> None:
     """Of a text or several, whatever they have learned; each has as many rows as the largest draft."""
     planners, drafts = [], []
@@ -101,29 +87,12 @@ def test_the_chosen_number_of_nodes_is_the_best_of_all(texts: list[tuple[DraftTr
     assert all(less < speeds[width] * (1 + 1e-9) for less in speeds[:width])
 
 
-def test_the_choice_looks_beyond_an_expensive_first_node() -> None:
-    """On a CPU the second row costs half a pass more, the third none: one node of .9 is not worth it, two are."""
-    assert len(CostPlanner(CPU).trim(tree_of({(1,): 0.9}))) == 0
-    assert len(CostPlanner(CPU).trim(tree_of({(1,): 0.9, (2,): 0.4}))) == 2
-
-
 def test_later_parents_are_refused() -> None:
-    planner = CostPlanner(FLAT)
-    for parents in ([0], [-1, 1], [-1, 5], [-2], [-1, 0, -7]):
-        tree = DraftTree(
-            np.arange(len(parents), dtype=np.int32),
-            np.array(parents, np.int16),
-            np.zeros(len(parents), np.uint8),
-        )
+    for parents in ([0], [-1, 1], [-2], [-1, 0, -7]):
+        zeros = np.zeros(len(parents))
+        tree = DraftTree(zeros.astype(np.int32), np.array(parents, np.int16), zeros.astype(np.uint8))
         with pytest.raises(DraftTreeError, match=r"has parent .*, expected an earlier node"):
-            planner.trim(tree)
-
-
-@given(trees(), st.integers(0, 30))
-def test_where_rows_cost_nothing_all_nodes_of_the_budget_are_verified(tree: DraftTree, budget: int) -> None:
-    planner = CostPlanner(FLAT, budget)
-    assert planner.budget() == budget
-    assert planner.trim(tree) == tree.prefix(budget)
+            CostPlanner(FLAT).trim(tree)
 
 
 def test_planners_of_other_kinds_choose_alone() -> None:
@@ -157,8 +126,7 @@ def text(size: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CURVES)
-@given(size=st.integers(50, 150), seed=st.integers(0, 100), wrong=st.booleans())
-@examples(20)
+@given(size=st.integers(40, 80), seed=st.integers(0, 100), wrong=st.booleans())
 def test_no_text_is_much_slower_than_plain_decoding(name: str, size: int, seed: int, wrong: bool) -> None:
     """However many nodes of it are wrong."""
     curve, output = CURVES[name], text(size, seed)
@@ -188,73 +156,12 @@ class Boaster:
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_overconfident_drafts_are_not_verified(name: str) -> None:
-    curve, output = CURVES[name], text(300)
-    assert sum(times(curve, Boaster(output, 1000), output)) <= 1.01 * curve.cost(1) * 299
-
-
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_plain_decoding_is_left_again_when_drafts_become_good(name: str) -> None:
+def test_overconfident_drafts_are_not_verified_until_they_become_good(name: str) -> None:
     curve, output = CURVES[name], text(600)
     spent = times(curve, Boaster(output, 200), output)
-    until_then = 0.0
-    for passes, seconds in enumerate(spent):
-        until_then += seconds
-        if passes == 198:
-            break
-    rest = sum(spent) - until_then
-    assert rest < 0.6 * curve.cost(1) * 400
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_a_drafter_that_knows_is_followed(name: str) -> None:
-    curve, output = CURVES[name], text(200)
-    spent = sum(times(curve, Prophet(50, [[0, *output]]), output))
-    assert spent < {"cpu": 0.6, "gpu": 0.35, "flat": 0.3}[name] * curve.cost(1) * 199
-
-
-class Chances:
-    """A drafter whose probabilities are right: a chain of eight tokens and a rival for each, by the roll of dice."""
-
-    needs_candidates = False
-    needs_hidden = False
-
-    def __init__(self, size: int) -> None:
-        random = np.random.default_rng(5)
-        self.output = random.integers(0, 50, size).tolist()
-        self.trees = []
-        for place in range(size):
-            paths: dict[tuple[int, ...], float] = {}
-            word: tuple[int, ...] = ()
-            chance, astray = 1.0, False
-            for token in self.output[place + 1 : place + 9]:
-                holds = float(random.choice([0.85, 0.6, 0.3]))
-                astray = astray or random.random() >= holds
-                word = (*word, token + 50 if astray else token)
-                chance *= holds
-                paths[word] = chance
-            self.trees.append(tree_of(paths))
-        self.place = 0
-
-    def session(self, prompt_ids: Any, **_prefill: Any) -> "Chances":
-        self.place = 0
-        return self
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        return self.trees[self.place].prefix(budget)
-
-    def observe(self, accepted_ids: Any, **_rest: Any) -> None:
-        self.place += len(accepted_ids)
-
-
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_the_plan_is_better_than_any_fixed_budget(name: str) -> None:
-    """It sees which drafts are likely; a fixed budget treats them all alike. Learning takes a few passes."""
-    curve, drafter = CURVES[name], Chances(3000)
-
-    fixed = [sum(times(curve, drafter, drafter.output, Fixed(budget))) for budget in range(9)]
-    planned = sum(times(curve, drafter, drafter.output))
-    assert planned < 1.01 * min(fixed)
+    plain = curve.cost(1)
+    assert sum(spent[:199]) <= 1.01 * plain * 199
+    assert sum(spent[199:]) < 0.6 * plain * 400
 
 
 def test_the_same_text_and_drafts_give_the_same_plan() -> None:

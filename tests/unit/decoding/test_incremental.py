@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from draftstore.decoding.incremental import BROKEN, Pieces
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from tests.examples import examples
 
 LINES = [
     "\ufffd",
@@ -33,8 +32,7 @@ def pieces_of(tokenizer: TextTokenizer, prompt: list[int], tokens: list[int]) ->
     return [*map(pieces.push, tokens), pieces.finish()]
 
 
-def check_text(tokenizer: TextTokenizer, prompt: str, text: str) -> None:
-    """Check that a text comes whole in pieces, behind a prompt."""
+def check_pieces(tokenizer: TextTokenizer, prompt: str, text: str) -> None:
     start = tokenizer.encode(prompt, bos=True).tolist()
     tokens = tokenizer.encode(text, bos=False).tolist()
     pieces = pieces_of(tokenizer, start, tokens)
@@ -44,30 +42,20 @@ def check_text(tokenizer: TextTokenizer, prompt: str, text: str) -> None:
         assert not any(BROKEN in piece for piece in pieces)
 
 
-@pytest.mark.parametrize("text", LINES)
-@pytest.mark.parametrize("prompt", ["", "a", "the quick 東", "😀" * 30])
+PROMPTS = st.sampled_from(["a", "the quick 東", "😀" * 30]) | st.text(min_size=1, max_size=12)
+TEXTS = st.sampled_from(LINES) | st.text(max_size=20)
+
+
+@given(prompt=PROMPTS | st.just(""), text=TEXTS)
 def test_pieces_are_whole_characters(small_tokenizer: TextTokenizer, prompt: str, text: str) -> None:
-    check_text(small_tokenizer, prompt, text)
+    check_pieces(small_tokenizer, prompt, text)
 
 
-@pytest.mark.parametrize("text", LINES)
-@pytest.mark.parametrize("prompt", ["", "a", "the quick 東", "😀" * 30])
+@given(prompt=PROMPTS, text=TEXTS)
 def test_pieces_of_a_tokenizer_with_spaces_before_words(
     stories: TextTokenizer, prompt: str, text: str
 ) -> None:
-    check_text(stories, prompt, text)
-
-
-@examples(150)
-@given(prompt=st.text(max_size=12), text=st.text(max_size=20))
-def test_pieces_of_any_text(small_tokenizer: TextTokenizer, prompt: str, text: str) -> None:
-    check_text(small_tokenizer, prompt, text)
-
-
-@examples(150)
-@given(prompt=st.text(min_size=1, max_size=12), text=st.text(max_size=20))
-def test_pieces_of_any_text_with_spaces_before_words(stories: TextTokenizer, prompt: str, text: str) -> None:
-    check_text(stories, prompt, text)
+    check_pieces(stories, prompt, text)
 
 
 def test_any_tokens_give_what_decoding_gives(small_tokenizer: TextTokenizer) -> None:

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from draftstore.decoding.replay import (
     MAX_OUTPUT_TOKENS,
@@ -17,66 +16,17 @@ from draftstore.decoding.replay import (
     read_recordings,
     replay,
 )
-from draftstore.drafting.drafter import Session
-from draftstore.drafting.mixture import Mixture
 from draftstore.errors import ReplayError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
+from tests.fakes.adversaries import tree_of
+from tests.fakes.scripted import Scripted
+from tests.unit.trees.test_tree import trees
 
 CHAT = [{"role": "user", "content": "hi"}]
 TEMPLATE = """{{ bos_token }}{% for m in messages %}
 {% if m.role == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}
 [{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
-
-
-class Fake:
-    """A drafter and its own session: `propose` gives what the test says, and all calls are kept."""
-
-    needs_candidates = False
-    needs_hidden = False
-
-    def __init__(self, *chains: Sequence[int]) -> None:
-        """Propose these chains, one after the other from the context on; or, without any, nothing."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        for chain in chains:
-            parents += [-1, *range(len(tokens), len(tokens) + len(chain) - 1)]
-            tokens += chain
-        self.tree = DraftTree(
-            np.array(tokens, np.int32), np.array(parents, np.int16), np.zeros(len(tokens), np.uint8)
-        )
-        self.prompts: list[list[int]] = []
-        self.asked: list[tuple[int, float]] = []
-        self.observed: list[list[int]] = []
-        self.text: list[int] = []
-
-    def session(self, prompt_ids: ArrayLike, **_: Any) -> Session:
-        self.text = np.asarray(prompt_ids).tolist()
-        self.prompts.append(self.text.copy())
-        return self
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        self.asked.append((budget, min_prob))
-        return self.tree
-
-    def observe(self, accepted_ids: ArrayLike, *, tree: DraftTree | None = None, **rest: Any) -> None:
-        assert tree is not None
-        assert rest == {"candidates": None, "hidden": None}
-        self.observed.append(np.asarray(accepted_ids).tolist())
-        self.text += self.observed[-1]
-
-
-class Oracle(Fake):
-    """Proposes what will be said, `depth` tokens of it."""
-
-    def __init__(self, output: Sequence[int], depth: int) -> None:
-        super().__init__()
-        self.output, self.depth = list(output), depth
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        said = len(self.text) - len(self.prompts[-1]) + 1
-        ahead = self.output[said : said + self.depth]
-        return Fake(ahead).tree if ahead else DraftTree.empty()
 
 
 def ids(*values: int) -> NDArray[np.int32]:
@@ -86,160 +36,82 @@ def ids(*values: int) -> NDArray[np.int32]:
 # --- counting ---
 
 
-def test_counting_by_hand() -> None:
-    """Two branches are proposed after every token: 1 2 3 and 4.
-
-    output 7 | 1 2 3 5 | 1 2 9 | 4 4 | 8 | 1 2       the bars are where passes end; 7 is the prefill's
-    nodes      4         4       4     4   4         of the last pass, the output ends the path
-    """
-    drafter = Fake([1, 2, 3], [4])
-    output = ids(7, 1, 2, 3, 5, 1, 2, 9, 4, 4, 8, 1, 2)
-    result = replay(drafter, [Recording("a", ids(0, 6), output)], budget=9, min_prob=0.5)
-    assert drafter.prompts == [[0, 6, 7]]
-    assert drafter.observed == [[1, 2, 3, 5], [1, 2, 9], [4, 4], [8], [1, 2]]
-    assert drafter.asked == [(9, 0.5)] * 5
-    assert (result.rows, result.tokens, result.passes) == (1, 12, 5)
-    assert (result.nodes, result.misses, len(result.lookup_ns)) == (20, 0, 5)
-    assert result.accepted_length == 12 / 5
-
-
 def test_a_chain_is_the_best_path_of_the_draft() -> None:
     """Of 1 2 3 and 4, two tokens of the first are verified: 7 | 1 2 3 | 4 | 1 9 | 4."""
-    drafter = Fake([1, 2, 3], [4])
+    drafter = Scripted(tree_of([(1, 2, 3), (4,)]))
     result = replay(drafter, [Recording("a", ids(0), ids(7, 1, 2, 3, 4, 1, 9, 4))], budget=9, chain=2)
-    assert drafter.observed == [[1, 2, 3], [4], [1, 9], [4]]
-    assert (result.nodes, drafter.asked) == (2 * 4, [(9, 0.0)] * 4)
+    assert drafter.accepted == [[1, 2, 3], [4], [1, 9], [4]]
+    assert (result.nodes, drafter.requests) == (2 * 4, [(9, 0.0)] * 4)
 
 
-def test_totals_over_outputs_are_not_means_of_means() -> None:
-    rows = [Recording("a", ids(0), ids(7, 1, 2, 3, 4)), Recording("b", ids(0), ids(7, 8, 8))]
-    result = replay(Fake([1, 2, 3]), rows)
-    assert (result.tokens, result.passes, result.rows) == (4 + 2, 1 + 2, 2)
-    assert result.accepted_length == 2.0
-
-
-def test_outputs_without_a_pass() -> None:
+def test_outputs_of_a_token_take_no_pass() -> None:
     rows = [Recording("a", ids(0), ids()), Recording("b", ids(0), ids(7))]
-    result = replay(Fake([1]), rows)
+    result = replay(Scripted(tree_of([(1,)])), rows)
     assert (result.rows, result.passes, result.accepted_length) == (2, 0, 0.0)
     assert result.summary()["lookup_us"] == {"p50": 0.0, "p99": 0.0, "mean": 0.0}
 
 
 OUTPUTS = st.lists(st.integers(0, 5), min_size=2, max_size=40)
-
-
-@given(output=OUTPUTS)
-def test_no_draft_gives_exactly_one(output: list[int]) -> None:
-    drafter = Fake()
-    result = replay(drafter, [Recording("a", ids(3), ids(*output))])
-    assert result.accepted_length == 1.0
-    assert result.misses == result.passes == len(output) - 1
-    assert drafter.observed == [[token] for token in output[1:]]
-
-
-@given(output=OUTPUTS, depth=st.integers(1, 6))
-def test_the_truth_gives_its_depth_and_one(output: list[int], depth: int) -> None:
-    result = replay(Oracle(output, depth), [Recording("a", ids(3), ids(*output))])
-    assert result.tokens == len(output) - 1
-    assert result.passes == -(-(len(output) - 1) // (depth + 1))
+DRAFTS = trees(9, ids=st.integers(0, 5))
 
 
 @given(
     output=OUTPUTS,
-    chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3),
+    draft=DRAFTS,
     budget=st.integers(0, 9),
 )
-def test_passes_are_those_counted_by_hand(output: list[int], chains: list[list[int]], budget: int) -> None:
+def test_passes_are_those_counted_by_hand(output: list[int], draft: DraftTree, budget: int) -> None:
     """Each pass takes the part of the draft that agrees and one token more; of the draft, no more than the budget."""
-    drafter = Fake(*{chain[0]: chain for chain in chains}.values())
-    tree = drafter.tree.prefix(budget)
+    drafter, tree = Scripted(draft), draft.prefix(budget)
     said, passes = 1, 0
     while said < len(output):
         said += len(tree.accepted(ids(*output[said:]))) + 1
         passes += 1
-    result = replay(drafter, [Recording("a", ids(3), ids(*output))], budget=budget)
-    assert drafter.text == [3, *output]
+    result = replay(drafter, [Recording("a", ids(3), ids(*output))], budget=budget, min_prob=0.5)
+    assert drafter.prefill[0][0].tolist() == [3, output[0]]
+    assert [token for tokens in drafter.accepted for token in tokens] == output[1:]
     assert (result.tokens, result.passes) == (len(output) - 1, passes)
     assert result.nodes == passes * len(tree)
-    assert drafter.asked == [(budget, 0.0)] * passes * (budget > 0)
+    assert drafter.requests == [(budget, 0.5)] * passes * (budget > 0)
+    assert (result.rows, result.misses, len(result.lookup_ns)) == (1, passes * (len(tree) == 0), passes)
 
 
-def test_a_recorded_target_knows_no_candidates() -> None:
-    class Curious(Fake):
-        needs_candidates = True
-
-    drafter = Curious([1])
-    assert replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))]).passes == 1
-    assert drafter.observed == [[1, 2]]
-
-
-class Listening(Fake):
-    """Wants hidden states and keeps them, by the last token of the text that they were told with."""
-
-    needs_hidden = True
-
-    def __init__(self, *chains: Sequence[int]) -> None:
-        super().__init__(*chains)
-        self.heard: list[tuple[int, Any]] = []
-
-    def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_: Any
-    ) -> Session:
-        super().session(prompt_ids)
-        self.heard.append((self.text[-1], hidden))
-        return self
-
-    def observe(
-        self,
-        accepted_ids: ArrayLike,
-        *,
-        tree: DraftTree | None = None,
-        hidden: NDArray[np.float32] | None = None,
-        **rest: Any,
-    ) -> None:
-        super().observe(accepted_ids, tree=tree, hidden=None, **rest)
-        self.heard.append((self.text[-1], hidden))
-
-
-@given(output=OUTPUTS, chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3))
-def test_the_state_is_the_one_that_predicted_the_last_token(
-    output: list[int], chains: list[list[int]]
-) -> None:
+@given(output=OUTPUTS, draft=DRAFTS)
+def test_the_state_is_the_one_that_predicted_the_last_token(output: list[int], draft: DraftTree) -> None:
     """State j holds j and output[j]."""
     hidden = np.array([[place, token, 9] for place, token in enumerate(output)], np.float32)
-    drafter = Listening(*{chain[0]: chain for chain in chains}.values())
+    drafter = Scripted(draft, hidden=True)
     replay(drafter, [Recording("a", ids(3), ids(*output), hidden)])
+    states = [drafter.prefill[0][1], *(feedback.hidden for feedback in drafter.feedback)]
     place = 0
-    for observed, (token, state) in zip([[output[0]], *drafter.observed], drafter.heard, strict=True):
-        place += len(observed)
-        assert token == observed[-1] == output[place - 1]
-        assert state.tolist() == [place - 1, token, 9]
+    for accepted, state in zip([output[:1], *drafter.accepted], states, strict=True):
+        place += len(accepted)
+        assert state.tolist() == [place - 1, accepted[-1], 9]
     assert place == len(output)
 
 
 def test_missing_states_are_an_error() -> None:
-    for drafter in (Listening([1]), Mixture([Fake([1]), Listening([1])])):
-        with pytest.raises(ReplayError, match=r"recording a has no hidden states.* the model that made it"):
-            replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))])
+    with pytest.raises(ReplayError, match=r"recording a has no hidden states.* the model that made it"):
+        replay(Scripted(hidden=True), [Recording("a", ids(3), ids(7, 1, 2))])
 
 
 def test_the_acceptance_rate_is_a_mean_over_outputs_with_drafts() -> None:
     """Of the first 3 of 10 nodes are accepted, of the second none of 5; of the third nothing is drafted."""
 
-    class Moody(Fake):
+    class Moody(Scripted):
         def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-            return DraftTree.empty() if self.text[0] == 9 else super().propose(budget)
+            return DraftTree.empty() if self.prefill[-1][0][0] == 9 else super().propose(budget)
 
     rows = [
         Recording("a", ids(0), ids(7, 1, 2, 3, 4, 8)),
         Recording("b", ids(0), ids(7, 8)),
         Recording("c", ids(9), ids(7, 8, 8)),
     ]
-    result = replay(Moody([1, 2, 3], [4, 5]), rows)
+    result = replay(Moody(tree_of([(1, 2, 3), (4, 5)])), rows)
     assert (result.nodes, result.accepted, result.passes) == (3 * 5, 3, 2 + 1 + 2)
     assert result.rates == [3 / 10, 0.0]
     assert result.acceptance_rate == 0.15
-    assert replay(Moody(), rows).acceptance_rate == 0.0
+    assert replay(Scripted(DraftTree.empty()), rows).acceptance_rate == 0.0
 
 
 def test_progress_and_summary() -> None:
@@ -249,7 +121,7 @@ def test_progress_and_summary() -> None:
     def keep(result: ReplayResult) -> None:
         seen.append(result.rows)
 
-    result = replay(Fake([1, 5]), rows, on_progress=keep)
+    result = replay(Scripted(tree_of([(1, 5)])), rows, on_progress=keep)
     assert seen == [1, 2]
     result.lookup_ns = [1_000, 2_000, 3_000, 10_000]
     assert result.summary() == {
@@ -282,17 +154,6 @@ def recordings(tokenizer: TextTokenizer, folder: Path, *records: Any, **options:
     return list(read_recordings(path, tokenizer, **options))
 
 
-def test_a_text_as_prompt(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    record = {"id": "r1", "prompt": "for item in", "output": " items:\n    print(item)"}
-    [row] = recordings(small_tokenizer, tmp_path, record)
-    together = small_tokenizer.encode(record["prompt"] + record["output"], bos=True).tolist()
-    assert row.id == "r1"
-    assert row.prompt.tolist() + row.output.tolist() == together
-    assert together[0] == small_tokenizer.bos_ids[0]
-    assert row.prompt.dtype == row.output.dtype == np.int32
-    assert small_tokenizer.decode(row.output) == record["output"]
-
-
 def test_the_output_starts_at_the_first_id_that_differs(
     small_tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
@@ -303,11 +164,12 @@ def test_the_output_starts_at_the_first_id_that_differs(
     assert alone != together[: len(alone)], "the cut should lie inside a token"
     [row] = recordings(small_tokenizer, tmp_path, {"prompt": prompt, "output": output})
     cut = len(row.prompt)
+    assert row.id == f"{tmp_path}/replays.jsonl:line 1"
     assert alone[:cut] == together[:cut] == row.prompt.tolist()
     assert alone[cut] != together[cut] == row.output[0]
 
 
-@pytest.mark.parametrize("length", [MAX_OUTPUT_TOKENS - 1, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS + 1, 3000])
+@pytest.mark.parametrize("length", [0, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS + 1])
 def test_the_output_is_cut(small_tokenizer: TextTokenizer, tmp_path: Path, length: int) -> None:
     newline = small_tokenizer.encode("\x01", bos=False)
     assert len(newline) == 1
@@ -315,14 +177,10 @@ def test_the_output_is_cut(small_tokenizer: TextTokenizer, tmp_path: Path, lengt
     assert row.output.tolist() == newline.tolist() * min(length, 1024)
 
 
-def test_an_empty_output(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    [row] = recordings(small_tokenizer, tmp_path, {"prompt": "hi", "output": ""})
-    assert len(row.output) == 0
-    assert replay(Fake([1]), [row]).passes == 0
-
-
 def test_a_conversation_in_the_plain_format(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    [row] = recordings(small_tokenizer, tmp_path, {"prompt": CHAT, "output": "hello"})
+    [row] = recordings(small_tokenizer, tmp_path, {"id": "r1", "prompt": CHAT, "output": "hello"})
+    assert row.id == "r1"
+    assert row.prompt.dtype == row.output.dtype == np.int32
     whole = small_tokenizer.encode("USER: hi ASSISTANT: hello", bos=True).tolist()
     assert row.prompt.tolist() + row.output.tolist() == whole
     assert small_tokenizer.decode(row.output) == " hello"
@@ -356,11 +214,6 @@ def test_a_limit_does_not_read_on(small_tokenizer: TextTokenizer, tmp_path: Path
         check_recordings(tmp_path / "replays.jsonl")
 
 
-def test_without_an_id_the_place(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    [row] = recordings(small_tokenizer, tmp_path, {"prompt": "p", "output": "out"})
-    assert row.id == f"{tmp_path}/replays.jsonl:line 1"
-
-
 GOOD = {"prompt": "p", "output": "out"}
 
 
@@ -368,14 +221,9 @@ GOOD = {"prompt": "p", "output": "out"}
     ("record", "message"),
     [
         ("not json", r"not JSON"),
-        ("[]", r"a JSON array"),
-        ({"prompt": "p"}, r"expected the key 'output' with a text"),
         ({"prompt": "p", "output": ["x"]}, r"expected the key 'output' with a text"),
-        ({"output": "o"}, r"expected the key 'prompt' with a text or a list of messages"),
-        ({"prompt": 7, "output": "o"}, r"expected the key 'prompt'"),
+        ({"prompt": 7, "output": "o"}, r"expected the key 'prompt' with a text or a list of messages"),
         ({"prompt": ["hi"], "output": "o"}, r"prompt\[0\] is a str, expected an object"),
-        ({"prompt": [{"role": "user"}], "output": "o"}, r"prompt\[0\] has no text under 'content'"),
-        ({"prompt": [{"role": 1, "content": "x"}], "output": "o"}, r"prompt\[0\] has no text under 'role'"),
         ({"prompt": [{"role": "system", "content": "x"}], "output": "o"}, r"refuses .* no system prompts"),
         ({"prompt": "p", "output": "\ud800"}, r"surrogate"),
     ],
@@ -389,17 +237,9 @@ def test_bad_records_name_their_place(
 
 def test_no_recording_is_left(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     rows = [GOOD | {"model": "vicuna"}, GOOD | {"model": "llama"}, GOOD]
-    with pytest.raises(ReplayError, match=r"holds no recording of model 'x', its models are llama, vicuna$"):
+    with pytest.raises(ReplayError, match=r"no recording of model 'x', its models are llama, vicuna$"):
         recordings(small_tokenizer, tmp_path, *rows, model="x")
-    with pytest.raises(ReplayError, match=r"holds no recording of model 'x', its models are not named$"):
-        recordings(small_tokenizer, tmp_path, GOOD, model="x")
     with pytest.raises(ReplayError, match=r"replays\.jsonl holds no recording$"):
         recordings(small_tokenizer, tmp_path)
-
-
-def test_files_that_cannot_be_read(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").touch()
     with pytest.raises(ReplayError, match="no such file"):
         list(read_recordings(tmp_path / "absent.jsonl", small_tokenizer))
-    with pytest.raises(ReplayError, match="is not JSON Lines"):
-        list(read_recordings(tmp_path / "a.txt", small_tokenizer))

@@ -12,31 +12,11 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.together import propose_many
 from draftstore.recycling.drafter import RecyclingDrafter
-from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import RandomTrees
 from tests.unit.drafting.test_drafter import Recorder, ids, store
 
 VOCAB = store("longest").vocab_size
-
-
-class Counting:
-    """A store's drafter that counts its calls."""
-
-    def __init__(self, strategy: str) -> None:
-        self._drafter = store(strategy)
-        self.context_size, self.vocab_size = self._drafter.context_size, self._drafter.vocab_size
-        self.hidden_size = 0
-        self.batches: list[int] = []
-
-    def session(self, prompt_ids: Any, **_prefill: Any) -> ContextSession:
-        return ContextSession(self, prompt_ids)
-
-    def draft(
-        self, contexts: Any, budget: int = 64, min_prob: float = 0.0, hidden: Any = None
-    ) -> list[Draft]:
-        self.batches.append(len(contexts))
-        return self._drafter.draft(contexts, budget, min_prob, hidden)
 
 
 @given(
@@ -71,13 +51,12 @@ def test_each_gets_what_it_gets_alone(texts: list[tuple[list[int], int, float]],
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_store_is_asked_once(mixed: bool) -> None:
-    counting = Counting("longest")
-    drafter: Any = Mixture([RequestDrafter(VOCAB), counting]) if mixed else counting
+    recorder = Recorder()
+    drafter: Any = Mixture([RequestDrafter(VOCAB), recorder]) if mixed else recorder
     sessions = [drafter.session([number, number + 1]) for number in range(5)]
     propose_many(sessions, [16] * 5, [0.0] * 5)
-    assert counting.batches == [5]
     propose_many(sessions, [16, 0, 16, 8, 16], [0.0] * 5)
-    assert counting.batches == [5, 3, 1]
+    assert [len(contexts) for contexts, _, _ in recorder.calls] == [5, 3, 1]
 
 
 def test_texts_with_and_without_states_are_asked_about_apart() -> None:
@@ -89,14 +68,3 @@ def test_texts_with_and_without_states_are_asked_about_apart() -> None:
     propose_many([early, late], [8, 8], [0.0, 0.0])
     assert [contexts[0][-1] for contexts, _, _ in recorder.calls] == [1, 2]
     assert recorder.hidden is not None
-
-
-def test_mixture_learns_the_same_in_a_batch() -> None:
-    drafters: list[Any] = [RequestDrafter(VOCAB), store("longest")]
-    text = [1, 2, 3, 1, 2, 3, 1, 2]
-    together, alone = Mixture(drafters).session(text), Mixture(drafters).session(text)
-    (tree,) = propose_many([together], [16], [0.0])
-    assert tree == alone.propose(16)
-    for session in (together, alone):
-        session.observe(np.array([3, 1], np.int32), tree=tree)
-    assert np.array_equal(together.seen, alone.seen)  # type: ignore[attr-defined]

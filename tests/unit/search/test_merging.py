@@ -1,5 +1,6 @@
 """Merged suffixes against sorting everything again, compared as far as drafts look."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from draftstore.errors import StoreError
 from draftstore.search.merging import DEEPEST, Rows, merge_segment
-from draftstore.search.suffix import first_row_table, index_segment, key_layout, key_table
+from draftstore.search.suffix import index_segment, key_layout, key_table
 
 VOCABULARY = 4
 END = 65_535
@@ -41,15 +42,8 @@ def gaps_of(texts: Documents) -> np.ndarray:
     return np.array(gaps, np.int64).reshape(-1, 2)
 
 
-@given(
-    documents.filter(bool),
-    st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=9)),
-    st.integers(1, 3),
-)
-def test_rows_are_those_of_sorting_again(old: Documents, new: list[list[int]], threads: int) -> None:
+def assert_merged(old: Documents, new: list[list[int]], threads: int) -> None:
     tokens = text_of([text for kept, text in old if kept] + new)
-    if len(tokens) == 0:
-        return
     suffixes = np.empty(len(tokens), np.int32)
     before = old_rows(text_of([text for _, text in old]))
     keys, first_rows = merge_segment(before, gaps_of(old), tokens, suffixes, threads)
@@ -57,22 +51,24 @@ def test_rows_are_those_of_sorting_again(old: Documents, new: list[list[int]], t
     expected, _, expected_rows = index_segment(tokens, VOCABULARY)
     assert [visible(tokens, row) for row in suffixes] == [visible(tokens, row) for row in expected]
     np.testing.assert_array_equal(first_rows, expected_rows)
-    np.testing.assert_array_equal(first_rows, first_row_table(tokens, VOCABULARY))
     np.testing.assert_array_equal(keys, key_table(tokens, suffixes, VOCABULARY, *key_layout(VOCABULARY)))
 
 
-def test_merged_rows_can_be_merged_into() -> None:
-    texts = [[0, 1, 2], [0, 1, 2], [3, 0, 1], [1, 2], [0, 1, 2, 3]]
-    rows = old_rows(text_of(texts[:1]))
-    for size in range(2, len(texts) + 1):
-        tokens = text_of(texts[:size])
-        suffixes = np.empty(len(tokens), np.int32)
-        _, first_rows = merge_segment(rows, np.empty((0, 2), np.int64), tokens, suffixes)
-        rows = Rows(tokens, suffixes, first_rows)
-    expected = index_segment(rows.tokens, VOCABULARY)[0]
-    assert [visible(rows.tokens, row) for row in rows.suffixes] == [
-        visible(rows.tokens, row) for row in expected
-    ]
+@given(
+    documents.filter(bool),
+    st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=9)),
+    st.integers(1, 3),
+)
+def test_rows_are_those_of_sorting_again(old: Documents, new: list[list[int]], threads: int) -> None:
+    if new or any(kept for kept, _ in old):
+        assert_merged(old, new, threads)
+
+
+def test_many_documents_come_and_go() -> None:
+    salad = random.Random(7)
+    texts = [salad.choices(range(VOCABULARY), k=salad.randint(1, 60)) for _ in range(400)]
+    old = [(salad.random() < 0.7, text) for text in texts]
+    assert_merged(old, [[*salad.choice(texts), 1] for _ in range(60)], 2)
 
 
 @pytest.mark.parametrize("damage", [-1, 7, 2**31 - 1])

@@ -1,13 +1,8 @@
-import io
-import json
-from collections.abc import Callable, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,21 +12,18 @@ from draftstore.errors import TokenRangeError
 from draftstore.jit import read_only
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS, suffix_array
 from draftstore.search.suffix import (
-    KEY_STRIDE,
     SuffixIndex,
     find_rows,
     first_row_table,
     key_layout,
     key_table,
 )
-from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokens import sentinel, token_dtype
 from tests import reference
-from tests.examples import examples
 
 NARROW, WIDE = 40, 151_665
-SIZES = [1, 2, 3, 512, 32_000, 49_152, 65_535, WIDE]
-"""Vocabularies whose keys hold 63, 31, 31, 6, 4, 3, 3 and 3 tokens."""
+SIZES = [1, 3, 512, 65_535, WIDE]
+"""Vocabularies whose keys hold 63, 31, 6, 3 and 3 tokens."""
 
 
 def array_of(text: Sequence[int], vocab_size: int) -> NDArray[Any]:
@@ -46,9 +38,9 @@ def spread(text: Sequence[int], vocab_size: int) -> list[int]:
 
 
 @st.composite
-def texts(draw: st.DrawFn, sentinels: bool = True) -> list[int]:
+def texts(draw: st.DrawFn) -> list[int]:
     """Draw a text that repeats itself over at most four ids, up to 7, and the sentinel."""
-    alphabet = draw(st.sampled_from([[7], [0, 7], [5, 6, 7], [0, 1, 6, 7]])) + [-1] * sentinels
+    alphabet = [*draw(st.sampled_from([[7], [0, 7], [5, 6, 7], [0, 1, 6, 7]])), -1]
     pieces = draw(st.lists(st.lists(st.sampled_from(alphabet), max_size=8), max_size=6))
     repeats = draw(st.lists(st.integers(1, 12), min_size=len(pieces), max_size=len(pieces)))
     return [token for piece, times in zip(pieces, repeats, strict=True) for token in piece * times]
@@ -60,18 +52,11 @@ def texts(draw: st.DrawFn, sentinels: bool = True) -> list[int]:
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
 @given(text=texts())
 @example(text=[])
-@example(text=[3])
 @example(text=[-1])
-@example(text=[4, 3])
-@example(text=[3, 4])
 @example(text=[3, 3])
-@example(text=[-1, -1])
-@example(text=[7] * 100)
 @example(text=[-1] * 50)
-@example(text=[6, 7] * 60)
 @example(text=[7, 6] * 60 + [7])
 @example(text=[1, 2, 3, -1] * 30)
-@example(text=[7, 6, 5, 4, 3, 2, 1, 0])
 def test_suffixes_come_in_order(vocab_size: int, text: list[int]) -> None:
     tokens = array_of(spread(text, vocab_size), vocab_size)
     found = suffix_array(tokens, vocab_size)
@@ -79,43 +64,26 @@ def test_suffixes_come_in_order(vocab_size: int, text: list[int]) -> None:
     assert found.tolist() == reference.sort_suffixes(tokens.tolist())
 
 
-@given(text=st.lists(st.integers(0, 39), max_size=200))
-def test_suffixes_of_many_ids_come_in_order(text: list[int]) -> None:
-    assert suffix_array(array_of(text, NARROW), NARROW).tolist() == reference.sort_suffixes(text)
-
-
-def random_text(rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
-    return rng.integers(0, ids, n)
-
-
-def documents(rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
-    text = (rng.zipf(1.3, n) - 1) % ids
-    text[rng.integers(0, n, n // 50)] = -1
-    return text
-
-
-def repetitive(rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
-    text = np.tile(rng.integers(0, ids, 37), n // 37 + 1)[:n]
-    text[rng.integers(0, n, 20)] = rng.integers(0, ids, 20)
-    return text
-
-
-def fibonacci(_rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
-    a, b = [ids - 1], [ids - 1, 0]
-    while len(b) < n:
+def long_texts(vocab_size: int) -> Iterator[NDArray[Any]]:
+    """Yield random ids, documents of common words, one passage again and again, and a Fibonacci word."""
+    rng, size = np.random.default_rng(1), 50_000
+    yield rng.integers(0, vocab_size, size)
+    text = (rng.zipf(1.3, size) - 1) % vocab_size
+    text[rng.integers(0, size, size // 50)] = -1
+    yield text
+    text = np.resize(rng.integers(0, vocab_size, 37), size)
+    text[rng.integers(0, size, 20)] = 0
+    yield text
+    a, b = [vocab_size - 1], [vocab_size - 1, 0]
+    while len(b) < size:
         a, b = b, b + a
-    return np.array(b[:n])
+    yield np.array(b)
 
 
-@pytest.mark.parametrize("vocab_size", [65_535, WIDE])
-@pytest.mark.parametrize("make", [random_text, documents, repetitive, fibonacci])
-@pytest.mark.parametrize("ids", [2, 1 << 30])
-def test_long_texts_sort_as_divsufsort_does(
-    vocab_size: int, make: Callable[[np.random.Generator, int, int], NDArray[Any]], ids: int
-) -> None:
-    text = make(np.random.default_rng(1), 100_000, min(ids, vocab_size))
-    tokens = array_of(text.tolist(), vocab_size)
-    assert_sorted(tokens, vocab_size)
+@pytest.mark.parametrize("vocab_size", [3, 65_535, WIDE])
+def test_long_texts_sort_as_divsufsort_does(vocab_size: int) -> None:
+    for text in long_texts(vocab_size):
+        assert_sorted(array_of(text.tolist(), vocab_size), vocab_size)
 
 
 def assert_sorted(tokens: NDArray[Any], vocab_size: int) -> None:
@@ -123,28 +91,6 @@ def assert_sorted(tokens: NDArray[Any], vocab_size: int) -> None:
     # Dense ranks keep the order and fit the types that divsufsort knows.
     ranks = np.unique(tokens, return_inverse=True)[1].astype(np.int32)
     assert np.array_equal(suffixes, divsufsort(ranks))
-    keys = key_table(tokens, read_only(suffixes), vocab_size, *key_layout(vocab_size))
-    assert len(keys) == -(-len(tokens) // KEY_STRIDE)
-    assert np.all(keys[1:] >= keys[:-1])
-    firsts = first_row_table(tokens, vocab_size)
-    ordered = tokens[suffixes]
-    assert np.array_equal(firsts, np.searchsorted(ordered, np.arange(vocab_size + 1)))
-
-
-@pytest.mark.parametrize(
-    ("name", "vocab_size"), [("llama2", 32_000), ("smollm2", 49_152), ("qwen2.5", 151_665)]
-)
-def test_real_text_sorts_as_divsufsort_does(data: Path, name: str, vocab_size: int) -> None:
-    tokenizer = load_tokenizer(data / "tokenizers" / name)
-    path = data / "corpora" / "code_instruct.jsonl.zst"
-    with path.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as stream:
-        records = [json.loads(line) for line in islice(io.TextIOWrapper(stream, "utf-8", newline="\n"), 1500)]
-    contents = ["\n".join(message["content"] for message in record["messages"]) for record in records]
-    end = sentinel(token_dtype(vocab_size))
-    ids = reference.closed([piece.tolist() for piece in tokenizer.encode_documents(contents)], end)
-    assert len(ids) > 50_000
-    assert tokenizer.vocab_size == vocab_size
-    assert_sorted(read_only(np.array(ids, token_dtype(vocab_size))), vocab_size)
 
 
 def test_a_segment_that_rows_cannot_count_is_refused() -> None:
@@ -158,15 +104,14 @@ def test_a_segment_that_rows_cannot_count_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("vocab_size", "layout"),
-    [(1, (1, 63)), (2, (2, 31)), (3, (2, 31)), (4, (3, 21)), (512, (10, 6)), (32_000, (15, 4)),
-     (49_152, (16, 3)), (65_535, (16, 3)), (WIDE, (18, 3)), (2**31 - 1, (31, 2))],
+    [(1, (1, 63)), (2, (2, 31)), (3, (2, 31)), (4, (3, 21)), (32_000, (15, 4)), (65_535, (16, 3)),
+     (2**31 - 1, (31, 2))],
 )  # fmt: skip
 def test_keys_hold_as_many_tokens_as_fit(vocab_size: int, layout: tuple[int, int]) -> None:
     assert key_layout(vocab_size) == layout
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@examples(30)
 @given(text=texts())
 def test_tables_describe_the_sorted_suffixes(vocab_size: int, text: list[int]) -> None:
     text = [*spread(text, vocab_size), -1]
@@ -252,21 +197,3 @@ def test_rows_are_counted_exactly_in_a_large_segment(vocab_size: int) -> None:
             found = rows_found(index, 1, pattern)
             starts = index.suffixes[3:][found]
             assert sorted(starts.tolist()) == expected.tolist()
-
-
-def test_the_end_of_a_segment_matches_nothing() -> None:
-    index = reference.make_index([[[0, 0, 0]], [[0]]], 2)
-    assert rows_found(index, 0, [0, 0, 0]) == [0]
-    assert rows_found(index, 0, [0, 0, 0, 0]) == []
-    assert rows_found(index, 1, [0]) == [0]
-    assert rows_found(index, 1, [0, 0]) == []
-    assert rows_found(index, 0, [1]) == []
-
-
-@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-def test_arrays_handed_to_kernels_stay_read_only_views(vocab_size: int) -> None:
-    array = np.arange(4, dtype=token_dtype(vocab_size))
-    view = read_only(array)
-    assert np.shares_memory(array, view)
-    assert not view.flags.writeable
-    assert array.flags.writeable

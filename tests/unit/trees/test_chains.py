@@ -4,17 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.trees.chains import best_chain
-from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import tree_of
-
-
-def test_a_long_branch_of_likely_tokens_behind_a_less_likely_one() -> None:
-    tree = tree_of({(1,): 0.5, (1, 2): 0.1, (4,): 0.4, (4, 5): 0.39, (4, 5, 6): 0.38, (7,): 0.05})
-    assert best_chain(tree).tokens.tolist() == [4, 5, 6]
-    assert best_chain(tree, 2).tokens.tolist() == [4, 5]
-    assert best_chain(tree, 1).tokens.tolist() == [1]
-    assert len(best_chain(tree, 0)) == len(best_chain(DraftTree.empty(), 3)) == 0
-
 
 paths = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
 

@@ -16,7 +16,6 @@ from draftstore.trees.frontier import (
     unpack_nodes,
 )
 from draftstore.trees.tree import LEVEL_BOUNDS, LEVEL_PROBS, level_of
-from tests.examples import examples
 
 Row = tuple[int, int, int, int]
 """Level, depth, token, slot of the parent: the order of nodes."""
@@ -46,7 +45,6 @@ def fill(rows: list[Row], budget: int, max_level: int = 255) -> tuple[Frontier, 
     return nodes, tail
 
 
-@examples(200)
 @given(st.lists(ROWS, max_size=40, unique=True), st.integers(1, 12), st.integers(0, 255))
 def test_the_best_nodes_stay_in_order(rows: list[Row], budget: int, max_level: int) -> None:
     nodes, tail = fill(rows, budget, max_level)

@@ -64,7 +64,7 @@ def rest_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: Pa
     from draftstore.text.tokenizer import load_tokenizer
 
     ready()
-    options = RestOptions(corpus=(corpus,), name="test", segment_tokens=30_000)
+    options = RestOptions(corpus=(corpus,), name="test", segment_tokens=8_000)
     build_rest(options, load_tokenizer(tokenizer, name="t"), out, workers=workers)
 
 

@@ -122,7 +122,12 @@ def build(
         if fail:
             raise CorpusError("no")
         for number, file in enumerate(files):
-            once(partial / f"step-{number}", functools.partial(write, store / file, text))
+            path = store / file
+            once(
+                partial / f"step-{number}",
+                functools.partial(write, path, text),
+                functools.partial(holds, path),
+            )
         for old in store.glob("*manifest*"):
             old.unlink()
         counts = {"documents": 1, "entries": 0, "tokens": 0}
@@ -144,7 +149,12 @@ def write(path: Path, text: str) -> int:
     with path.open("w") as file:
         file.write(text)
     with path.open("a") as file:
-        return file.write(f" in {path.name}")
+        file.write(f" in {path.name}")
+    return path.stat().st_size
+
+
+def holds(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
 
 
 def require_whole(store: Path, text: str) -> None:

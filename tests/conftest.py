@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import draftstore
-from draftstore.storage.streams import read_lines
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -199,21 +198,6 @@ def wide_store(wide_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathF
     options = RestOptions(corpus=(folder / "c.jsonl",), name="wide", segment_tokens=200)
     build_rest(options, wide_tokenizer, folder / "store", workers=1)
     return folder / "store"
-
-
-@pytest.fixture(scope="session")
-def real_store(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store of some 300,000 Llama-2 tokens of real chats, in several segments."""
-    folder = tmp_path_factory.mktemp("real")
-    lines = read_lines(data / "corpora" / "chat_sharegpt.jsonl.zst")
-    with (folder / "chats.jsonl").open("wb") as file:
-        size = 0
-        while size < 1_200_000 and (line := next(lines)):
-            size += file.write(line + b"\n")
-    options = RestOptions(corpus=(folder / "chats.jsonl",), name="real", segment_tokens=100_000)
-    return build_rest(
-        options, load_tokenizer(data / "tokenizers" / "llama2"), folder / "store", workers=2
-    ).path
 
 
 @pytest.fixture(scope="session")

@@ -86,17 +86,3 @@ def hashed_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: 
     ready()
     options = DresdOptions(corpus=(corpus,), name="test", dims=8, sample=15_000)
     build_dresd(options, load_tokenizer(tokenizer, name="t"), HashedStates(), out)
-
-
-def dense_store(ready: Callable[[], None], model: Path, corpus: Path, out: Path) -> None:
-    """Build a dense store of a model's states."""
-    from draftstore.hf import load_model
-    from draftstore.hf.states import ModelStates
-    from draftstore.stores.dresd.build import DresdOptions, build_dresd
-    from draftstore.stores.dresd.kernels import passages
-
-    passages.BLOCK_TOKENS = 4_000
-    loaded = load_model(model)
-    ready()
-    options = DresdOptions(corpus=(corpus,), name="test", dims=16, sample=8_000, max_length=128)
-    build_dresd(options, loaded.text, ModelStates(loaded, batch_tokens=2048), out)

@@ -13,10 +13,7 @@ from draftstore.errors import DraftTreeError
 from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.fakes.adversaries import Path
-from tests.reference import (
-    chi_square_p,
-    nodes_of,
-)
+from tests.reference import nodes_of
 from tests.unit.trees.test_tree import tree_of as tree_from
 from tests.unit.trees.test_tree import trees
 
@@ -110,19 +107,3 @@ def test_samples_do_not_depend_on_the_draft(tree: DraftTree, seed: int, zeros: i
         said.append(int(plain.choice(6, p=model(said))))
     assert found.tokens.tolist() == said
     assert drafted.random() == plain.random()
-
-
-# --- the test itself ---
-
-
-@pytest.mark.parametrize(
-    ("counts", "p"),
-    [
-        ([50, 50, 50], 1.0),
-        ([60, 40, 50], np.exp(-2.0)),  # 2 degrees of freedom: the tail is exp(-x / 2), and x is 4
-        ([50, 50, 30, 70, 50], np.exp(-8.0) * (1 + 8.0)),  # 4 degrees, x is 16
-    ],
-)
-def test_the_chi_square_test_by_hand(counts: list[int], p: float) -> None:
-    even = np.full(len(counts), 1 / len(counts))
-    assert chi_square_p(np.array(counts), even) == pytest.approx(p)

@@ -25,7 +25,6 @@ from draftstore.engines.proposer import Proposer
 from draftstore.engines.sglang import TRIE_NODES, BatchDrafts, StoreDrafts, register
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees.tree import DraftTree
-from tests.examples import examples
 from tests.fakes.adversaries import tree_of
 from tests.fakes.sglang_engine import VERSION, Accepted, Batch, Request, links_of
 
@@ -80,7 +79,6 @@ paths = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
 trees = st.dictionaries(paths, st.floats(0.01, 1.0), max_size=12).map(tree_of)
 
 
-@examples(30)
 @given(drafts=st.lists(trees, min_size=1, max_size=3), rows=st.integers(1, 16))
 def test_it_finds_the_links_of_the_double(worker: Any, drafts: Sequence[DraftTree], rows: int) -> None:
     _, mask = rows_and_mask(drafts, [0] * len(drafts), rows)

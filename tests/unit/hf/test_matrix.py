@@ -26,7 +26,6 @@ from draftstore.hf.batches import Batch
 from draftstore.hf.generation import prepare_text
 from draftstore.hf.planning import TYPICAL
 from draftstore.recycling.drafter import RecyclingDrafter
-from tests.examples import examples
 from tests.fakes.adversaries import (
     Adversary,
     AlwaysWrong,
@@ -215,7 +214,6 @@ guests_of_batches = st.builds(
 )
 
 
-@examples(60)
 @given(
     st.sampled_from(["llama", "mistral"]),
     st.integers(1, 8).flatmap(lambda size: st.lists(guests_of_batches, min_size=size, max_size=size)),

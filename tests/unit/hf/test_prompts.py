@@ -18,7 +18,6 @@ from draftstore.hf.generation import prepare_text
 from draftstore.hf.passes import gathering
 from draftstore.recycling import prompts
 from draftstore.recycling.prompts import PromptCandidates
-from tests.examples import examples
 from tests.fakes.adversaries import Adversary, Silent
 from tests.fakes.hf_models import tiny
 
@@ -69,7 +68,6 @@ def ask(
 some_prompts = st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=14), min_size=1, max_size=4)
 
 
-@examples(40)
 @given(
     some_prompts,
     st.sampled_from(["llama", "gpt2"]),

@@ -16,7 +16,6 @@ from draftstore.hf.passes import last_hidden
 from draftstore.hf.states import ModelStates, StateReader, weights_digest
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.projection import Projection
-from tests.examples import examples
 from tests.fakes.hf_models import build, tiny
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "opt", "cohere")
@@ -46,7 +45,6 @@ def test_states_are_what_the_head_is_given(architecture: str) -> None:
         np.testing.assert_allclose(found[index], caught(model, ids), rtol=1e-6, atol=1e-6)
 
 
-@examples(20)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=8),
     max_length=st.integers(1, 50),

@@ -23,7 +23,6 @@ from draftstore.text.tokens import (
     sentinel,
     token_dtype,
 )
-from tests.examples import examples
 
 
 def documents_of(shards: TokenShards) -> Iterator[NDArray[Any]]:
@@ -89,7 +88,6 @@ def test_token_dtype(vocab_size: int, name: str, free: int) -> None:
     batch_chars=st.integers(1, 100),
     vocab_size=st.sampled_from([300, 70_000]),
 )
-@examples(40)
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory,
     texts: list[str],

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from draftstore.hf.requests import Sampling
 from draftstore.trees.frontier import MAX_BUDGET
 from services.worker.bodies import Body, ChatBody, CompletionBody
-from tests.examples import examples
 from tests.fakes.workers import CHAT, FakeEngine, Worker, refusal
 
 GENERAL = {"model": "small", "stream": True, "stream_options": {"include_usage": True}}
@@ -149,7 +148,6 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@examples(150)
 @given(
     what=st.sampled_from(["completions", "chat"]),
     asked=st.dictionaries(

@@ -19,7 +19,6 @@ from draftstore.stores.crest.entries import (
     open_entries,
     write_lmdb,
 )
-from tests.examples import examples
 from tests.fakes.waiting import in_threads
 
 Items = list[tuple[bytes, bytes]]
@@ -62,7 +61,6 @@ def test_the_digest_is_of_lengths_keys_and_values() -> None:
 # -- reading and writing -------------------------------------------------------------------------------------
 
 
-@examples(60)
 @given(
     st.dictionaries(st.binary(min_size=1, max_size=32), st.binary(max_size=5_000), max_size=30),
     st.lists(st.binary(min_size=1, max_size=32), max_size=5),

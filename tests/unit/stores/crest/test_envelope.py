@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from draftstore.errors import StoreError
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train_dictionary
 from draftstore.trees.tree import DraftTree
-from tests.examples import examples
 from tests.reference import Nodes, nodes_of
 from tests.unit.trees.test_blend import trees
 
@@ -101,7 +100,6 @@ def open_or_refuse(envelope: Envelope, value: bytes) -> bool:
 
 
 @DICTIONARIES
-@examples(300)
 @given(value=st.binary(max_size=200))
 def test_any_bytes_are_an_entry_or_an_error(dictionary: bytes, value: bytes) -> None:
     open_or_refuse(Envelope(dictionary), value)

@@ -22,7 +22,6 @@ from draftstore.stores.crest.selection import (
     rank_ngrams,
 )
 from tests import reference
-from tests.examples import examples
 from tests.reference import Documents, Ngram, UnclearError, make_index
 from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
 
@@ -60,7 +59,6 @@ def test_selections_are_what_they_say(
     assert ranked(ranking) == expected
 
 
-@examples(60)
 @given(corpora(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9))
 def test_pools_are_cut_without_loss(corpus: list[Documents], max_n: int, most: int, part_rows: int) -> None:
     """However small the parts that are counted at a time, and however often the pools are cut."""
@@ -95,7 +93,6 @@ def assert_ranked_by(gains: dict[Ngram, float], found: list[Ngram]) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@examples(150)
 @given(st.data(), st.integers(1, 5), st.integers(1, 12) | st.just(500))
 def test_gain_is_what_is_lost_without_an_ngram(
     vocab_size: int, data: st.DataObject, max_n: int, most: int

@@ -26,7 +26,6 @@ from draftstore.stores.crest.store import (
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import highest_level
 from tests import reference
-from tests.examples import examples
 from tests.reference import Documents, Ngram, Nodes, Stored, UnclearError, nodes_of
 from tests.unit.search.test_expand import corpora, documents_of
 from tests.unit.stores.crest.test_envelope import tree_of
@@ -133,7 +132,6 @@ def test_drafts_are_those_of_the_oracle(
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@examples(60)
 @given(data=st.data(), width=st.integers(0, 9))
 def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObject, width: int) -> None:
     store, max_n = data.draw(stores(vocab_size))

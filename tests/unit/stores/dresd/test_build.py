@@ -23,7 +23,6 @@ from draftstore.stores.dresd.store import DresdStore
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
-from tests.examples import examples
 from tests.fakes import killed
 from tests.fakes.state_sources import HashedStates
 from tests.reference import dense_places
@@ -166,7 +165,6 @@ def test_the_store_holds_every_entry(
     assert names(out.parent) == ["store"]
 
 
-@examples(25)
 @given(
     texts=st.lists(st.text("ab \n", max_size=60), min_size=1, max_size=8),
     common=st.text("abc", max_size=40),

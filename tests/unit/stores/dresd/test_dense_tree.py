@@ -10,7 +10,6 @@ from draftstore.text.tokens import sentinel, token_dtype
 from draftstore.trees.frontier import finish, new_frontier
 from draftstore.trees.tree import DraftTree
 from tests import reference
-from tests.examples import examples
 from tests.reference import Documents, Ngram, UnclearError, nodes_of
 
 VOCAB = 6
@@ -74,7 +73,6 @@ def continuations(tokens: NDArray[np.unsignedinteger], starts: list[int], length
     return [reference.rest_of_document(tokens, start, length) for start in starts]
 
 
-@examples(400)
 @given(corpora(), st.data(), st.integers(1, 8), st.integers(1, 40), st.integers(0, 255), calibrations)
 def test_continuations_become_the_tree_of_the_oracle(
     text: tuple[NDArray[np.unsignedinteger], list[int]],

@@ -11,7 +11,6 @@ from sklearn.preprocessing import StandardScaler
 from draftstore.errors import DraftstoreError
 from draftstore.stores.dresd import projection as projection_module
 from draftstore.stores.dresd.projection import Moments, Projection, fit
-from tests.examples import examples
 
 
 def states_of(count: int, size: int, seed: int = 0) -> NDArray[np.float32]:
@@ -30,7 +29,6 @@ def fitted(states: NDArray[Any], dims: int) -> tuple[Projection, float]:
     return fit(moments, dims)
 
 
-@examples(30)
 @given(count=st.integers(30, 300), size=st.integers(2, 24), seed=st.integers(0, 99))
 def test_it_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
     states = states_of(count, size, seed)

@@ -20,7 +20,6 @@ from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
-from tests.examples import examples
 from tests.fakes import killed
 from tests.reference import sort_suffixes
 
@@ -95,7 +94,6 @@ def test_the_store_holds_the_documents(small_tokenizer: TextTokenizer, corpus: P
     assert names(out.parent) == ["store"]
 
 
-@examples(25)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12), segment_tokens=st.integers(2, 50))
 def test_any_documents_in_any_segments(
     small_tokenizer: TextTokenizer,

@@ -19,7 +19,6 @@ from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards
-from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -74,7 +73,6 @@ def require_equal_drafts(found: RestStore, expected: RestStore) -> None:
 
 
 @given(st.lists(st.tuples(st.sets(texts, max_size=6), st.floats(0, 1)), min_size=1, max_size=6))
-@examples(30)
 def test_any_history_drafts_as_a_build_from_scratch(
     small_tokenizer: TextTokenizer,
     tmp_path_factory: pytest.TempPathFactory,

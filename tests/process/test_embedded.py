@@ -2,13 +2,11 @@
 
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ from draftstore.errors import MissingExtraError
 from schema.db import home
 from schema.db.embedded import Cluster, find_cluster, join, leave, stop
 from schema.db.errors import EmbeddedServerError
+from tests.fakes.servers import reachable_folder
 from tests.fakes.waiting import SECONDS, is_alive, until
 
 ROOT = os.geteuid() == 0
-MEMORY = Path("/dev/shm")  # much faster to fill and to empty than a disk that others use
 LONG = "long-" * 18
 needs_root = pytest.mark.skipif(not ROOT, reason="only root runs the server under another account")
 
@@ -107,16 +105,6 @@ def ask(cluster: Cluster, sql: str) -> Any:
     with psycopg.connect(cluster.url, autocommit=True) as connection:
         row = connection.execute(sql).fetchone()
         return row and row[0]
-
-
-@contextmanager
-def reachable_folder() -> Iterator[Path]:
-    """Make a folder that every account can reach, in memory if there is room for a few clusters."""
-    usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30
-    path = Path(tempfile.mkdtemp(prefix="draftstore-test-", dir=MEMORY if usable else None))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

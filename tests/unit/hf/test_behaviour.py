@@ -135,11 +135,6 @@ def test_stop_strings(data: Path, stop: Any, configured: bool) -> None:
     assert config.stop_strings == (stop if configured else None), "it belongs to the caller"
 
 
-def test_stop_strings_need_a_tokenizer() -> None:
-    with pytest.raises(ValueError, match="tokenizer"):
-        generate(model_(), PROMPT, max_new_tokens=5, stop_strings="x")
-
-
 # --- what processors, criteria and streamers see, and what is returned ---
 
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -249,27 +244,6 @@ def test_criteria_processors_and_streamers_see_what_they_see_plainly(kind: str) 
             assert row.dtype == true.dtype
             torch.testing.assert_close(row, true, rtol=1e-4, atol=1e-5)
     assert drafter.trees <= 20, "drafts were accepted"
-
-
-def test_what_was_not_asked_for_is_not_returned() -> None:
-    _, found, _ = both(model_(), max_new_tokens=9, return_dict_in_generate=True)
-    assert all(getattr(found, name) is None for name in ("scores", "logits", "attentions", "hidden_states"))
-    expected, found, _ = both(model_(), PROMPT.int(), max_new_tokens=9, output_scores=True)
-    assert isinstance(found, torch.Tensor)
-    assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
-    found[0, 0] = 9
-    assert PROMPT[0, 0] == 1, "the prompt is not the output"
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 20])
-def test_a_streamer_gets_the_calls_that_it_gets_plainly(count: int) -> None:
-    model, one, other = model_(), Recording(), Recording()
-    expected = plain(model, max_new_tokens=count, streamer=one)
-    options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "streamer": other}
-    output = generate(model, PROMPT, drafter=prophet(model, ids_of(expected)), **options)
-    assert ids_of(output) == ids_of(expected)
-    assert other.calls == one.calls
-    assert len(other.calls) == count + 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -31,10 +32,8 @@ from schema.db.errors import (
 )
 from schema.db.failures import database_errors, translate
 from schema.db.home import data_home, find_programs
-from tests.fakes.proxies import silent_port
-from tests.fakes.servers import PostgresServer, free_port
+from tests.fakes.servers import PostgresServer, free_port, reachable_folder
 from tests.fakes.waiting import until
-from tests.process.test_embedded import reachable_folder
 from tests.unit.schema.test_sql import as_json, run
 
 SECRET = "s3cret/with@signs"
@@ -251,8 +250,8 @@ def test_live_releases_of_a_server_that_stops_or_hangs(
     with pytest.raises(DatabaseAwayError, match="draftstore db status"):
         LiveReleases()
     monkeypatch.setattr(database, "CONNECT_TIMEOUT", 2)
-    with silent_port() as port:
-        monkeypatch.setenv(VARIABLE, f"postgresql://u:p@127.0.0.1:{port}/d")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        monkeypatch.setenv(VARIABLE, f"postgresql://u:p@127.0.0.1:{silent.getsockname()[1]}/d")
         with pytest.raises(DatabaseAwayError, match="timeout"):
             LiveReleases()
 

@@ -260,7 +260,7 @@ def test_a_build_that_goes_on_reads_no_block_twice(
 
 def test_a_killed_build_ends_with_the_same_bytes(tmp_path: Path, out: Path) -> None:
     """Killed while the vectors are written."""
-    corpus, tokenizer = write_texts(tmp_path / "c.jsonl", 400), small_tokenizer_folder(tmp_path / "small-bpe")
+    corpus, tokenizer = write_texts(tmp_path / "c.jsonl", 300), small_tokenizer_folder(tmp_path / "small-bpe")
     reached = (out.parent / ".store.partial" / "vectors.f16").exists
     assert killed.kill_when(killed.hashed_store, (corpus, tokenizer, out), reached)
     assert not out.exists()

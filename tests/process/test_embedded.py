@@ -38,16 +38,6 @@ for line in sys.stdin:
         cursor = connection.execute(line)
         print(cursor.fetchone()[0] if cursor.description else None, flush=True)
 """
-IN_AND_OUT = """
-import random, sys, time, psycopg
-from pathlib import Path
-from schema.db.embedded import join, leave
-for turn in range(6):
-    with psycopg.connect(join(Path(sys.argv[1])).url) as connection:
-        connection.execute("INSERT INTO visits VALUES (1)")
-    leave()
-    time.sleep(random.random() * 0.3)
-"""
 
 
 class Client:

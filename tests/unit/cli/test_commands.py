@@ -250,17 +250,6 @@ def test_query_takes_any_text(run: Runner, store: Path, text: str) -> None:
     assert run("query", store, "--text", text).status == 0
 
 
-def test_query_options(run: Runner, store: Path) -> None:
-    def nodes(*more: object) -> list[Any]:
-        found: list[Any] = run("query", store, "--text", "The quick", "--json", *more).json()["nodes"]
-        return found
-
-    everything = nodes()
-    assert len(everything) == 64
-    assert nodes("--budget", 5) == everything[:5]
-    assert nodes("--min-prob", 0.05) == [node for node in everything if node["prob"] >= 0.05] != everything
-
-
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
     assert (found["store"], found["strategy"], found["budget"]) == (str(store), "backoff", 9)
@@ -300,19 +289,6 @@ def test_replay_of_the_request_alone(run: Runner, store: Path, tokenizer: Path, 
     assert (found["store"], found["strategy"], found["request"], found["budget"]) == (None, None, True, 32)
     assert found["accepted_length"] > 4
     assert re.search(r"none +│ request +│ +64 ", run(*alone).out)
-
-
-def test_replay_of_stores_of_different_tokenizers_warns(
-    run: Runner, store: Path, tokenizer: Path, replays: Path, tmp_path: Path
-) -> None:
-    path = tokenizer / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "Lowercase"}}))
-    assert build(run, tmp_path, tokenizer).status == 0
-    ran = run("replay", store, tmp_path / "new", store, "--replays", replays, "--json")
-    lines = [json.loads(line) for line in ran.out.splitlines()]
-    assert [line["store"] for line in lines] == [str(store), f"{tmp_path}/new", str(store)]
-    assert f"warning: {store}, {tmp_path}/new are counted in tokens of different tokenizers" in ran.err
-    assert run("replay", store, store, "--replays", replays).err == ""
 
 
 def test_replay_filters(run: Runner, store: Path, replays: Path) -> None:

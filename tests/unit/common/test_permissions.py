@@ -179,14 +179,6 @@ def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
     assert "nobody may ask" in invoke("list", "--file", path).output
 
 
-def test_only_the_token_goes_to_standard_output(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.toml"
-    result = invoke("new", "a", "--release", "x", "--max-budget", "1024", "--file", path)
-    [token] = result.stdout.splitlines()
-    assert Permissions.load(path).identify(token) == Grant("a", frozenset("x"), hash_token(token), 1024)
-    assert "cannot be shown again" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

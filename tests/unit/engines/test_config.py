@@ -21,20 +21,6 @@ def test_a_file_names_stores_beside_it_and_corpora(tmp_path: Path) -> None:
     assert (found.budget, found.min_prob, found.metrics) == (8, 1, 9400)
 
 
-def test_variables_alone() -> None:
-    found = EngineConfig.read(
-        {
-            "DRAFTSTORE_STORES": "a:b", "DRAFTSTORE_REQUEST": "false", "DRAFTSTORE_MIN_PROB": "0.25",
-            "DRAFTSTORE_METRICS": "127.0.0.1:0", "DRAFTSTORE_STRATEGY": "longest", "DRAFTSTORE_DEADLINE": "0.01",
-        }
-    )  # fmt: skip
-    stores = (Path.cwd() / "a", Path.cwd() / "b")
-    assert found.sources == Sources(stores=stores, strategy="longest", deadline=0.01, request=False)
-    assert (found.min_prob, found.metrics) == (0.25, "127.0.0.1:0")
-    assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
-    assert EngineConfig.read({"DRAFTSTORE_REQUEST": "", "DRAFTSTORE_RELEASE": ""}) == EngineConfig()
-
-
 def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
     EngineConfig.read({"DRAFTSTORE_STORE": "a", "DRAFTSTORE_TEST_DATA": "b", "DRAFTSTORE_RESPONSE_LOG": "c"})
     assert caplog.messages == ["unknown setting DRAFTSTORE_STORE: is DRAFTSTORE_STORES meant?"]

@@ -88,19 +88,6 @@ def test_the_bytes(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
     assert out.read_bytes() == first + struct.pack("<14i", 1, 5, -1, -1, 1, 6, 1, 4, 2, -1, -1, 1, 9, 12_345)
 
 
-def test_counts_that_llama_cpp_could_not_multiply(
-    small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = np.array([[1, 2, 3], [1, 2, 4], [1, 2, 5], [7, 8, 9]], np.uint16)
-    table = NgramTable(tokens, np.array([3 * 10**9, 10**9, 1, 10**12]))
-    monkeypatch.setattr(llama_cpp, "_tables", lambda *_: iter([table]))
-    export_cache(small_store, out, ExportOptions(whole=True))
-    found = read_cache(out)
-    assert found[1, 2, -1, -1] == {3: 14_999_999, 4: 4_999_999, 5: 1}
-    assert from_static(found, (1, 2)) == 3
-    assert from_static(found, (7, 8)) == 9
-
-
 def test_counts_give_the_same_file(
     store: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

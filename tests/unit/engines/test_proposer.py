@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftstore.assembly import Sources, assemble
 from draftstore.engines.config import EngineConfig
-from draftstore.engines.proposer import FORGET_STEPS, DraftRequest, Proposer
+from draftstore.engines.proposer import DraftRequest, Proposer
 from draftstore.errors import EngineError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import TextTokenizer
@@ -75,16 +75,6 @@ def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch:
         drafts.propose([asked("stays", [1] * (2000 + step)), asked(step, [step] * 200)])
         assert len(drafts) <= 1 + 5 + 8
     assert drafts.propose([asked(38, [38] * 200)])[0].tokens[:1].tolist() == [38]
-
-
-def test_texts_that_are_no_longer_asked_for_are_forgotten() -> None:
-    drafts = proposer()
-    drafts.propose([asked(key, [1]) for key in range(100)])
-    for size in range(2 * FORGET_STEPS):
-        drafts.propose([asked(0, [1] * (size + 1))])
-    assert len(drafts) == 1
-    drafts.forget([0, 7])
-    assert len(drafts) == 0
 
 
 def test_no_failure_leaves_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,6 @@
 """Models from directories and GGUF files, the tokenizer that stores are checked against, and errors in one sentence."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from draftstore.hf import load_model
 from draftstore.hf.loading import text_tokenizer
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.fakes.hf_models import tiny
-from tests.unit.test_imports import BLOCK
 
 
 @pytest.fixture(scope="session")
@@ -35,13 +32,6 @@ def test_a_directory_gives_model_and_tokenizer(model_folder: Path, small_tokeniz
     assert text.identity.fingerprint == small_tokenizer.fingerprint
     assert tokenizer.encode("hi", add_special_tokens=False) == text.encode("hi", bos=False).tolist()
     assert not model.training
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="defaults of machines without a GPU")
-def test_defaults_on_a_cpu(model_folder: Path) -> None:
-    model = load_model(model_folder).model
-    assert (model.device.type, model.dtype) == ("cpu", torch.float32)
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_what_is_asked_for_is_done(model_folder: Path) -> None:
@@ -84,13 +74,6 @@ def test_what_is_no_model_is_refused(tmp_path: Path, model_folder: Path) -> None
     ):
         with pytest.raises(ModelError, match=said):
             load_model(model_folder, **options)
-
-
-def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    with pytest.raises(ModelError, match="no model at data/mode"):
-        load_model("data/mode")
 
 
 def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -174,10 +157,3 @@ try:
 except MissingExtraError as error:
     print(error)
 """
-
-
-def test_a_missing_package_is_named_with_its_extra() -> None:
-    package = "transformers"
-    code = BLOCK.replace("if name.partition", f"if name == {package!r} or name.partition") + MISSING
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == f"the package {package!r} is not installed: pip install 'draftstore[hf]'\n"

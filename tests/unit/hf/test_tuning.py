@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from draftstore.cli import cli
 from draftstore.decoding.curve import CostCurve
-from draftstore.errors import CurveError, ModelError
+from draftstore.errors import CurveError
 from draftstore.hf import tuning
 from draftstore.hf.tuning import conditions_of, curve_path, find_curve, load_curve, measure
 from tests.fakes.hf_models import stories, tiny
@@ -90,13 +90,6 @@ def test_measuring() -> None:
     assert seen == [(done + 1, total) for done in range(total)]
 
 
-def test_the_context_gives_way_where_positions_are_few() -> None:
-    model = tiny(max_position_embeddings=40)
-    assert measure(model, context=512, repeats=1, rows=ROWS).context == 32
-    with pytest.raises(ModelError, match="the model has 40 positions, expected more than 64"):
-        measure(model, repeats=1, rows=(1, 64))
-
-
 # --- the command ---
 
 
@@ -111,8 +104,3 @@ def test_the_command_stores_what_generate_finds(data: Path) -> None:
     assert curve.conditions.model == "stories260K"
     assert ran.output.startswith("stories260K, float64, sdpa, 40 tokens in the cache\n")
     assert ran.output.endswith(f"stored as {curve_path(conditions_of(model))}\n")
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    ran = tune("--model", tmp_path / "none")
-    assert isinstance(ran.exception, ModelError)

@@ -82,14 +82,6 @@ def keyed(*grants: tuple[str, str, list[str]]) -> Permissions:
     )
 
 
-@pytest.mark.parametrize("name", ["rest", "crest", "wide"])
-def test_odd_shapes_and_ids(caller: Caller, name: str) -> None:
-    for shape in [(0, 16), (0, 0), (1, 0), (3, 0), (1, 1)]:
-        assert len(caller.draft(name, np.full(shape, 5, np.int32)).drafts) == shape[0]
-    contexts = np.array([[-1, 70_000, 2**31 - 1, -(2**31)], [5, -7, 400, 65_535]], np.int32)
-    assert len(caller.draft(name, contexts).drafts) == 2
-
-
 def test_pipelined_requests_are_answered_in_order(stores: dict[str, Path], caller: Caller) -> None:
     contexts = contexts_of(stores["crest"], 1000)
     asked = [("crest" if i % 3 else "rest", contexts[i : i + 1 + 40 * (i % 100 == 0)]) for i in range(1000)]

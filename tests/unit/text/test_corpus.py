@@ -58,13 +58,6 @@ def test_json_lines(tmp_path: Path, suffix: str) -> None:
     assert report == ReadReport(documents=3)
 
 
-def test_lines_end_at_line_feeds_alone_and_blank_ones_do_not_count(tmp_path: Path) -> None:
-    raw = '\ufeff{"text": "a\u2028b"}\r\n\n  \n{"text": "last"}'
-    documents, report = read(write(tmp_path / "c.jsonl", raw))
-    assert documents == [Document("c.jsonl#1", "a\u2028b"), Document("c.jsonl#4", "last")]
-    assert report == ReadReport(documents=2)
-
-
 def test_conversations_are_rendered(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     path = write(tmp_path / "c.jsonl", lines({"messages": chat}, {"text": chat}, {"messages": []}))
@@ -257,19 +250,6 @@ def test_ids_do_not_depend_on_where_the_corpus_lies(tree: Path, monkeypatch: pyt
     assert read(moved)[0] == before
     monkeypatch.chdir(moved)
     assert read(Path())[0] == before
-
-
-@pytest.mark.parametrize("name", ["c.bin", "c", "c.parquet.gz"])
-def test_unknown_kinds_say_what_is_accepted(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CorpusError, match=r"cannot be read: unknown file type: give a folder .*\.jsonl"):
-        find_files([write(tmp_path / name)])
-
-
-def test_missing_paths_are_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no such file or folder: .*/absent"):
-        read_corpus([tmp_path / "absent.jsonl"], render=render, report=ReadReport())
-    with pytest.raises(CorpusError, match="no corpus is given"):
-        find_files([])
 
 
 def test_the_fingerprint_tells_changes(tree: Path) -> None:

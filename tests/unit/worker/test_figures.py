@@ -1,7 +1,6 @@
 """The metrics of the worker: under vLLM's names where vLLM has one, else under ours."""
 
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.figures import WorkerMetrics
 from tests.fakes.workers import FakeEngine, running_worker
 
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -34,7 +33,3 @@ def test_figures_of_answers(small_tokenizer: TextTokenizer) -> None:
         assert [worker.metric(PER_POSITION, position=place) for place in "01"] == [2, 1]
         assert worker.ended() == {"length": 2}
         assert not any(value == "" for _, labels in worker.samples() for _, value in labels)
-
-
-def test_nothing_has_vllms_names_before_the_model_is_known() -> None:
-    assert b"vllm:" not in WorkerMetrics().text()

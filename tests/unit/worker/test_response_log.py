@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from draftstore.errors import DraftstoreError
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker import response_log
 from services.worker.response_log import ResponseLog, older
 from tests.fakes.waiting import until
 from tests.fakes.workers import MODEL, FakeEngine, Worker, running_worker
@@ -105,33 +103,3 @@ def test_a_full_disk_breaks_no_answer_and_leaves_no_half_line(
             assert worker.ask("completions", prompt="zero", max_tokens=100)[0] == 200
             wait_for_lines(worker, outcome, expected)
     assert len(records(path)) == 2
-
-
-def test_a_disk_that_hangs_breaks_no_answer(
-    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging, original = threading.Event(), ResponseLog._write
-
-    def hang(log: ResponseLog, line: bytes) -> None:
-        hanging.wait(60)
-        original(log, line)
-
-    monkeypatch.setattr(ResponseLog, "_write", hang)
-    monkeypatch.setattr(response_log, "MAX_WAITING", 2)
-    with running_worker(FakeEngine(small_tokenizer), log=tmp_path / "a.jsonl") as worker:
-        for _ in range(5):
-            assert worker.ask("completions", prompt="zero")[0] == 200
-        until(lambda: worker.metric("response_log_lines_total", outcome="dropped") >= 2)
-        hanging.set()
-    assert 2 <= len(records(tmp_path / "a.jsonl")) <= 3
-
-
-def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
-    log = ResponseLog(tmp_path / "a.jsonl", 1000)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    places = ("nowhere/a.jsonl", "", "pipe", "link", "a.jsonl")  # the last has a writer
-    for path in (tmp_path / place for place in places):
-        with pytest.raises(DraftstoreError, match="cannot be written"):
-            ResponseLog(path, 1000)
-    log.close()

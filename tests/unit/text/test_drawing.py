@@ -28,8 +28,3 @@ def test_branches_below_branches(small_tokenizer: TextTokenizer) -> None:
     lines = TreeText(small_tokenizer).draw(tree).splitlines()
     drawn = [re.sub(r"[0-9.…]+  ", "", line) for line in lines]
     assert drawn == ["a", "├─ b", "│  ├─ d·f", "│  └─ e", "└─ c"]
-
-
-def test_the_empty_tree(small_tokenizer: TextTokenizer) -> None:
-    nothing = DraftTree(np.zeros(0, np.int32), np.zeros(0, np.int16), np.zeros(0, np.uint8))
-    assert TreeText(small_tokenizer).draw(nothing) == ""

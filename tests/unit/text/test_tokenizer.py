@@ -144,15 +144,6 @@ def test_a_path_that_is_not_there_is_no_question_for_the_hub(
         load_tokenizer(spec)
 
 
-def test_token_text_of_byte_fallback_and_metaspace(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models
-
-    vocab = {"<unk>": 0, "<0x0A>": 1, "<0xE2>": 2, "▁the": 3}
-    Tokenizer(models.BPE(vocab, [], byte_fallback=True)).save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path)
-    assert [tokenizer.token_text(i) for i in range(4)] == ["<unk>", "\\n", "\\xe2", "␣the"]
-
-
 def test_without_a_template_the_plain_format(small_tokenizer: TextTokenizer) -> None:
     assert small_tokenizer.render_chat(CHAT, False) == "USER: hi ASSISTANT: hello"
     assert small_tokenizer.render_chat(CHAT[:1], True) == "USER: hi ASSISTANT:"
@@ -210,17 +201,6 @@ def test_a_template_that_fails_is_an_error(
     tokenizer = load_tokenizer(edit(small_tokenizer, tmp_path / "t", {}, template))
     with pytest.raises(TokenizerError, match="chat template of 't'"):
         tokenizer.render_chat(CHAT, False)
-
-
-def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> str:
-        raise ConnectionError("no network\nmore")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(
-        TokenizerError, match=r"'org/model' .*\(no network\): pass a folder with tokenizer.json"
-    ):
-        load_tokenizer("org/model")
 
 
 @pytest.mark.parametrize(

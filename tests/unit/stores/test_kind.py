@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,20 @@ def test_the_registry_imports_no_kind_before_it_is_asked_for() -> None:
     code = "import sys, draftstore.stores.registry as r; print(set(sys.modules) & set(r.KINDS.values()))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("fixture", ["small_store", "small_crest", "small_dense"])
+def test_any_kind_of_store_opens_and_drafts_of_its_samples(
+    fixture: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(fixture)
+    with closing(open_store(str(path))) as store:
+        assert (store.path, store.manifest) == (path, load_manifest(path))
+        contexts, hidden = store.samples(20)
+        assert len(contexts) == 20
+        drafts = store.drafter().draft(contexts, hidden=hidden)
+        assert sum(len(draft.tree) > 0 for draft in drafts) > 10
+        assert verify_store(path, store.manifest) == []
 
 
 def test_what_nothing_is_drafted_from(small_store: Path, tmp_path: Path) -> None:

@@ -17,3 +17,12 @@ def test_a_tree(small_tokenizer: TextTokenizer) -> None:
     assert LEVEL_PROBS[16] == 0.5
     expected = ["1.000…0.500  a·b", "├─ 0.250…0.062  c·e", "└─ 0.125  d", "0.031  f"]
     assert TreeText(small_tokenizer).draw(tree).splitlines() == expected
+
+
+def test_branches_below_branches(small_tokenizer: TextTokenizer) -> None:
+    ids = [int(small_tokenizer.encode(letter, bos=False)[0]) for letter in "abcdef"]
+    parents = np.array([-1, 0, 0, 1, 1, 3], np.int16)
+    tree = DraftTree(np.array(ids, np.int32), parents, np.arange(6, dtype=np.uint8))
+    lines = TreeText(small_tokenizer).draw(tree).splitlines()
+    drawn = [re.sub(r"[0-9.…]+  ", "", line) for line in lines]
+    assert drawn == ["a", "├─ b", "│  ├─ d·f", "│  └─ e", "└─ c"]

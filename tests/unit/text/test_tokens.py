@@ -2,7 +2,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from draftstore.text.encoding import split_text, tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokens import (
     TokenShards,
+    document_starts,
     open_shards,
     sentinel,
     token_dtype,
+    write_closed,
 )
 
 
@@ -242,3 +244,19 @@ def test_changed_contents_are_refused(
 
 
 # --- in one file ---
+
+
+@given(
+    texts=st.lists(st.text("ab\uffff", max_size=9), min_size=1, max_size=9), shard_tokens=st.integers(1, 20)
+)
+def test_all_documents_in_one_file(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int
+) -> None:
+    folder = tmp_path_factory.mktemp("closed")
+    shards = tokenize(corpus_of([*texts, "x"]), folder / "shards", shard_tokens=shard_tokens)
+    write_closed(shards, folder / "tokens.bin")
+    tokens, starts = np.fromfile(folder / "tokens.bin", shards.dtype), document_starts(shards)
+    assert starts[-1] == len(tokens)
+    found = [tokens[start:end] for start, end in pairwise(starts.tolist())]
+    assert ["".join(map(chr, ids[:-1])) for ids in found] == [*texts, "x"]
+    assert all(ids[-1] == sentinel(shards.dtype) for ids in found)

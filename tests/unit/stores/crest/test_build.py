@@ -169,6 +169,10 @@ def test_trees_drawn_by_backoff_on_disk(small_store: Path, out: Path) -> None:
     for key, value in store.entries.items():
         ngram = np.frombuffer(key, key_dtype(store.manifest.vocab_size)).astype(np.int32)
         assert store.envelope.open(value).tree == rest.draft(ngram.reshape(1, -1), 64)[0].tree
+    contexts = np.lib.stride_tricks.sliding_window_view(rest.index.tokens[:400].astype(np.int32), 3)
+    drafts = store.drafter("backoff").draft(contexts)  # shorter n-grams have their share in each tree
+    assert drafts == store.drafter("longest").draft(contexts)
+    assert drafts != store.drafter("backoff", alpha=12.0, beta=6.0).draft(contexts)
 
 
 # --- as many as fit ---

@@ -69,9 +69,3 @@ def test_the_files_hold_every_ngram(small_store: Path, out: Path, max_n: int) ->
     assert result.manifest.parameters["max_n"] == max_n
     assert load_tokenizer(out / "tokenizer").fingerprint == source.tokenizer.fingerprint
     assert names(out.parent) == ["ngrams"]
-
-
-def test_ids_above_65_535(wide_store: Path, out: Path) -> None:
-    build_counts(wide_store, out, CountOptions(max_n=3))
-    require_exact(out, documents_of(wide_store), 3)
-    assert read_counts(out, 1)[-1][0] == (69_999,)

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from draftstore.errors import DraftstoreError, StoreError, TokenizerError
+from draftstore.errors import StoreError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
 from draftstore.stores.crest.entries import LMDB_FILE, key_dtype
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
 from draftstore.stores.crest.store import (
-    DEFAULT_STRATEGY,
     DICTIONARY_FILE,
     KEPT_FILE,
     Blending,
@@ -183,19 +182,6 @@ def test_entries_of_another_version(small_crest: Path, tmp_path: Path, version: 
         StoreError, match=r"has entries of version .*, this draftstore reads version 2: build it again"
     ):
         CrestStore.open(tmp_path / "other")
-
-
-def test_strategies_and_their_changes(small_crest: Path) -> None:
-    store = CrestStore.open(small_crest)
-    assert set(store.strategies) == {"longest", "backoff"}
-    assert DEFAULT_STRATEGY in store.strategies
-    with pytest.raises(DraftstoreError, match="unknown strategy 'worst': expected one of backoff, longest"):
-        store.drafter("worst")
-    store.drafter("longest").warm_up()
-    row = next(row for row in kept_rows(small_crest) if row["n"] == 3)
-    context = row["tokens"]
-    alike = store.drafter("backoff", alpha=0.0, beta=0.0)
-    assert one(alike, context) == one(store.drafter("longest"), context)
 
 
 # -- stores that cannot be opened ----------------------------------------------------------------------------

@@ -35,13 +35,6 @@ def test_every_vector_is_in_the_list_of_its_nearest_centroid(
     assert (similarities[np.arange(count), assignment] >= similarities.max(axis=1) - 1e-5).all()
 
 
-def test_a_list_that_runs_empty_starts_anew() -> None:
-    """Most first centroids are the same vector: ties leave all of them but one without entries."""
-    vectors = np.concatenate([np.repeat(directions(1, 8, 0), 900, axis=0), directions(100, 8, 1)])
-    _, assignment = cluster(vectors, 50, seed=0)
-    assert len(np.unique(assignment)) > 40
-
-
 def test_large_groups_alone_have_lists() -> None:
     assert [lists_for(size) for size in (0, 1, LARGE - 1)] == [0, 0, 0]
     assert lists_for(LARGE) == round(LARGE**0.5)

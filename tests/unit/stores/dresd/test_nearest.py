@@ -98,17 +98,6 @@ def test_every_float16_is_read_right() -> None:
     assert (found.similarities[:, 0] == bits.view(np.float16)).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.0])
-def test_a_query_without_direction_has_no_neighbours(bad: float) -> None:
-    index = make_index(directions(20, 6, 0), [10, 10])
-    queries = directions(3, 6, 1)
-    queries[1] = 0.0
-    queries[1, 2] = bad
-    found = search(index, queries, np.zeros(3, np.int32), 5)
-    assert [len(rows_of(found, row)) for row in range(3)] == [5, 0, 5]
-    assert found.sizes.tolist() == [10, 10, 10]
-
-
 # -- lists ---------------------------------------------------------------------------------------------------
 
 

@@ -214,14 +214,6 @@ def test_a_file_that_the_manifest_leaves_out_is_named(store: Path) -> None:
     assert "its manifest does not name lists.bin" in refusal(store)
 
 
-def test_a_list_that_reaches_into_another_group_is_refused(store: Path) -> None:
-    index = DresdStore.open(store).index
-    large = np.flatnonzero(np.diff(index.group_lists))
-    last = int(index.group_lists[large[0] + 1]) - 1
-    change_array(store, "lists.bin", put(last, int(index.groups[large[0] + 1]) + 1))
-    assert "lists.bin" in refusal(store)
-
-
 def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:
     """Positions, tokens and vectors may be anything: drafts are trees of ids that exist."""
     contexts, hidden = questions()

@@ -1,8 +1,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from draftstore.text.tokens import sentinel
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 from tests import reference
-from tests.fakes.waiting import SECONDS
 from tests.reference import Documents, make_index, nodes_of
 
 TEXTS = [
@@ -173,13 +170,6 @@ def test_tables_that_do_not_fit_each_other_are_refused(store: Path, name: str) -
     assert message in refusal(store)
 
 
-def test_another_vocabulary_size_is_refused(store: Path) -> None:
-    size = load_manifest(store).vocab_size
-    for other in (size - 1, size + 1, 70_000):
-        edit_manifest(store, vocab_size=other)
-        assert f"{other:,} ids" in refusal(store)
-
-
 def true_order(tokens: NDArray[Any], _vocab_size: int) -> NDArray[np.int32]:
     """Sort the suffixes by the values of the ids, whatever they are."""
     return np.array(reference.sort_suffixes(tokens.tolist()), np.int32)
@@ -255,30 +245,6 @@ def test_threads_draft_what_one_does(built: Path, batch: int) -> None:
     assert alone == together
     with pytest.raises(DraftstoreError, match="threads"):
         store.drafter(threads=0)
-
-
-FORK = """
-import sys
-from multiprocessing import get_context
-
-import numpy as np
-
-from draftstore.stores.rest.store import RestStore
-
-drafter, contexts = RestStore.open(sys.argv[1]).drafter(threads=3), np.zeros((16, 8), np.int32)
-drafter.draft(contexts)
-child = get_context("fork").Process(target=drafter.draft, args=(contexts,))
-child.start()
-child.join()
-sys.exit(child.exitcode)
-"""
-
-
-def test_a_forked_process_has_threads_of_its_own(built: Path) -> None:
-    # In a process of its own: threads of other tests may hold what a forked process waits for.
-    assert (
-        subprocess.run([sys.executable, "-c", FORK, str(built)], timeout=SECONDS, check=False).returncode == 0
-    )
 
 
 def test_requests_that_cannot_be_answered(built: Path) -> None:

@@ -1,3 +1,5 @@
+import re
+
 """Trees drawn as text."""
 
 import numpy as np

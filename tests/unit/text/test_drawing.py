@@ -1,6 +1,6 @@
-import re
-
 """Trees drawn as text."""
+
+import re
 
 import numpy as np
 

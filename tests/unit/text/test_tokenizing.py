@@ -52,12 +52,12 @@ def test_a_store_of_shards(options: RestOptions, small_tokenizer: TextTokenizer,
 def test_a_build_takes_the_shards(
     options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = build_rest(options, small_tokenizer, tmp_path / "whole")
+    whole = build_rest(options, small_tokenizer, tmp_path / "whole", workers=1)
     tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
     before = contents(tokens)
     monkeypatch.setattr(TextTokenizer, "encode_documents", never)
     monkeypatch.setattr(os, "link", no_space)  # files are copied where they cannot be linked
-    taken = build_rest(options, small_tokenizer, tmp_path / "taken", tokens=tokens)
+    taken = build_rest(options, small_tokenizer, tmp_path / "taken", workers=1, tokens=tokens)
     assert contents(taken.path) == contents(whole.path)
     assert (taken.report.bad_records, taken.report.empty_documents) == (1, 1)
     assert taken.manifest.corpus == whole.manifest.corpus
@@ -82,7 +82,9 @@ def test_gathered_documents_give_the_shards_of_their_files(
     assert made.manifest.corpus.items() > facts.items()
     later = given.changed(gathered=gathered._replace(read=never, order="another"))
     rest = RestOptions.of(later, segment_tokens=400)
-    taken = build_rest(rest, small_tokenizer, tmp_path / "taken", tokens=made.path)  # the same documents
+    taken = build_rest(
+        rest, small_tokenizer, tmp_path / "taken", workers=1, tokens=made.path
+    )  # the same documents
     assert taken.manifest.counts["documents"] == 30
 
 
@@ -97,8 +99,8 @@ def test_shards_of_something_else_are_refused(
     elif change == "column":
         other = options.changed(column="body")
     else:
-        tokens = build_rest(options, small_tokenizer, tmp_path / "rest").path
+        tokens = build_rest(options, small_tokenizer, tmp_path / "rest", workers=1).path
     expected = StoreError if change == "tokens" else BuildError
     with pytest.raises(expected, match="kind 'rest'" if change == "tokens" else "differ in inputs"):
-        build_rest(other, small_tokenizer, tmp_path / "taken", tokens=tokens)
+        build_rest(other, small_tokenizer, tmp_path / "taken", workers=1, tokens=tokens)
     assert not (tmp_path / "taken").exists()

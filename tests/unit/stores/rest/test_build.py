@@ -221,9 +221,6 @@ def test_what_was_skipped_is_reported_also_by_a_build_that_goes_on(
     assert names(out.parent) == ["store"]
 
 
-# --- an output that exists ---
-
-
 @pytest.mark.parametrize("change", ["corpus", "tokenizer", "segments"])
 def test_another_build_is_refused(
     small_tokenizer: TextTokenizer, wide_tokenizer: TextTokenizer, corpus: Path, out: Path, change: str

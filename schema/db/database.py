@@ -37,7 +37,7 @@ REVISION = "0004"
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
 READER_VARIABLE = "DRAFTSTORE_READER_URL"
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
-RECOVERY_PAUSES = (0.1, 0.5)
+RECOVERY_PAUSES = (0.1, 0.5, 2.0, 5.0)
 """Seconds before another attempt to reach the embedded server."""
 CONNECT_TIMEOUT = 5
 """Seconds."""

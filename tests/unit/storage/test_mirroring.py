@@ -59,6 +59,8 @@ def test_only_what_changed_is_fetched(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/p/d.txt", "four")
     assert mirror("memory://b/p", tmp_path / "m")[1:] == (2, 1, 2)
     assert names(tmp_path / "m") == {"a.txt": "another", "d.txt": "four"}
+    memory.rm_file("/b/p/d.txt")
+    assert [mirror("memory://b/p", tmp_path / "m")[1:] for _ in range(2)] == [(0, 1, 1), (0, 0, 1)]
     assert mirror("memory://b/other.txt", tmp_path / "one").path.read_text() == "not below"
 
 

@@ -405,9 +405,6 @@ def test_removing_follows_no_link(tmp_path: Path) -> None:
     assert (other / "x").exists()
 
 
-# --- its parts ---
-
-
 def test_every_file_is_measured_with_progress(tmp_path: Path) -> None:
     write(tmp_path / "data" / "x", "one")
     write(tmp_path / "y", "two")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS
-from draftstore.text.digests import DIGEST_BYTES, stack_digests, text_digest
+from draftstore.text.digests import stack_digests, text_digest
 from draftstore.text.fragments import Fragment
 from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
 from draftstore.text.sources import Source, log_files
@@ -34,12 +34,6 @@ def rows(scan: Scan) -> list[tuple[Any, ...]]:
 
 def texts_of(scan: Scan, digests: Any = None) -> list[str]:
     return [document.text for document in documents_of(scan, scan.digests if digests is None else digests)]
-
-
-def test_a_digest_is_of_the_text_alone() -> None:
-    assert len(text_digest("a")) == DIGEST_BYTES
-    assert text_digest("a") != text_digest("a ")
-    assert text_digest("\ud800") != text_digest("?")
 
 
 def test_a_scan_has_a_row_for_every_document(tmp_path: Path) -> None:

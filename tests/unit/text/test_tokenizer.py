@@ -116,13 +116,6 @@ def test_token_text_shows_what_cannot_be_seen(small_tokenizer: TextTokenizer) ->
     assert shown("\U0001fae0") == "\\xf0\\x9f\\xab\\xa0"  # bytes of a character that no token holds whole
 
 
-@given(token=st.integers())
-def test_token_text_never_raises(small_tokenizer: TextTokenizer, token: int) -> None:
-    text = small_tokenizer.token_text(token)
-    assert text.isprintable()
-    assert text == f"<id {token}>" or 0 <= token < small_tokenizer.vocab_size
-
-
 def test_exact_text_joins_to_the_text(small_tokenizer: TextTokenizer) -> None:
     text = "def add(left,\n\treturn  'x' \\ \x07"
     ids = small_tokenizer.encode(text, bos=False).tolist()
@@ -201,6 +194,21 @@ def test_a_template_that_fails_is_an_error(
     tokenizer = load_tokenizer(edit(small_tokenizer, tmp_path / "t", {}, template))
     with pytest.raises(TokenizerError, match="chat template of 't'"):
         tokenizer.render_chat(CHAT, False)
+
+
+def test_a_hub_name_is_asked_of_the_hub(
+    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: object, **__: object) -> str:
+        raise ConnectionError("no network\nmore")
+
+    folder = edit(small_tokenizer, tmp_path / "snapshot", {})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(folder))
+    tokenizer = load_tokenizer("org/model")
+    assert (tokenizer.name, tokenizer.fingerprint) == ("org/model", small_tokenizer.fingerprint)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(TokenizerError, match=r"'org/model' .*\(no network\): pass a folder with tokenizer"):
+        load_tokenizer("org/model")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
-from draftstore.stores.dresd.kernels.nearest import LARGE
+from draftstore.stores.dresd.kernels.clusters import cluster
 from draftstore.stores.dresd.projection import unit
 
 
@@ -33,9 +32,3 @@ def test_every_vector_is_in_the_list_of_its_nearest_centroid(
     assert np.linalg.norm(centroids, axis=1) == pytest.approx(np.ones(lists), abs=1e-5)
     similarities = vectors @ centroids.T
     assert (similarities[np.arange(count), assignment] >= similarities.max(axis=1) - 1e-5).all()
-
-
-def test_large_groups_alone_have_lists() -> None:
-    assert [lists_for(size) for size in (0, 1, LARGE - 1)] == [0, 0, 0]
-    assert lists_for(LARGE) == round(LARGE**0.5)
-    assert lists_for(1_000_000) == 1000

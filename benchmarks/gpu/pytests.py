@@ -9,7 +9,7 @@ from benchmarks.common import DATA_VARIABLE
 from benchmarks.gpu.sheet import Sheet
 from benchmarks.processes import CHECKOUT
 
-FOLDER, QUICK_FILE = "tests/unit/hf", "test_gpu_batches.py"
+FOLDER, QUICK_FILE = "tests/unit/hf", "test_runner.py"
 
 
 def run(sheet: Sheet) -> None:

@@ -7,12 +7,16 @@ tests of the room, and then those of the rooms that import it, run until one fai
 import argparse
 import ast
 import os
+import queue
 import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +51,11 @@ class Mutant(NamedTuple):
     begin: int
     end: int
     text: str
+
+    @property
+    def room(self) -> str:
+        """The room that its module belongs to."""
+        return next(room for room in ROOMS if self.path.is_relative_to(ROOT / room))
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -109,52 +118,63 @@ def tests_of(room: str) -> list[str]:
     return [f"tests/unit/{folder}" for folder in folders if (ROOT / "tests/unit" / folder).is_dir()]
 
 
-def run(copy: Path, mutant: Mutant, folders: list[str]) -> tuple[str, float]:
-    """Return what the tests say of a mutant (caught, timeout, survived), and the seconds that took."""
+def run(copy: Path, mutant: Mutant) -> tuple[str, float]:
+    """Return what tests say of a mutant in a copy of the checkout (caught, hangs, survived), and the seconds it took.
+
+    It hangs if the tests of its own room do not end.
+    """
     path = copy / mutant.path.relative_to(ROOT)
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     line = lines[mutant.line - 1]
     lines[mutant.line - 1] = line[: mutant.begin] + mutant.text.encode() + line[mutant.end :]
     path.write_bytes(b"".join(lines))
-    begun = time.monotonic()
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-n", "2", "--dist", "loadfile"]
+    begun, said = time.monotonic(), "hangs"
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    environment = os.environ | {"PYTHONPATH": str(copy)}
     try:
-        for folder in folders:
-            left = SECONDS - (time.monotonic() - begun)
+        for folder in tests_of(mutant.room):
+            left = max(SECONDS - (time.monotonic() - begun), 1)
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options, folder],
-                cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, timeout=max(left, 1),
-            )  # fmt: skip
+                [*command, folder], cwd=copy, env=environment, capture_output=True, timeout=left, check=False
+            )
             if done.returncode:
                 return "caught", time.monotonic() - begun
+            said = "survived"
     except subprocess.TimeoutExpired:
-        return "timeout", time.monotonic() - begun
+        pass
     finally:
         path.write_bytes(whole)
-    return "survived", time.monotonic() - begun
+    return said, time.monotonic() - begun
+
+
+def report(copies: "queue.SimpleQueue[Path]", mutant: Mutant) -> str:
+    """Run a mutant, print a line about it, and return what its tests say."""
+    copy = copies.get()
+    said, seconds = run(copy, mutant)
+    copies.put(copy)
+    old = mutant.path.read_text().splitlines()[mutant.line - 1].strip()
+    place = f"{mutant.path.relative_to(ROOT)}:{mutant.line}:{mutant.begin}"
+    print(f"{said:9} {seconds:4.0f} s  {place} -> {mutant.text}    {old}", flush=True)
+    return said
 
 
 def main() -> int:
-    """Draw, run, and print a line a mutant; the status is 1 where more than a tenth survive."""
+    """Draw and run mutants; the status is 1 where more than a tenth survive."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="draws others")
     parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="run at once")
     given = parser.parse_args()
-    copy = Path(os.environ.get("TMPDIR", "/tmp")) / f"draftstore-mutants-{os.getpid()}"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "data", "build", "dist"))
-    survivors = 0
-    try:
-        for mutant in drawn(given.seed, given.count):
-            room = next(room for room in ROOMS if str(mutant.path.relative_to(ROOT)).startswith(room))
-            said, seconds = run(copy, mutant, tests_of(room))
-            survivors += said != "caught"
-            old = mutant.path.read_text().splitlines()[mutant.line - 1].strip()
-            place = f"{mutant.path.relative_to(ROOT)}:{mutant.line}"
-            print(f"{said:9} {seconds:4.0f} s  {place}:{mutant.begin} -> {mutant.text}    {old}", flush=True)
-    finally:
-        shutil.rmtree(copy)
-    print(f"{given.count - survivors} of {given.count} caught")
+    copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="draftstore-mutants-") as folder:
+        for number in range(given.jobs):
+            ignored = shutil.ignore_patterns(".git", ".venv*", "data", "build", "dist")
+            copies.put(Path(shutil.copytree(ROOT, Path(folder) / str(number), ignore=ignored)))
+        with ThreadPoolExecutor(given.jobs) as threads:
+            said = list(threads.map(partial(report, copies), drawn(given.seed, given.count)))
+    survivors = said.count("survived")
+    print(f"{given.count - survivors} of {given.count} caught, {said.count('hangs')} of them by not ending")
     return int(survivors > given.count / 10)
 
 

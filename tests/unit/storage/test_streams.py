@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftstore.storage import streams
@@ -24,6 +24,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 DAMAGES = ("cut", "end", "plain", "empty")
 
 
+@example(parts=[b"aaaaa", b"\n"])
 @given(parts=st.lists(st.text("ab\n", max_size=12).map(str.encode), max_size=6))
 def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
     *ended, rest = b"".join(parts).split(b"\n")

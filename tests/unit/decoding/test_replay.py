@@ -116,6 +116,9 @@ def test_the_acceptance_rate_is_a_mean_over_outputs_with_drafts() -> None:
 
 def test_progress_and_summary() -> None:
     rows = [Recording("a", ids(0), ids(7, 1, 9)), Recording("b", ids(0), ids(7, 1, 9))]
+    one = replay(Scripted(tree_of([(1, 5)])), rows[:1]).summary()
+    assert (one["passes"], one["nodes_mean"], one["accepted_length"]) == (1, 2.0, 2.0)
+    assert replay(Scripted(DraftTree.empty()), []).summary()["nodes_mean"] == 0.0
     seen: list[int] = []
 
     def keep(result: ReplayResult) -> None:

@@ -1,6 +1,5 @@
 """`draftstore tune`: cost curves measured, stored, and found again for the same model on the same device alone."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ from click.testing import CliRunner, Result
 
 from draftstore.cli import cli
 from draftstore.decoding.curve import CostCurve
-from draftstore.errors import CurveError
 from draftstore.hf import tuning
-from draftstore.hf.tuning import conditions_of, curve_path, find_curve, load_curve, measure
+from draftstore.hf.tuning import conditions_of, curve_path, find_curve, measure
 from tests.fakes.hf_models import stories, tiny
 
 ROWS = (1, 2, 4, 8)
@@ -60,17 +58,6 @@ def test_a_stored_curve_is_found() -> None:
     assert find_curve(model) is None
     path = store(model)
     assert find_curve(model) == CostCurve.load(path)
-
-
-def test_a_curve_of_another_device_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    model = tiny()
-    path = store(model, device="a faster one")
-    with caplog.at_level(logging.WARNING, "draftstore"):
-        assert find_curve(model) is None
-    [record] = caplog.records
-    assert "measured with device 'a faster one', found" in record.getMessage()
-    with pytest.raises(CurveError, match="run `draftstore tune --model"):
-        load_curve(path, conditions_of(model))
 
 
 # --- measuring ---

@@ -30,17 +30,9 @@ ROOMS = {
     "services/common/permissions.py": "common",
 }
 SECONDS = 300
-SIGNS = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Is: "is",
-    ast.IsNot: "is not",
-}
 SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
+COMPARISONS = ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq, ast.Is, ast.IsNot
+SIGNS: dict[type[ast.cmpop], str] = dict(zip(COMPARISONS, SWAPPED, strict=True))
 
 
 class Mutant(NamedTuple):

@@ -164,6 +164,14 @@ def test_overconfident_drafts_are_not_verified_until_they_become_good(name: str)
     assert sum(spent[199:]) < 0.6 * plain * 400
 
 
+def test_the_least_likely_tokens_are_judged_too() -> None:
+    planner, tree = CostPlanner(GPU), tree_of({(5,): 0.02})
+    assert len(planner.trim(tree)) == 1
+    for _ in range(600):
+        planner.learn(tree, tree, Acceptance([], np.array([7], np.int32)))
+    assert len(planner.trim(tree)) == 0
+
+
 def test_the_same_text_and_drafts_give_the_same_plan() -> None:
     output = text(150)
     planner = CostPlanner(CPU)

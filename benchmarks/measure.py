@@ -2,18 +2,15 @@
 
 import ctypes
 import gc
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -103,12 +100,6 @@ def resident(trim: bool = False) -> dict[str, int]:
     return {"anonymous": sizes["Anonymous"], "mapped": sizes["Rss"] - sizes["Anonymous"]}
 
 
-def cpu_seconds() -> float:
-    """Return the processor time of this process and of those that it started and that have ended."""
-    usages = [getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
 def reset_peak() -> None:
     """Let the peak of resident memory start anew."""
     Path("/proc/self/clear_refs").write_text("5")
@@ -118,25 +109,6 @@ def peak_resident() -> int:
     """Return the most bytes that were resident since `reset_peak`."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-def run_fresh(
-    module: str, arguments: dict[str, Any], environment: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """Run `python -m module` with arguments as JSON, and return the JSON of its last line of output.
-
-    Raises:
-        SystemExit: the process failed; it has told why on stderr.
-    """
-    command = [sys.executable, "-m", module, json.dumps(arguments)]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, cwd=root, env=os.environ | (environment or {})
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{module} ended with status {done.returncode}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
 
 
 def call_fresh(function: Callable[..., Result], *args: object, one_core: bool = True) -> Result:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.history import LENGTHS, RequestRule
+from draftstore.drafting.history import LENGTHS, HistoryRule
 from draftstore.jit import read_only
 from draftstore.search.expand import Rule
 from draftstore.search.sorting import suffix_array
@@ -136,7 +136,7 @@ def back_off(
     after = [rest[0] if rest else None for rest in continuations(documents, text[len(text) - size :])]
     if 8 * len(after) > rule.rows * remaining:  # a draft of one node reads an eighth
         raise UnclearError
-    trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha)
+    trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha / size**2)
     shares = {
         token: remaining * trust * count / len(after)
         for token, count in Counter(after).items()
@@ -525,7 +525,7 @@ def fill_static_tree(
 # -- requests ------------------------------------------------------------------------------------------------
 
 
-def request_tree(text: Sequence[int], rule: RequestRule, budget: int, max_level: int = 255) -> Nodes:
+def request_tree(text: Sequence[int], rule: HistoryRule, budget: int, max_level: int = 255) -> Nodes:
     """Draw the tree of what followed the last tokens of a text earlier in it."""
 
     def shares(path: tuple[int, ...], prob: float, floor: float) -> dict[int, float]:
@@ -535,7 +535,7 @@ def request_tree(text: Sequence[int], rule: RequestRule, budget: int, max_level:
 
 
 def request_shares(
-    text: Sequence[int], whole: Sequence[int], rule: RequestRule, prob: float, floor: float
+    text: Sequence[int], whole: Sequence[int], rule: HistoryRule, prob: float, floor: float
 ) -> dict[int, float]:
     """Share a probability out to the tokens that may follow `whole`, by what followed its last tokens in `text`.
 
@@ -548,7 +548,7 @@ def request_shares(
     for size in range(rule.max_match, 0, -1):
         after = [text[place + 1] for place, match in read.items() if match >= size]
         if after:
-            trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha)
+            trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha / size**2)
             for token, count in Counter(after).items():
                 shares[token] = shares.get(token, 0.0) + prob * trust * count / len(after)
             prob -= prob * trust
@@ -559,7 +559,7 @@ def request_shares(
     return shares
 
 
-def occurrences_read(text: Sequence[int], whole: Sequence[int], rule: RequestRule) -> dict[int, int]:
+def occurrences_read(text: Sequence[int], whole: Sequence[int], rule: HistoryRule) -> dict[int, int]:
     """Return where the last tokens of `whole` occurred in `text`, and how many of them.
 
     Of each listed n-gram the last `rows` occurrences are read; a longer one that is listed too is left to its own.

@@ -1,7 +1,10 @@
-"""A growing text with an index of its n-grams, and the draft tree of their continuations: kernels of requests.
+"""A growing text with an index of its n-grams, and the draft tree of their continuations: kernels of texts that grow.
 
-Each n-gram length in `LENGTHS` has a hash table, whose slots start linked lists of occurrences, latest first. Tables
-and lists hold only positions in the text, where the n-grams themselves can be read.
+Each n-gram length in `LENGTHS` has a hash table, whose cells start linked lists of positions in the text, latest first.
+N-grams are read from the text itself, so that those of one cell are told apart.
+
+The text lies in a ring: once that is full, a new token takes the place of the oldest, and lists end where the text
+begins. A negative token separates documents: no n-gram reaches across it.
 """
 
 from typing import Any, NamedTuple
@@ -18,14 +21,18 @@ from draftstore.trees.frontier import MAX_DEPTH, finish, grow, new_frontier
 LENGTHS = (1, 2, 4, 8)
 """Lengths of the indexed n-grams; longer matches are found among the occurrences of the longest."""
 MAX_ROWS = 4096
+STEPS = 4
+"""Positions read of a list, as a multiple of the occurrences wanted: others share its cell."""
 _SCATTER = 0x1E3779B97F4A7C15
 
 
-class RequestRule(NamedTuple):
+class HistoryRule(NamedTuple):
     """Parameters of drafts from the text, see `draftstore.search.expand.Rule`, tuned as docs/findings.md says.
 
     Attributes:
         rows: occurrences read of each indexed n-gram, latest first.
+        alpha: pseudo-count of occurrences that a suffix yields to shorter ones, divided by the square of its length:
+            a long match is trusted with few occurrences.
         doubt: probability that a node's text goes on as no occurrence did, however many agree. Without it long copies
             get twice the probability that they deserve, since what ends one is not in the text.
     """
@@ -42,48 +49,66 @@ class RequestRule(NamedTuple):
         """Refuse invalid values, with a DraftstoreError."""
         limits = LIMITS | {"rows": (1, MAX_ROWS), "doubt": (0, 1)}
         require_limits(
-            "a rule of requests", {name: (value, *limits[name]) for name, value in self._asdict().items()}
+            "a rule of texts that grow", {name: (value, *limits[name]) for name, value in self._asdict().items()}
         )
 
 
-class _History(NamedTuple):
-    """A text and the occurrences of its n-grams; an n-gram's position is that of its last token."""
+class History(NamedTuple):
+    """A text in a ring, and where its n-grams are; an n-gram's place is that of its last token.
 
-    tokens: NDArray[np.int32]  # [capacity]
-    links: NDArray[
-        np.int32
-    ]  # [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none
-    heads: NDArray[
-        np.int32
-    ]  # [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free
-    size: int  # tokens of the text
+    Attributes:
+        tokens: int32 [capacity], token i of the text at place i modulo the capacity.
+        links: int32 [len(LENGTHS), capacity], steps back to the n-gram before in the same list; 0: none.
+        heads: int32 [len(LENGTHS), power of two], place of the latest n-gram with this hash; -1: none.
+    """
+
+    tokens: NDArray[np.int32]
+    links: NDArray[np.int32]
+    heads: NDArray[np.int32]
+
+    @classmethod
+    def new(cls, capacity: int) -> "History":
+        """Return room for `capacity` tokens, which takes 36 to 52 bytes a token."""
+        lists, cells = len(LENGTHS), 1 << (capacity - 1).bit_length()
+        return cls(
+            np.empty(capacity, np.int32), np.empty((lists, capacity), np.int32), np.full((lists, cells), -1, np.int32)
+        )  # fmt: skip
 
 
 class _Scratch(NamedTuple):
     """Buffers for the current node."""
 
     text: NDArray[np.int64]  # [max_match + depth], the last tokens of the text, followed by the path
-    firsts: NDArray[np.int64]  # [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none
+    firsts: NDArray[np.int64]  # [len(LENGTHS)], where the lists begin, in steps back from the last token; -1: none
     counts: NDArray[np.int64]  # [max_match + 1], occurrences read, by match length
     kinds: NDArray[np.int64]  # [max_match + 1], candidates, by length of their longest match
     shares: NDArray[np.float64]  # [max_match + 1], share of an occurrence, by match length
     places: NDArray[np.int64]  # [room], candidate of each occurrence read
     lengths: NDArray[np.int64]  # [room], its match length
+    match: NDArray[np.int64]  # [2], longest match of the context, and its occurrences
 
 
 @kernel
 def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> Any:
-    """Append ids to a text with enough room, see `_History`; return its new size."""
-    for token in ids:
-        tokens[size] = token
+    """Append ids to a `History` of `size` tokens so far; return its new size."""
+    capacity, mask = len(tokens), heads.shape[1] - 1
+    for new in ids:
+        place = size % capacity
         size += 1
+        tokens[place] = new
+        links[:, place] = 0
         key, order = np.int64(0), 0
-        for length in range(1, min(size, LENGTHS[-1]) + 1):
-            key = _mix(key, tokens[size - length])
-            if length == LENGTHS[order]:
-                cell = _find_cell(heads, order, tokens, tokens, size, key)
-                links[order, size - 1] = heads[order, cell]
-                heads[order, cell] = size - 1
+        for length in range(min(size, capacity, LENGTHS[-1])):
+            token = tokens[_back(capacity, place, length)]
+            if token < 0:
+                break
+            key = _mix(key, token)
+            if length + 1 == LENGTHS[order]:
+                cell = _cell_of(key, mask)
+                head = np.int64(heads[order, cell])
+                if head >= 0:
+                    links[order, place] = _back(capacity, place, head)
+                heads[order, cell] = place
                 order += 1
     return size
 
@@ -92,23 +117,53 @@ def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> A
 def draft_text(
     tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Grow a draft tree for the text of a `_History`, by a RequestRule as float64 [7]; return its arrays."""
-    history = _History(tokens, links, heads, size)
-    rule = RequestRule(
-        int(packed_rule[0]), int(packed_rule[1]), int(packed_rule[2]),
-        packed_rule[3], packed_rule[4], packed_rule[5], packed_rule[6],
-    )  # fmt: skip
+    """Grow a draft tree for the text of a `History`, by a HistoryRule as float64 [7]; return its arrays."""
+    context = np.empty(min(size, int(packed_rule[0])), np.int32)
+    for i in range(len(context)):
+        context[i] = tokens[(size - len(context) + i) % len(tokens)]
+    return draft_context(tokens, links, heads, size, packed_rule, context, budget, max_level)[:3]
+
+
+@kernel
+def draft_context(
+    tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, context: Any, budget: Any, max_level: Any
+) -> Any:
+    """Grow a draft tree for a context, int32 [any], from the text of a `History`; a negative id hides all before it.
+
+    Returns:
+        tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, occurrences read of it.
+    """
+    rule = _unpack_rule(packed_rule)
     room = len(LENGTHS) * rule.rows
     scratch = _Scratch(
         np.empty(rule.max_match + rule.depth, np.int64), np.empty(len(LENGTHS), np.int64),
         np.empty(rule.max_match + 1, np.int64), np.empty(rule.max_match + 1, np.int64),
         np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64), np.empty(room, np.int64),
+        np.zeros(2, np.int64),
     )  # fmt: skip
     nodes = new_frontier(budget)
-    end = min(size, rule.max_match)
-    scratch.text[:end] = tokens[size - end : size]
+    end = 0
+    for token in context[max(0, len(context) - rule.max_match) :]:
+        scratch.text[end] = token
+        end = end + 1 if token >= 0 else 0
+    history = tokens, links, heads, np.int64(size)
     state = history, rule, scratch, new_candidates(room), end
-    return finish(nodes, grow(nodes, rule.depth, _enter_following, state, max_level))
+    count = grow(nodes, rule.depth, _enter_following, state, max_level)
+    best_tokens, best_parents, best_levels = finish(nodes, count)
+    return best_tokens, best_parents, best_levels, scratch.match[0], scratch.match[1]
+
+
+@leaf_kernel
+def _unpack_rule(values: Any) -> Any:
+    return HistoryRule(
+        int(values[0]), int(values[1]), int(values[2]), values[3], values[4], values[5], values[6]
+    )
+
+
+@leaf_kernel
+def _back(capacity: Any, place: Any, steps: Any) -> Any:
+    """Return the place so many steps back in the ring; from one place to another, the steps back between them."""
+    return place - steps if place >= steps else place - steps + capacity
 
 
 @leaf_kernel
@@ -118,23 +173,16 @@ def _mix(key: Any, token: Any) -> Any:
 
 
 @leaf_kernel
-def _find_cell(heads: Any, order: Any, tokens: Any, text: Any, stop: Any, key: Any) -> Any:
-    """Return the slot of the n-gram that ends before `stop` in `text`: its own, or a free one."""
-    mask = heads.shape[1] - 1
-    cell = (key ^ (key >> 29)) & mask
-    while heads[order, cell] >= 0:
-        length = LENGTHS[order]
-        if _match(tokens, np.int64(heads[order, cell]), text, stop, 0, length) == length:
-            break
-        cell = (cell + 1) & mask
-    return cell
+def _cell_of(key: Any, mask: Any) -> Any:
+    """Return the cell of a key."""
+    return (key ^ (key >> 29)) & mask
 
 
 @leaf_kernel
-def _match(tokens: Any, place: Any, text: Any, stop: Any, length: Any, most: Any) -> Any:
-    """Return the match length, at most `most`, of the texts before a position and before `stop`; at least `length`."""
-    most = min(most, place + 1)
-    while length < most and tokens[place - length] == text[stop - 1 - length]:
+def _match(tokens: Any, place: Any, text: Any, stop: Any, most: Any) -> Any:
+    """Return the match length, at most `most`, of the texts up to a place and before `stop`."""
+    length = 0
+    while length < most and tokens[_back(len(tokens), place, length)] == text[stop - 1 - length]:
         length += 1
     return length
 
@@ -147,6 +195,11 @@ def _enter_following(
     floor, stop = floor_of(nodes, tail, rule.floor), end + depth
     load_path(scratch.text, nodes, stop, slot)
     found = _gather(history, rule, scratch, candidates, stop, prob, floor)
+    if slot == 0:
+        for length in range(rule.max_match, 0, -1):
+            if scratch.counts[length] > 0:
+                scratch.match[0], scratch.match[1] = length, scratch.counts[length]
+                break
     return enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
 
 
@@ -165,7 +218,7 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
             count += scratch.counts[length]
             kinds += scratch.kinds[length]
             if count > 0:
-                taken = remaining * (count / (count + rule.beta * kinds + rule.alpha))
+                taken = remaining * (count / (count + rule.beta * kinds + rule.alpha / (length * length)))
                 scratch.shares[length] = taken / count
                 remaining -= taken
                 if remaining <= floor:
@@ -180,7 +233,9 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
 
 @leaf_kernel
 def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
-    """Find the latest occurrences of the n-grams that end before `stop`, and reset the buffers."""
+    """Find where the lists of the n-grams that end before `stop` begin, and reset the buffers."""
+    tokens, _, heads, size = history
+    newest, mask = (size - 1) % len(tokens), heads.shape[1] - 1
     scratch.counts[:] = 0
     scratch.kinds[:] = 0
     scratch.shares[:] = 0.0
@@ -189,10 +244,10 @@ def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
     for length in range(1, min(most, LENGTHS[-1]) + 1):
         key = _mix(key, scratch.text[stop - length])
         if length == LENGTHS[order]:
-            cell = _find_cell(history.heads, order, history.tokens, scratch.text, stop, key)
-            scratch.firsts[order] = history.heads[order, cell]
-            if scratch.firsts[order] < 0:
+            head = np.int64(heads[order, _cell_of(key, mask)])
+            if head < 0:
                 break  # longer n-grams cannot occur either
+            scratch.firsts[order] = _back(len(tokens), newest, head)
             order += 1
 
 
@@ -202,16 +257,20 @@ def _read(
     seen: Any,
 ) -> Any:  # fmt: skip
     """Read the last occurrences of an n-gram that match at most `upper` tokens; return candidates and reads so far."""
-    place, rows = scratch.firsts[order], 0
-    longest = min(stop, rule.max_match)
-    while place >= 0 and rows < rule.rows:
-        if place + 1 < history.size:
+    tokens, links, _, size = history
+    capacity, longest = len(tokens), min(stop, rule.max_match, upper + 1)
+    newest, held = (size - 1) % capacity, min(size, capacity)
+    age, rows, steps = scratch.firsts[order], 0, 0
+    while age < held and rows < rule.rows and steps < STEPS * rule.rows:
+        steps += 1
+        place = _back(capacity, newest, age)
+        after = np.int64(tokens[_back(capacity, newest, age - 1)]) if age > 0 else np.int64(-1)
+        # What lies in another list, or was overwritten since, is no match.
+        length = _match(tokens, place, scratch.text, stop, min(longest, held - age)) if after >= 0 else 0
+        if length >= LENGTHS[order]:
             rows += 1
-            length = _match(
-                history.tokens, place, scratch.text, stop, LENGTHS[order], min(upper + 1, longest)
-            )
             if length <= upper:
-                candidate = place_of(candidates, found, np.int64(history.tokens[place + 1]))
+                candidate = place_of(candidates, found, after)
                 found = max(found, candidate + 1)
                 before = candidates.stamps[candidate]
                 if length > before:
@@ -223,7 +282,10 @@ def _read(
                 scratch.lengths[seen] = length
                 scratch.counts[length] += 1
                 seen += 1
-        place = np.int64(history.links[order, place])
+        step = np.int64(links[order, place])
+        if step == 0:
+            break
+        age += step
     return found, seen
 
 

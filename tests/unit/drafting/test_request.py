@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from draftstore.drafting.history import LENGTHS, RequestRule
+from draftstore.drafting.history import LENGTHS, HistoryRule
 from draftstore.drafting.request import SPARE, RequestDrafter
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
@@ -29,7 +29,7 @@ def texts(draw: st.DrawFn, vocab_size: int = NARROW, most: int = 8) -> list[int]
 
 
 RULES = st.builds(
-    RequestRule,
+    HistoryRule,
     max_match=st.sampled_from([32, 1, 2, 3, 5, 9]),
     depth=st.sampled_from([63, 1, 2, 5]),
     rows=st.sampled_from([32, 1, 2, 3]),
@@ -52,7 +52,7 @@ def draft(
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE, LAST_ID + 1])
 @given(st.data(), RULES, st.sampled_from([12, 1, 2, 5, 40]), st.sampled_from([255, 100, 40]))
 def test_drafts_agree_with_the_oracle(
-    vocab_size: int, data: st.DataObject, rule: RequestRule, budget: int, max_level: int
+    vocab_size: int, data: st.DataObject, rule: HistoryRule, budget: int, max_level: int
 ) -> None:
     text = data.draw(texts(vocab_size))
     min_prob = float(LEVEL_PROBS[max_level])
@@ -88,7 +88,7 @@ def test_arrays_grow_with_the_text() -> None:
         growing.observe(text[place : place + 1])
     tree = growing.propose(30)
     assert tree == draft(text.tolist(), 305, 30)
-    assert nodes_of(tree)[:3] == reference.request_tree(text.tolist(), RequestRule(), 3)
+    assert nodes_of(tree)[:3] == reference.request_tree(text.tolist(), HistoryRule(), 3)
     assert tree.accepted(text[140:160]) == list(range(20)), "what was copied goes on"
 
 
@@ -98,7 +98,7 @@ def test_arrays_grow_with_the_text() -> None:
 def test_a_path_ends_at_the_depth_that_trees_may_have() -> None:
     tree = draft([4] * 200, budget=100)
     assert nodes_of(tree)[0][:2] == (4, -1)
-    assert float(tree.probs[0]) == pytest.approx(1 - RequestRule().doubt, rel=0.05)
+    assert float(tree.probs[0]) == pytest.approx(1 - HistoryRule().doubt, rel=0.05)
     assert len(tree) == int(tree.depths.max()) == 63
 
 
@@ -140,8 +140,8 @@ def test_only_possible_budgets_are_drafted() -> None:
 )
 def test_a_rule_that_cannot_be_followed_is_refused(change: dict[str, Any]) -> None:
     (name,) = change
-    with pytest.raises(DraftstoreError, match=f"a rule of requests with {name} = "):
-        RequestDrafter(NARROW, RequestRule(**change))
+    with pytest.raises(DraftstoreError, match=f"a rule of texts that grow with {name} = "):
+        RequestDrafter(NARROW, HistoryRule(**change))
 
 
 @pytest.mark.parametrize("vocab_size", [0, -1, 2**31])

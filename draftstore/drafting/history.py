@@ -49,7 +49,8 @@ class HistoryRule(NamedTuple):
         """Refuse invalid values, with a DraftstoreError."""
         limits = LIMITS | {"rows": (1, MAX_ROWS), "doubt": (0, 1)}
         require_limits(
-            "a rule of texts that grow", {name: (value, *limits[name]) for name, value in self._asdict().items()}
+            "a rule of texts that grow",
+            {name: (value, *limits[name]) for name, value in self._asdict().items()},
         )
 
 
@@ -79,7 +80,9 @@ class _Scratch(NamedTuple):
     """Buffers for the current node."""
 
     text: NDArray[np.int64]  # [max_match + depth], the last tokens of the text, followed by the path
-    firsts: NDArray[np.int64]  # [len(LENGTHS)], where the lists begin, in steps back from the last token; -1: none
+    firsts: NDArray[
+        np.int64
+    ]  # [len(LENGTHS)], where the lists begin, in steps back from the last token; -1: none
     counts: NDArray[np.int64]  # [max_match + 1], occurrences read, by match length
     kinds: NDArray[np.int64]  # [max_match + 1], candidates, by length of their longest match
     shares: NDArray[np.float64]  # [max_match + 1], share of an occurrence, by match length
@@ -126,7 +129,14 @@ def draft_text(
 
 @kernel
 def draft_context(
-    tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, context: Any, budget: Any, max_level: Any
+    tokens: Any,
+    links: Any,
+    heads: Any,
+    size: Any,
+    packed_rule: Any,
+    context: Any,
+    budget: Any,
+    max_level: Any,
 ) -> Any:
     """Grow a draft tree for a context, int32 [any], from the text of a `History`; a negative id hides all before it.
 

@@ -1,0 +1,231 @@
+"""The log of a live store: its documents on disk, in segments that one process each appends to.
+
+    live.json                  the vocabulary: size, name and fingerprint of the tokenizer
+    0001767225600000-9f3a.live a segment: records one after the other; its process holds its lock
+    0001767225600000-9f3a.rest a segment that a published store holds: out of memory, still a source of the collection
+    removed.json               what was taken down, and how often that changed: see `draftstore.live.removing`
+    tokenizer/                 the tokenizer, where a collection reads the log
+
+A record is a head and token ids, i32. A process that ends while it writes leaves a torn last record, which is skipped.
+What is taken down is overwritten in place. Segments are readable by their owner alone: they hold what people read.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.errors import DraftstoreError
+from draftstore.storage.files import write_json
+from draftstore.storage.locks import hold, lock
+
+LEAD = 8
+"""Tokens of a prompt before its answer: the turn marks of chat templates, and a little more."""
+MODE = 0o600
+LIVE, REST = ".live", ".rest"
+SEGMENT_SECONDS = 3600.0
+"""Age at which a segment is closed; a nightly rebuild takes all but the last hour out of memory."""
+LOGGED_TOKENS = 64
+"""Bytes of the log for each byte of the ids in memory; beyond that the oldest segments go."""
+_HEAD = struct.Struct("<IBBHIId")
+"""CRC-32 of the rest, kind, 1 where a response log has the document, 0, tokens, those of the prompt, unix seconds."""
+_DOCUMENT, _ERASED, _APPLIED = range(3)
+_TOKEN = np.dtype("<i4")
+
+
+class Document(NamedTuple):
+    """A document of a live store.
+
+    Attributes:
+        ids: int32 [any].
+        lead: how many of the first ids are the end of the prompt; the rest is the answer.
+        elsewhere: whether a response log has the answer, from which collections take it then.
+        created: unix seconds; 0: now.
+    """
+
+    ids: NDArray[np.int32]
+    lead: int = 0
+    elsewhere: bool = False
+    created: float = 0.0
+
+    @classmethod
+    def of(cls, prompt: NDArray[np.integer], output: ArrayLike, *, elsewhere: bool = False) -> "Document":
+        """Return the document of an answer: with the end of its prompt, so that openings of answers are found."""
+        lead = np.asarray(prompt[max(0, len(prompt) - LEAD) :], np.int32)
+        return cls(np.concatenate([lead, np.asarray(output, np.int32)]), len(lead), elsewhere)
+
+
+class _Record(NamedTuple):
+    start: int
+    kind: int
+    document: Document
+
+
+def segments(folder: Path, *kinds: str) -> list[Path]:
+    """Return the segments of a log from the oldest on, of all kinds or of some."""
+    found = (path for path in folder.glob("*-*.*") if path.suffix in (kinds or (LIVE, REST)))
+    return sorted(found, key=lambda path: path.name)
+
+
+def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[list[Document], int]:
+    """Return the documents of a segment from a position on, and the position behind the last whole one."""
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read(-1 if stop is None else stop - start)
+    end, documents = 0, []
+    for record in _records(data, 0):
+        end = record.start + _HEAD.size + _TOKEN.itemsize * len(record.document.ids)
+        if record.kind == _DOCUMENT:
+            documents.append(record.document)
+    return documents, start + end
+
+
+def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
+    """Overwrite the unwanted documents of a segment, also while its process appends; return their number."""
+    with path.open("r+b", buffering=0) as file:
+        hits = [r for r in _records(file.read(), 0) if r.kind == _DOCUMENT and unwanted(r.document)]
+        for record in hits:
+            nothing = record.document._replace(ids=np.zeros_like(record.document.ids))
+            file.seek(record.start)
+            file.write(_encode(nothing, _ERASED))
+        os.fsync(file.fileno())
+    return len(hits)
+
+
+def is_open(path: Path) -> bool:
+    """Return True if a process appends to a segment."""
+    with suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def applied(path: Path) -> int:
+    """Return the last state of take-downs that the process of a segment has applied; 0: none."""
+    return max(
+        (int(r.document.created) for r in _records(path.read_bytes(), 0) if r.kind == _APPLIED), default=0
+    )
+
+
+def put_to_rest(folder: Path, held: Callable[[Document], bool]) -> list[Path]:
+    """Mark the closed segments all of whose documents a published store holds; return them."""
+    return [
+        path.rename(path.with_suffix(REST))
+        for path in segments(folder, LIVE)
+        if not is_open(path) and all(map(held, read_since(path)[0]))
+    ]
+
+
+class Writer:
+    """Appends to segments of this process, each written in one piece; nothing is synced.
+
+    Attributes:
+        path: the present segment.
+        size: its bytes.
+    """
+
+    def __init__(self, folder: Path, tokens: int) -> None:
+        """Write to a folder, which is made; OSError if that fails."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder, self._most = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens
+        self._open()
+
+    def append(self, documents: Iterable[Document]) -> None:
+        """Write documents, whole or not at all; OSError if the disk is full."""
+        self._write(b"".join(_encode(document, _DOCUMENT) for document in documents))
+
+    def apply(self, state: int) -> None:
+        """Note that memory holds nothing that was taken down up to a state."""
+        self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
+
+    def roll(self) -> None:
+        """Begin a new segment if this one is old or large."""
+        age = time.time() - self._began
+        if self.size and (age > SEGMENT_SECONDS or self.size > self._most // LOGGED_TOKENS):
+            os.close(self._file)
+            self._open()
+
+    def drop_oldest(self) -> None:
+        """Remove the oldest closed segments where all take too many bytes."""
+        total = 0
+        for path in reversed(segments(self._folder)):
+            total += path.stat().st_size
+            if total > self._most and not is_open(path):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the segment; an empty one goes."""
+        os.close(self._file)
+        if not self.size:
+            self.path.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        self._began, self.size = time.time(), 0
+        self.path = self._folder / f"{int(self._began * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        hold(self._file)
+
+    def _write(self, data: bytes) -> None:
+        if os.pwrite(self._file, data, self.size) < len(data):
+            os.ftruncate(self._file, self.size)
+            raise OSError("the disk is full")
+        self.size += len(data)
+
+
+class Vocabulary(NamedTuple):
+    """What a live store speaks: the size of the vocabulary, and the tokenizer's fingerprint."""
+
+    size: int
+    fingerprint: str
+
+
+def agree(folder: Path, vocabulary: Vocabulary) -> Vocabulary:
+    """Return the vocabulary of a log, which the first caller decides."""
+    with lock(folder):
+        if (found := vocabulary_of(folder)) is None:
+            write_json(folder / "live.json", vocabulary._asdict())
+            found = vocabulary
+    return found
+
+
+def vocabulary_of(folder: Path) -> Vocabulary | None:
+    """Return the vocabulary of a log; None if it has none yet."""
+    try:
+        return Vocabulary(**json.loads((folder / "live.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise DraftstoreError(f"{folder / 'live.json'} cannot be read ({error}): remove the folder") from None
+
+
+def _encode(document: Document, kind: int) -> bytes:
+    ids = document.ids.astype(_TOKEN, copy=False)
+    created = document.created or time.time()
+    head = _HEAD.pack(0, kind, document.elsewhere, 0, len(ids), document.lead, created)[4:]
+    body = head + ids.tobytes()
+    return struct.pack("<I", zlib.crc32(body)) + body
+
+
+def _records(data: bytes, start: int) -> Iterator[_Record]:
+    """Yield the whole records of a segment; one that is damaged is skipped, as long as the next can be found."""
+    while start + _HEAD.size <= len(data):
+        check, kind, elsewhere, _, count, lead, created = _HEAD.unpack_from(data, start)
+        end = start + _HEAD.size + _TOKEN.itemsize * count
+        if end > len(data):
+            return
+        if zlib.crc32(memoryview(data)[start + 4 : end]) == check:
+            ids = np.frombuffer(data, _TOKEN, count, start + _HEAD.size)
+            yield _Record(start, kind, Document(ids, lead, bool(elsewhere), created))
+        start = end

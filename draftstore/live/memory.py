@@ -1,0 +1,130 @@
+"""The memory of a live store: the latest documents, indexed as they come, and drafts from them.
+
+    memory = Memory(vocab_size, tokens=1_000_000)
+    memory.append(ids)                                  # drafts from now on
+    drafts = MemoryDrafter(memory).draft(contexts)
+
+The index is that of `draftstore.drafting.history`: a ring, so that an append takes constant time a token and the oldest
+tokens make room. Drafts and appends take turns, a context and a few thousand tokens at a time, so that no draft reads
+what is being written.
+"""
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.drafter import ContextSession, check_ids, check_request
+from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_context
+from draftstore.jit import as_input, read_only
+from draftstore.trees.batch import Draft, DraftBatch
+
+TOKENS = 1_000_000
+"""Default of the most tokens."""
+CONTEXT_SIZE = 16
+"""Tokens of a context that are compared."""
+STEP = 4096
+"""Tokens that are indexed at a time: a draft waits for no more."""
+END = np.array([-1], np.int32)
+"""Separates documents."""
+RULES = {
+    "alone": HistoryRule(max_match=CONTEXT_SIZE, alpha=4.0, beta=3.0),
+    "beside": HistoryRule(max_match=CONTEXT_SIZE, alpha=64.0, beta=4.0, rows=16, floor=0.02),
+}
+"""How memory drafts, as docs/findings.md measures it: beside a store, short matches are the store's."""
+DEFAULT = "beside"
+
+
+class Memory:
+    """The latest documents of one vocabulary, at most so many tokens; threads may share it."""
+
+    def __init__(self, vocab_size: int, tokens: int = TOKENS) -> None:
+        """Make room for `tokens` ids in [0, vocab_size), separators included: 36 to 52 bytes for each."""
+        self.vocab_size = vocab_size
+        self._history = History.new(tokens)
+        self._lock = threading.Lock()
+        self.size = 0
+
+    def __len__(self) -> int:
+        """Return the number of tokens that it holds."""
+        return min(self.size, len(self._history.tokens))
+
+    def append(self, ids: ArrayLike) -> None:
+        """Append a document, int32 [any]; TokenRangeError if an id lies outside the vocabulary."""
+        document = np.concatenate([check_ids(ids, self.vocab_size).astype(np.int32), END])
+        for start in range(0, len(document), STEP):
+            part = as_input(document[start : start + STEP], np.int32)
+            with self._lock:
+                self.size = append_tokens(*self._history, self.size, part)
+
+    def draft(self, rule: NDArray[np.float64], context: NDArray[np.int32], budget: int, level: int) -> Any:
+        """Return the arrays of `draft_context`."""
+        with self._lock:
+            return draft_context(*self._history, self.size, rule, context, budget, level)
+
+
+class MemoryDrafter:
+    """Drafts from the documents of a memory: a `StoreDrafter`.
+
+    Attributes:
+        memory: the memory, which may be replaced between two drafts by one of the same vocabulary.
+        vocab_size: size of the vocabulary.
+    """
+
+    context_size = CONTEXT_SIZE
+    hidden_size = 0
+
+    def __init__(self, memory: Memory, strategy: str = DEFAULT) -> None:
+        """Draft by one of `RULES`."""
+        self.memory = memory
+        self.vocab_size = memory.vocab_size
+        self._rule = read_only(np.array(RULES[strategy], np.float64))
+
+    def draft_batch(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
+    ) -> DraftBatch:
+        """Draft for a batch of contexts; see `StoreDrafter.draft_batch`."""
+        contexts, level = check_request(contexts, budget, min_prob)
+        if budget == 0 or level < 0 or not len(contexts):
+            return DraftBatch.empty(len(contexts))
+        rows = [self.memory.draft(self._rule, context, budget, level) for context in contexts]
+        sizes = np.array([len(row[0]) for row in rows], np.int32)
+        width = int(sizes.max())
+        batch = DraftBatch(
+            np.empty((len(rows), width), np.int32),
+            np.empty((len(rows), width), np.int16),
+            np.empty((len(rows), width), np.uint8),
+            sizes,
+            np.array([row[3] for row in rows], np.int32),
+            np.array([row[4] for row in rows], np.int64),
+        )
+        for place, (tokens, parents, levels, *_) in enumerate(rows):
+            size = sizes[place]
+            batch.tokens[place, :size], batch.parents[place, :size] = tokens, parents
+            batch.levels[place, :size] = levels
+        return batch
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+        return self.draft_batch(contexts, budget, min_prob, hidden).drafts()
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`."""
+        return ContextSession(self, prompt_ids)
+
+    def warm_up(self) -> None:
+        """Compile the kernels, or load them from numba's cache, before the first draft."""
+        memory = Memory(2, 16)
+        memory.append([0, 0])
+        MemoryDrafter(memory).draft(np.zeros((1, 1), np.int32), 1)

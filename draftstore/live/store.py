@@ -1,0 +1,240 @@
+"""A live store: documents that draft from the next request on, on their own or in a log that processes share.
+
+    live = LiveStore(tokens=1_000_000, folder=Path("live/chat"))
+    live.agree(Vocabulary(32_000, fingerprint))
+    live.append([Document(ids)])
+    live.drafter("alone").draft(contexts)
+
+A thread follows the folder: four times a second it takes in what other processes appended, forgets what was taken down,
+and what a published store holds now.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from draftstore.drafting.drafter import check_ids
+from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError
+from draftstore.live.log import (
+    LIVE,
+    Document,
+    Vocabulary,
+    Writer,
+    agree,
+    erase,
+    read_since,
+    segments,
+    vocabulary_of,
+)
+from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
+from draftstore.live.removing import TakeDowns, tokenizer_of
+from draftstore.text.tokenizer import TextTokenizer
+
+LOG = logging.getLogger(__name__)
+FOLLOW_SECONDS = 0.25
+WARN_SECONDS = 60.0
+
+
+class LiveStore:
+    """Documents in memory, and in a log if there is a folder; threads may share it.
+
+    Attributes:
+        vocabulary: None until the first process has said what it speaks.
+        appended: documents that this process appended.
+        refused: those of them that were taken down before.
+        unlogged: those of them that the log could not take.
+    """
+
+    def __init__(self, tokens: int = TOKENS, folder: Path | None = None) -> None:
+        """Read the log, and follow it.
+
+        Args:
+            tokens: most tokens in memory; the oldest leave first.
+            folder: of the log, which is made; None: memory alone, gone with the process.
+
+        Raises:
+            DraftstoreError: the folder cannot be used.
+        """
+        self._tokens, self._folder = tokens, folder
+        self.vocabulary: Vocabulary | None = None
+        self.appended = self.refused = self.unlogged = 0
+        self._drafters: list[MemoryDrafter] = []
+        self._memory: Memory | None = None
+        self._lock = threading.Lock()  # of what follows, and of the writer
+        self._seen: dict[Path, int] = {}
+        self._own: set[Path] = set()  # segments of this process
+        self._loaded = False
+        self._unread: list[Document] | None = None  # appended while the log is read anew
+        self._rules = TakeDowns()
+        self._tokenizer: TextTokenizer | None = None
+        self._warned = -WARN_SECONDS
+        self._writer: Writer | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if folder is not None:
+            try:
+                self._writer = Writer(folder, tokens)
+            except OSError as error:
+                raise DraftstoreError(f"the live log {folder} cannot be written: {error.strerror}") from None
+            self.follow()
+            self._thread = threading.Thread(target=self._run, name="live-log", daemon=True)
+            self._thread.start()
+
+    def __len__(self) -> int:
+        """Return the number of tokens in memory."""
+        return 0 if self._memory is None else len(self._memory)
+
+    def agree(self, vocabulary: Vocabulary) -> None:
+        """Say which token ids are meant; the first caller decides.
+
+        Raises:
+            TokenizerError: the store speaks another vocabulary.
+        """
+        if self.vocabulary is None:
+            found = vocabulary if self._folder is None else agree(self._folder, vocabulary)
+            with self._lock:
+                self._begin(found)
+        if self.vocabulary and vocabulary != self.vocabulary:
+            raise TokenizerError(
+                f"this live store holds ids of the tokenizer {self.vocabulary.fingerprint[:12]} with "
+                f"{self.vocabulary.size:,} ids, found {vocabulary.fingerprint[:12]} with {vocabulary.size:,}: give "
+                "this model a live store of its own"
+            )
+
+    def append(self, documents: Sequence[Document]) -> None:
+        """Append documents: to the log first, then to memory. One that was taken down before is left out.
+
+        Raises:
+            TokenRangeError: an id lies outside the vocabulary; nothing is appended.
+        """
+        assert self._memory is not None, "agree first"
+        for document in documents:
+            check_ids(document.ids, self._memory.vocab_size)
+        with self._lock:
+            taken = [document for document in documents if not self._refuses(document)]
+            self.refused += len(documents) - len(taken)
+            self.appended += len(taken)
+            if self._writer is not None:
+                try:
+                    self._writer.append(taken)
+                except OSError as error:
+                    self.unlogged += len(taken)
+                    self._warn("the log of a live store cannot be written, memory goes on: %s", error)
+            if self._unread is not None:
+                self._unread += taken
+            for document in taken:
+                self._memory.append(document.ids)
+
+    def drafter(self, strategy: str) -> MemoryDrafter:
+        """Return a drafter over what memory holds at each draft."""
+        assert self._memory is not None, "agree first"
+        with self._lock:
+            drafter = MemoryDrafter(self._memory, strategy)
+            self._drafters.append(drafter)
+        return drafter
+
+    def follow(self) -> None:
+        """Take in what other processes changed in the folder."""
+        assert self._folder is not None
+        assert self._writer is not None
+        if self.vocabulary is None:
+            found = vocabulary_of(self._folder)
+            if found is None:
+                return
+            with self._lock:
+                self._begin(found)
+        rules = TakeDowns.read(self._folder)
+        changed = rules.state != self._rules.state
+        if changed:
+            tokenizer = tokenizer_of(self._folder)
+            with self._lock:
+                self._rules, self._tokenizer = rules, tokenizer
+        with self._lock:
+            self._writer.roll()
+        self._writer.drop_oldest()
+        present = segments(self._folder, LIVE)
+        self._own.add(self._writer.path)
+        self._own &= {*present}
+        if changed or not self._loaded or not self._seen.keys() <= {*present}:
+            self._read_anew(present)
+        else:
+            self._read_new(present)
+
+    def close(self) -> None:
+        """Stop following, and close the log."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _begin(self, vocabulary: Vocabulary) -> None:
+        """Take the vocabulary, and begin with an empty memory."""
+        if self.vocabulary is None:
+            self._memory = Memory(vocabulary.size, self._tokens)
+            self.vocabulary = vocabulary
+
+    def _refuses(self, document: Document) -> bool:
+        return self._tokenizer is not None and self._rules.refuse(document, self._tokenizer)
+
+    def _read_new(self, present: Sequence[Path]) -> None:
+        """Append what other processes wrote since the last time."""
+        assert self._memory is not None
+        for path in present:
+            if path not in self._own:
+                with suppress(FileNotFoundError):
+                    documents, self._seen[path] = read_since(path, self._seen.get(path, 0))
+                    for document in documents:
+                        self._take(self._memory, document)
+
+    def _read_anew(self, present: Sequence[Path]) -> None:
+        """Replace memory by what the log holds now, from the newest segments back to as many tokens as it takes."""
+        assert self._memory is not None
+        assert self._writer is not None
+        own = self._writer.path
+        with self._lock:
+            self._unread, stop = [], self._writer.size
+        if self._rules.state:  # appended here after it was taken down elsewhere
+            erase(own, self._refuses)
+        documents: list[Document] = []
+        seen: dict[Path, int] = {}
+        room = self._tokens
+        for path in reversed(present):
+            with suppress(FileNotFoundError):
+                found, seen[path] = read_since(path, stop=stop if path == own else None)
+                if room > 0:
+                    documents += found
+                    room -= sum(len(document.ids) for document in found)
+        memory = Memory(self._memory.vocab_size, self._tokens)
+        for document in sorted(documents, key=lambda document: document.created):
+            self._take(memory, document)
+        with self._lock:
+            for document in self._unread or ():
+                self._take(memory, document)
+            self._memory, self._unread, self._seen = memory, None, seen
+            for drafter in self._drafters:
+                drafter.memory = memory
+            self._writer.apply(self._rules.state)
+        self._loaded = True
+
+    def _take(self, memory: Memory, document: Document) -> None:
+        """Append a document of the log, unless it is invalid or was taken down."""
+        with suppress(TokenRangeError):
+            if not self._refuses(document):
+                memory.append(document.ids)
+
+    def _run(self) -> None:
+        while not self._stop.wait(FOLLOW_SECONDS):
+            try:
+                self.follow()
+            except (DraftstoreError, OSError) as error:
+                self._warn("the log of a live store cannot be followed: %s", error)
+
+    def _warn(self, message: str, error: Exception) -> None:
+        """Log a problem, one a minute."""
+        if monotonic() - self._warned >= WARN_SECONDS:
+            self._warned = monotonic()
+            LOG.warning(message, error)

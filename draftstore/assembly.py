@@ -7,7 +7,8 @@
 Before the first draft, stores and releases are checked against the model's tokenizer, and all kernels are compiled.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -23,7 +24,10 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
-from draftstore.options import Options, Shown
+from draftstore.live.log import Document, Vocabulary
+from draftstore.live.store import LiveStore
+from draftstore.live.target import LiveTarget
+from draftstore.options import Options, Shown, parsed
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.recycling.store import KIND as RECYCLING
 from draftstore.recycling.store import open_drafter
@@ -37,8 +41,8 @@ from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.registry import KINDS, Store, kind_of, open_store, strategies_of
 from draftstore.stores.rest.store import KIND as REST
 
-REQUEST = "request"
-
+LOG = logging.getLogger(__name__)
+REQUEST, LIVE = "request", "live"
 
 TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
 
@@ -103,6 +107,15 @@ class Sources(Options):
         description="Longest wait of a step for the lookup service; networks need more.",
         examples=[0.01],
     )
+    live: Annotated[
+        LiveTarget | None, parsed(LiveTarget.parse), Shown(metavar="NAME[=DIR][:TOKENS]", unset="nothing")
+    ] = Field(
+        None,
+        description="Remember finished answers, at most TOKENS of them (a million), and draft from them: with --lookup "
+        "or --release in the live store NAME of the service, shared by all that name it; with DIR, or without a "
+        "service, in this process. See PRIVACY in docs/security.md.",
+        examples=["team", "team=live/team:200000"],
+    )
     request: bool = Field(True, description="Draft from the prompt and the output so far.")
     recycling: Annotated[bool, Shown(flags=("--recycling/--no-recycling",))] = Field(
         False, description="Draft from the model's last candidates."
@@ -114,16 +127,18 @@ class Part(NamedTuple):
     """One drafter of an assembly.
 
     Attributes:
-        kind: `rest`, `crest`, `dresd`, `lookup`, `request` or `recycling`.
+        kind: `rest`, `crest`, `dresd`, `lookup`, `live`, `request` or `recycling`.
         name: display name.
         drafter: the drafter.
         strategy: the requested strategy, if supported.
+        append: appends a document to a live store; None elsewhere, and where only reading is allowed.
     """
 
     kind: str
     name: str
     drafter: Drafter
     strategy: str | None = None
+    append: Callable[[Document], object] | None = None
 
     @property
     def label(self) -> str:
@@ -145,6 +160,32 @@ class Assembly(AbstractContextManager["Assembly"]):
         drafters = [part.drafter for part in parts]
         self.drafter = Mixture(drafters) if len(drafters) > 1 else next(iter(drafters), None)
         self._opened = opened
+        self._appends = [part.append for part in parts if part.append is not None]
+
+    @property
+    def remembers(self) -> bool:
+        """Whether finished answers are appended to a live store."""
+        return bool(self._appends)
+
+    def remember(
+        self, prompt: NDArray[np.integer[Any]], output: ArrayLike, *, elsewhere: bool = False
+    ) -> None:
+        """Append a finished answer to the live store, if there is one. Never raises.
+
+        Args:
+            prompt: int32 [any].
+            output: int32 [any], the answer.
+            elsewhere: whether a response log has it, too.
+        """
+        for append in self._appends:
+            try:
+                append(Document.of(prompt, output, elsewhere=elsewhere))
+            except Exception as error:  # noqa: BLE001 (the answer is given; only later drafts are worse)
+                LOG.warning("an answer is not remembered: %s", error)
+
+    def without_live(self) -> "Assembly":
+        """Return the same drafters except the live store, for a text that asks for none; closing it does nothing."""
+        return Assembly([part for part in self.parts if part.kind != LIVE], ExitStack())
 
     @property
     def needs_candidates(self) -> bool:
@@ -238,6 +279,8 @@ def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator
             yield _stored(path, kind, sources, model, opened)
     if sources.lookup is not None or sources.release is not None:
         yield _looked_up(sources, model, opened)
+    if sources.live is not None:
+        yield _remembered(sources, sources.live, model, opened)
     if sources.recycling and not recycled:
         yield Part(RECYCLING, "the model's candidates", RecyclingDrafter(model.vocab_size))
 
@@ -299,6 +342,31 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
             "publish a build for this model, or ask for another release"
         )
     return Part("lookup", sources.release, store.drafter(strategy or ""), strategy)
+
+
+def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opened: ExitStack) -> Part:
+    """Open a live store, of the lookup service or of this process."""
+    strategy = "beside" if sources.stores or sources.release else "alone"
+    if target.folder is not None or (sources.lookup is None and sources.release is None):
+        live = LiveStore(target.tokens, target.folder)
+        opened.callback(live.close)
+        live.agree(Vocabulary(model.vocab_size, model.tokenizer.fingerprint))
+        return Part(
+            LIVE, target.name, live.drafter(strategy), append=lambda document: live.append([document])
+        )
+    store = RemoteStore(
+        sources.lookup, target.name, token=sources.token, tokenizer=model.tokenizer,
+        vocab_size=model.vocab_size, deadline=sources.deadline,
+    )  # fmt: skip
+    opened.callback(store.close)
+    append: Callable[[Document], object] | None = None
+    try:
+        store.declare()
+        append = lambda found: store.append(found.ids, found.lead, elsewhere=found.elsewhere)  # noqa: E731
+    except LookupServiceError as error:
+        store.check(strategy)
+        LOG.warning("the live store %s is read, and answers are not remembered: %s", target.name, error)
+    return Part(LIVE, target.name, store.drafter(strategy), append=append)
 
 
 def _served(sources: Sources) -> str:

@@ -3,6 +3,7 @@
     # draftstore.toml, named by DRAFTSTORE_ENGINE_CONFIG
     stores = ["stores/chat"]          # relative to this file
     request = true
+    live = "team=live/team"           # remember answers, see `--live` of the worker
     budget = 16
 
     [corpora.acme]                    # for the requests that name it
@@ -23,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.assembly import Sources
-from draftstore.errors import EngineError, TokenizerError, type_name
-from draftstore.options import OptionsError
+from draftstore.errors import DraftstoreError, EngineError, TokenizerError, type_name
+from draftstore.live.target import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
@@ -37,7 +38,7 @@ UNREAD = TokenizerIdentity("not read", "0" * 64)
 _TEXT, _NUMBER = (str,), (int, float)
 _SOURCES: dict[str, tuple[type, ...]] = {
     "stores": (list,), "strategy": _TEXT, "backend": _TEXT, "lookup": _TEXT, "release": _TEXT, "token": _TEXT,
-    "deadline": _NUMBER, "request": (bool,), "threads": (int,),
+    "deadline": _NUMBER, "request": (bool,), "live": _TEXT, "threads": (int,),
 }  # fmt: skip
 _OTHERS: dict[str, tuple[type, ...]] = {
     "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str),
@@ -169,15 +170,18 @@ def _corpus(table: Any, where: str, folder: Path) -> Sources:
 def _sources(found: dict[str, Any], where: str, folder: Path) -> Sources:
     stores = tuple(folder / part for part in found.pop("stores", ()))
     try:
+        if "live" in found:
+            found["live"] = LiveTarget.parse(found["live"], folder)
         return Sources(stores=stores, **found)
-    except OptionsError as error:
+    except DraftstoreError as error:
         raise EngineError(f"{where}: {error}") from None
 
 
 def tokenizer_identity(config: EngineConfig, own: str) -> TokenizerIdentity:
     """Return the identity of the model's tokenizer."""
     sources = (config.sources, *config.corpora.values())
-    if config.tokenizer is None and not any(each.stores or each.lookup or each.release for each in sources):
+    asked = any(each.stores or each.lookup or each.release or each.live for each in sources)
+    if config.tokenizer is None and not asked:
         return UNREAD
     try:
         return load_tokenizer(config.tokenizer or own).identity

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.drafting.drafter import Session
@@ -34,6 +34,8 @@ FORGET_STEPS = 64
 """Steps after which a text without further requests is forgotten."""
 MAX_REMEMBERED_TOKENS = 1 << 20
 """Tokens of such texts that are remembered at most, with spare room: a session takes about 100 bytes for each."""
+LEAST = 2
+"""Tokens of the shortest answer that is remembered."""
 TAIL = 64
 """Tokens of a known text that are compared at every step."""
 WARNING_PAUSE = 60.0
@@ -48,21 +50,24 @@ class DraftRequest(NamedTuple):
         ids: int32 [any], its whole text so far: the prompt, and all tokens that were emitted.
         corpus: name of its corpus; empty for the common sources.
         budget: maximum nodes; None: what is configured. 0 turns drafts off.
+        live: whether drafts come from the live store, if there is one, and the answer goes there.
     """
 
     key: Hashable
     ids: NDArray[np.int32]
     corpus: str = ""
     budget: int | None = None
+    live: bool = True
 
 
 class _Text(GrowingIds):
     """A request's text as its drafter knows it."""
 
-    def __init__(self, corpus: str) -> None:
+    def __init__(self, corpus: str, live: bool = True) -> None:
         super().__init__()
         self.session: Session | None = None
-        self.corpus = corpus
+        self.corpus, self.live = corpus, live
+        self.remembered = 0  # tokens that are the prompt, or in the live store
         self.tree = DraftTree.empty()
         self.step = 0
 
@@ -98,6 +103,7 @@ class Proposer:
                 for name, sources in {"": config.sources, **config.corpora}.items()
             }
             self._opened = opened.pop_all()
+        self._without_live = {name: assembly.without_live() for name, assembly in self._corpora.items()}
         self.figures = DraftFigures(engine)
 
     @property
@@ -113,7 +119,8 @@ class Proposer:
         )
 
     def close(self) -> None:
-        """Close all stores and connections."""
+        """Remember what has not been, and close all stores and connections."""
+        self.forget([*self.texts])
         self._opened.close()
 
     def __len__(self) -> int:
@@ -136,6 +143,9 @@ class Proposer:
         for place, tree in zip(places, found, strict=True):
             trees[place] = texts[place].tree = tree
         self._forget_old()
+        for text in self.texts.values():
+            if self._steps - text.step == 2:  # it has ended, or waits
+                self._remember(text)
         return trees
 
     def _forget_old(self) -> None:
@@ -147,12 +157,26 @@ class Proposer:
             if text.step < self._steps:
                 room -= len(text) + SPARE
                 if room < 0 or self._steps - text.step >= FORGET_STEPS:
-                    del self.texts[key]
+                    self.forget([key])
 
-    def forget(self, keys: Sequence[Hashable]) -> None:
-        """Forget requests that have ended."""
+    def forget(self, keys: Sequence[Hashable], *, ended: bool = True) -> None:
+        """Forget requests that have `ended`, or whose text is not what was known of it."""
         for key in keys:
-            self.texts.pop(key, None)
+            text = self.texts.pop(key, None)
+            if text is not None and ended:
+                self._remember(text)
+
+    def complete(self, key: Hashable, ids: ArrayLike) -> None:
+        """Take the whole text of a request that has ended, with the tokens of its last step."""
+        if (text := self.texts.get(key)) is not None:
+            text.put(0, ids)
+
+    def _remember(self, text: _Text) -> None:
+        """Append what is new of an answer to the live store of its corpus, if it has one."""
+        start, corpus = text.remembered, self._corpora.get(text.corpus)
+        if corpus is not None and corpus.remembers and text.live and len(text) - start >= LEAST:
+            corpus.remember(text.ids[:start], text.ids[start:])
+            text.remembered = len(text)
 
     def _follow(self, request: DraftRequest) -> tuple[_Text, int]:
         """Return a request's text, up to date, and the maximum nodes of its draft."""
@@ -167,7 +191,8 @@ class Proposer:
             return _Text(""), 0
         try:
             if known == 0:
-                text.session = self._sources(request.corpus).session(new)
+                text.remembered = len(new) - 1  # the last is the first of the answer
+                text.session = self._sources(request.corpus, request.live).session(new)
             elif text.session is not None and len(new):
                 self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
@@ -180,14 +205,15 @@ class Proposer:
         """Return a request's text as it was, or a new one where another text has its key now."""
         text = self.texts.get(request.key)
         if text is None or text.corpus != request.corpus or not text.begins(request.ids, TAIL):
-            text = self.texts[request.key] = _Text(request.corpus)
+            self.forget([request.key])
+            text = self.texts[request.key] = _Text(request.corpus, request.live)
         return text
 
-    def _sources(self, corpus: str) -> Assembly:
-        """Return the sources of a corpus."""
+    def _sources(self, corpus: str, live: bool) -> Assembly:
+        """Return the sources of a corpus, with its live store or without."""
         if corpus not in self._corpora:
             raise EngineError(f"no corpus {corpus!r:.100}: add it to [corpora] in the settings")
-        return self._corpora[corpus]
+        return self._corpora[corpus] if live else self._without_live[corpus]
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
         """Give a session the new tokens, and count what was accepted."""
@@ -196,7 +222,7 @@ class Proposer:
         shares = {}
         if len(text.tree):
             parts = session.proposed if isinstance(session, MixtureSession) else [text.tree]
-            names = [part.label for part in self._corpora[text.corpus].parts]
+            names = [part.label for part in self._sources(text.corpus, text.live).parts]
             shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
         # The last token is the model's own, even where it is one of a draft that the engine has cut.
         self.figures.add(text.corpus, text.tree, path[: len(new) - 1], shares)

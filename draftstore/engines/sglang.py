@@ -148,8 +148,8 @@ class BatchDrafts:
     def _request(self, request: Any, pending: Sequence[int]) -> DraftRequest:
         """Return what a request wants; nothing, if it cannot be read. Never raises."""
         try:
-            corpus, budget = _corpus_and_budget(request.sampling_params.custom_params)
-            return DraftRequest(request.rid, self._ids(request, pending), corpus, budget)
+            corpus, budget, live = _wishes(request.sampling_params.custom_params)
+            return DraftRequest(request.rid, self._ids(request, pending), corpus, budget, live)
         except Exception as error:  # noqa: BLE001 (an engine must not end, nor its other ranks wait)
             self.proposer.failed("a request gets no draft", error)
             return DraftRequest(request.rid, np.empty(0, np.int32), budget=0)
@@ -163,14 +163,16 @@ class BatchDrafts:
             self.erase_match_state([request.rid])
             text = self._texts[request.rid] = _Text(request)
         if not text.put(text.prompt + text.settled, [*outputs[text.settled :], *pending]):
-            self.proposer.forget([request.rid])
+            self.proposer.forget([request.rid], ended=False)
         text.settled = len(outputs)
         return text.ids
 
     def erase_match_state(self, rids: Iterable[str]) -> None:
         """Forget requests that have left the batch; one that comes back is read anew."""
         for rid in rids:
-            self._texts.pop(rid, None)
+            text = self._texts.pop(rid, None)
+            if text is not None:
+                self.proposer.complete(rid, [*text.ids[: text.prompt], *text.outputs])
             self.proposer.forget([rid])
 
     def reset(self) -> None:
@@ -194,15 +196,15 @@ def _last(request: Any, pending: Sequence[int]) -> int:
     return next((int(part[-1]) for part in parts if part), 0)
 
 
-def _corpus_and_budget(params: Any) -> tuple[str, int | None]:
-    """Return corpus and budget that a request names; what makes no sense names a corpus that does not exist."""
+def _wishes(params: Any) -> tuple[str, int | None, bool]:
+    """Return a request's corpus, budget, and use of live stores; nonsense names a corpus that does not exist."""
     wishes = params.get("draftstore") if isinstance(params, Mapping) else None
     if wishes is None:
-        return "", None
+        return "", None, True
     if not isinstance(wishes, Mapping):
-        return f"{wishes!r}", 0
-    budget = wishes.get("budget")
-    return str(wishes.get("corpus") or ""), budget if isinstance(budget, int) else None
+        return f"{wishes!r}", 0, False
+    budget, live = wishes.get("budget"), wishes.get("live") is not False
+    return str(wishes.get("corpus") or ""), budget if isinstance(budget, int) else None, live
 
 
 class StoreDrafts:

@@ -75,6 +75,7 @@ class GenerationRequest:
         stop_ids: further ids that end the answer.
         budget: maximum nodes of a draft; 0 decodes without drafts, None leaves it to the planner.
         prediction: int32 [any], what is expected as the answer: drafts are taken from it too. None: nothing is.
+        live: whether drafts come from the live store, if there is one, and the answer goes there.
     """
 
     prompt: NDArray[np.int32]
@@ -85,6 +86,7 @@ class GenerationRequest:
     stop_ids: tuple[int, ...] = ()
     budget: int | None = None
     prediction: NDArray[np.int32] | None = None
+    live: bool = True
 
     def ends(self, own: Iterable[int]) -> list[int]:
         """Return the ids that end the answer of a model with its `own`."""

@@ -5,7 +5,7 @@
     drafts = MemoryDrafter(memory).draft(contexts)
 
 The index is that of `draftstore.drafting.history`: a ring, so that an append takes constant time a token and the oldest
-tokens make room. Drafts and appends take turns, a context and a few thousand tokens at a time, so that no draft reads
+tokens make room. Drafts and appends take turns, a context and a thousand tokens at a time, so that no draft reads
 what is being written.
 """
 
@@ -24,7 +24,7 @@ TOKENS = 1_000_000
 """Default of the most tokens."""
 CONTEXT_SIZE = 16
 """Tokens of a context that are compared."""
-STEP = 4096
+STEP = 1024
 """Tokens that are indexed at a time: a draft waits for no more."""
 END = np.array([-1], np.int32)
 """Separates documents."""
@@ -125,6 +125,11 @@ class MemoryDrafter:
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""
-        memory = Memory(2, 16)
-        memory.append([0, 0])
-        MemoryDrafter(memory).draft(np.zeros((1, 1), np.int32), 1)
+        warm_up()
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from numba's cache, before the first append."""
+    memory = Memory(2, 16)
+    memory.append([0, 0])
+    MemoryDrafter(memory).draft(np.zeros((1, 1), np.int32), 1)

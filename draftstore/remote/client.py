@@ -53,7 +53,7 @@ from draftstore.remote.connection import Connection, Tls, client_context, open_c
 from draftstore.remote.counters import Counters, Outcome
 from draftstore.remote.quiet import Quiet
 from draftstore.remote.sockets import default_socket
-from draftstore.remote.wire import Operation
+from draftstore.remote.wire import AppendRequest, Operation
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees import batch as batches
 from draftstore.trees.batch import Draft, DraftBatch
@@ -68,6 +68,10 @@ BUDGET = 64
 CONTEXT_SIZE = 16
 """Tokens that a session sends; REST looks back as far, CREST less."""
 DEADLINE = 0.002
+APPEND_SECONDS = 0.05
+"""Minimum time limit in seconds for an append, once for each answer: it may wait for a disk."""
+MAX_DOCUMENT = 1 << 16
+"""Maximum tokens of a document that is appended, the last ones."""
 CHECK_SECONDS = 5.0
 """Time limit in seconds for an answer to `check`."""
 MAX_BATCH, MAX_BYTES = 512, 1 << 19
@@ -123,7 +127,8 @@ class DraftCall:
         try:
             self._send()
         except RequestFailed as trouble:
-            store._fail(trouble, self._batch)
+            store.counters.failed(trouble.outcome, self._batch)
+            store._fail(trouble, store._quiet, "no drafts of")
 
     def finish(self) -> list[Draft]:
         """Return the drafts; see `RemoteDrafter.draft`."""
@@ -135,7 +140,8 @@ class DraftCall:
                 if len(self._drafts) < batch:
                     self._send()
         except RequestFailed as trouble:
-            store._fail(trouble, batch)
+            store.counters.failed(trouble.outcome, batch)
+            store._fail(trouble, store._quiet, "no drafts of")
             self._drafts = []
         if not self._drafts:
             return [Draft(DraftTree.empty(), 0, 0) for _ in range(batch)]
@@ -278,9 +284,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self._hello = b"" if token is None else wire.frame(Operation.HELLO, 0, token.encode())
         self._vocabulary_given = vocab_size is not None
         self._tokenizer = None if tokenizer is None else wire.short_hash(tokenizer.fingerprint)
+        self._fingerprint = None if tokenizer is None else tokenizer.fingerprint
         self._target_model = target_model
-        self._quiet = Quiet()
-        self._warned: dict[str, float] = {}
+        self._quiet, self._append_quiet = Quiet(), Quiet()
+        self._warned: dict[tuple[str, Outcome], float] = {}
         self._closed = False
         self._begin_process()
         _warm_up(name)
@@ -319,6 +326,48 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         number = next(self._ids)
         data = wire.frame(Operation.RELEASES, number)
         return self._ask(Operation.RELEASES, number, data, seconds, read_releases)
+
+    def append(self, ids: NDArray[np.int32], lead: int = 0, *, elsewhere: bool = False) -> bool:
+        """Append a document to a live store of this name; return whether the service confirmed it.
+
+        Never raises, and waits no longer than the deadline of the client, or 50 ms if that is longer. After failures
+        documents are lost at once for a while. `counters` say how many were appended and lost.
+
+        Args:
+            ids: int32 [any].
+            lead: how many of the first ids belong to the prompt.
+            elsewhere: whether a response log has the answer, too.
+        """
+        self._notice_fork()
+        if not self._closed and not self._append_quiet.holds:
+            end = monotonic() + max(self.deadline, APPEND_SECONDS)
+            cut = max(0, len(ids) - MAX_DOCUMENT)
+            data = self._append_frame([(ids[cut:], max(0, lead - cut))], elsewhere)
+            try:
+                check_answer(self._send(data[1], end).receive(MAX_LIST, end), Operation.APPEND, data[0])
+            except RequestFailed as trouble:
+                self._fail(trouble, self._append_quiet, "no answers are remembered by")
+            else:
+                self._append_quiet.succeed()
+                self.counters.add("appended")
+                return True
+        self.counters.add("lost")
+        return False
+
+    def declare(self, seconds: float = CHECK_SECONDS) -> None:
+        """Tell a live store of this name which vocabulary it is for, unless it knows; LookupServiceError if refused."""
+        number, data = self._append_frame([], elsewhere=False)
+        self._ask(Operation.APPEND, number, data, seconds, lambda payload: payload)
+
+    def _append_frame(
+        self, documents: list[tuple[NDArray[np.int32], int]], elsewhere: bool
+    ) -> tuple[int, bytes]:
+        """Return the number and the frame of an append."""
+        if self._fingerprint is None or not self._vocabulary_given:
+            raise DraftstoreError("appending needs the tokenizer= and vocab_size= of the model")
+        number = next(self._ids)
+        request = AppendRequest(self.name, self.vocab_size, self._fingerprint, elsewhere, documents)
+        return number, wire.encode_append(number, request)
 
     def close(self) -> None:
         """Close all connections; from now on every draft is empty."""
@@ -381,30 +430,29 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             )
         return drafts
 
-    def _fail(self, trouble: RequestFailed, batch: int) -> None:
-        """Count a failed call for `batch` contexts, leave the service alone if that helps, and warn."""
+    def _fail(self, trouble: RequestFailed, quiet: Quiet, effect: str) -> None:
+        """Leave the service alone after a failed call if that helps, and warn."""
         outcome = trouble.outcome
-        self.counters.failed(outcome, batch)
         self._thread.connection = None
         self._number += 1
         wait = min(trouble.failure.retry_after, LONGEST_PAUSE) if trouble.failure else 0.0
         if outcome in _REFUSALS:
-            self._quiet.pause(REFUSAL_SECONDS)
+            quiet.pause(REFUSAL_SECONDS)
         elif outcome in _OURS:
-            self._quiet.succeed()  # the service works; another request may succeed
+            quiet.succeed()  # the service works; another request may succeed
         elif wait > 0 and outcome in (Outcome.BUSY, Outcome.UNAVAILABLE):
-            self._quiet.pause(wait)
+            quiet.pause(wait)
             return
-        elif self._quiet.fail(refused=outcome is Outcome.UNREACHABLE):
+        elif quiet.fail(refused=outcome is Outcome.UNREACHABLE):
             self.counters.add("pauses")
         else:
             return
         now = monotonic()
-        if now - self._warned.get(outcome, -math.inf) >= WARN_SECONDS:
-            self._warned[outcome] = now
+        if now - self._warned.get((effect, outcome), -math.inf) >= WARN_SECONDS:
+            self._warned[effect, outcome] = now
             logger.warning(
-                "no drafts of %r from %s (%s): %s; decoding goes on without them",
-                self.name, self.address, outcome, trouble,
+                "%s %r from %s (%s): %s; decoding goes on without them",
+                effect, self.name, self.address, outcome, trouble,
             )  # fmt: skip
 
     def _ask(

@@ -43,11 +43,13 @@ class Counters:
         nodes         nodes of all drafts
         connections   connections opened
         pauses        times that failures began a pause
+        appended      documents appended to a live store
+        lost          those that the service did not confirm
     """
 
     def __init__(self) -> None:
         """Start from zero."""
-        others = ("contexts", "drafted", "nodes", "connections", "pauses")
+        others = ("contexts", "drafted", "nodes", "connections", "pauses", "appended", "lost")
         self._totals = dict.fromkeys((*map(str, Outcome), *others), 0)
         self.renew()
 
@@ -69,10 +71,10 @@ class Counters:
             self._totals["drafted"] += len(sizes) - sizes.count(0)
             self._totals["nodes"] += sum(sizes)
 
-    def add(self, name: str) -> None:
-        """Increase another counter by one."""
+    def add(self, name: str, count: int = 1) -> None:
+        """Increase another counter."""
         with self._lock:
-            self._totals[name] += 1
+            self._totals[name] += count
 
     def __getitem__(self, name: str) -> int:
         return self._totals[name]

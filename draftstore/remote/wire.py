@@ -39,6 +39,11 @@ Then the table, u32 [3, batch]: bytes of each tree, match lengths, match counts;
 """
 _ROW = struct.Struct("<III")
 """The table of one draft."""
+_APPEND = struct.Struct("<IHBB32s")
+"""Size of the vocabulary, documents, bytes of the name, 1 where a response log has the documents, tokenizer (SHA-256).
+
+Then the table, u32 [2, documents]: tokens of each, and how many belong to the prompt; the tokens, i32; the name.
+"""
 _FAILURE = struct.Struct("<I")
 """Milliseconds to wait; then a message."""
 _MOST = (1 << 32) - 1
@@ -56,6 +61,8 @@ class Operation(enum.IntEnum):
     """Draft for a batch of contexts."""
     RELEASES = 3
     """List what is served, as JSON (no payload)."""
+    APPEND = 4
+    """Append documents to a live store; the answer is JSON."""
 
 
 class Status(enum.IntEnum):
@@ -117,6 +124,24 @@ class DraftRequest(NamedTuple):
     budget: int
     min_prob: float
     hidden: NDArray[np.float16] | None
+
+
+class AppendRequest(NamedTuple):
+    """Documents for a live store.
+
+    Attributes:
+        name: name of the live store.
+        vocab_size: size of the model's vocabulary.
+        fingerprint: of the model's tokenizer, hexadecimal.
+        elsewhere: whether a response log has the answers too.
+        documents: int32 [any] each, with how many of the first ids belong to the prompt.
+    """
+
+    name: str
+    vocab_size: int
+    fingerprint: str
+    elsewhere: bool
+    documents: list[tuple[NDArray[np.int32], int]]
 
 
 class DraftAnswer(NamedTuple):
@@ -216,6 +241,37 @@ def decode_request(payload: bytes) -> DraftRequest:
     except UnicodeDecodeError:
         raise WireError("the name of a release or of a strategy is not UTF-8") from None
     return DraftRequest(name, strategy, contexts, budget, min_prob, hidden)
+
+
+def encode_append(request_id: int, request: AppendRequest) -> bytes:
+    """Return the frame of an append."""
+    named = request.name.encode()
+    sizes = [len(ids) for ids, _ in request.documents]
+    table = np.array([sizes, [lead for _, lead in request.documents]], _NUMBER)
+    try:
+        digest = bytes.fromhex(request.fingerprint)
+        head = _APPEND.pack(request.vocab_size, len(sizes), len(named), request.elsewhere, digest)
+    except (struct.error, ValueError) as error:
+        raise WireError(f"no request can carry this: {error}") from None
+    rows = [ids.astype(_TOKEN, copy=False).tobytes() for ids, _ in request.documents]
+    return frame(Operation.APPEND, request_id, b"".join((head, table.tobytes(), *rows, named)))
+
+
+def decode_append(payload: bytes) -> AppendRequest:
+    """Decode the payload of an append; WireError if a length does not match."""
+    try:
+        vocab_size, count, named, elsewhere, digest = _APPEND.unpack_from(payload)
+        sizes, leads = np.frombuffer(payload, _NUMBER, 2 * count, _APPEND.size).reshape(2, count).tolist()
+        start = _APPEND.size + 8 * count
+        ids = np.frombuffer(payload, _TOKEN, sum(sizes), start)
+        name = payload[start + 4 * sum(sizes) :].decode()
+    except (struct.error, ValueError) as error:
+        raise WireError(f"an append cannot be read: {error}") from None
+    if len(name.encode()) != named or any(lead > size for size, lead in zip(sizes, leads, strict=True)):
+        raise WireError("an append whose lengths do not match")
+    parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []
+    documents = list(zip(parts, leads, strict=True))
+    return AppendRequest(name, vocab_size, digest.hex(), bool(elsewhere), documents)
 
 
 def encode_answer(request_id: int, build: int, tokenizer: int, micros: int, batch: DraftBatch) -> bytes:

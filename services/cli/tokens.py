@@ -27,6 +27,11 @@ class NewToken(TokenFile):
     releases: Annotated[tuple[str, ...], Shown(flags=("--release",))] = Field(
         description=f"Release that the token allows; `{EVERY}` allows every release. May be repeated."
     )
+    appends: Annotated[tuple[str, ...], Shown(flags=("--append",), metavar="LIVE")] = Field(
+        (),
+        description=f"Live store that the token may append to, `{EVERY}` for every one; to draft from it, it needs "
+        "--release LIVE too. May be repeated.",
+    )
     max_budget: int | None = Field(
         None,
         ge=1,
@@ -58,13 +63,16 @@ def new(name: str, options: NewToken, as_json: bool) -> None:
     \b
     Example:
       draftstore tokens new engine-1 --release chat-vicuna --release code --file tokens.toml
+      draftstore tokens new engine-2 --release team --append team --file tokens.toml
     """
     if not name.strip() or not name.isprintable():
         raise DraftstoreError(f"{name!r} cannot be the name of a token: expected some visible text")
-    if "" in options.releases:
+    if "" in (*options.releases, *options.appends):
         raise DraftstoreError(f"the name of a release is empty: `{EVERY}` stands for all of them")
     token = new_token()
-    grant = Grant(name, frozenset(options.releases), hash_token(token), options.max_budget)
+    grant = Grant(
+        name, frozenset(options.releases), hash_token(token), options.max_budget, frozenset(options.appends)
+    )
 
     def add(grants: list[Grant]) -> list[Grant]:
         if any(other.name == name for other in grants):
@@ -74,7 +82,8 @@ def new(name: str, options: NewToken, as_json: bool) -> None:
         return [*grants, grant]
 
     change_grants(options.file, add)
-    print_result({"name": name, "releases": sorted(grant.releases), "token": token}, as_json, token)
+    made = {"name": name, "releases": sorted(grant.releases), "appends": sorted(grant.appends)}
+    print_result(made | {"token": token}, as_json, token)
     if not as_json:
         say("keep it now, it cannot be shown again; a running service accepts it after SIGHUP", err=True)
 
@@ -90,10 +99,15 @@ def list_tokens(options: TokenFile, as_json: bool) -> None:
       draftstore tokens list --file tokens.toml
     """
     rows = [
-        {"name": each.name, "releases": sorted(each.releases), "max_budget": each.max_budget}
+        {
+            "name": each.name,
+            "releases": sorted(each.releases),
+            "appends": sorted(each.appends),
+            "max_budget": each.max_budget,
+        }
         for each in read_grants(options.file)
     ]
-    columns = {"name": "name", "releases": "releases", "most nodes": "max_budget"}
+    columns = {"name": "name", "releases": "releases", "appends": "appends", "most nodes": "max_budget"}
     print_rows(rows, columns, as_json, empty="no tokens: nobody may ask for anything")
 
 

@@ -4,6 +4,7 @@
     name = "engine-1"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     releases = ["chat-vicuna", "code"]      # or ["*"]
+    appends = ["team"]                      # optional: live stores that it may append to; reading is `releases`
     max_budget = 1024                       # optional: most nodes of a draft, in place of the service's own limit
 
 A token is 32 random bytes, out of reach of dictionary attacks, so a plain hash is enough. See `draftstore tokens`.
@@ -43,19 +44,25 @@ class Grant:
         releases: names, or `EVERY`.
         digest: SHA-256 of the token; empty where no token is needed.
         max_budget: maximum nodes of a draft; None: that of the service.
+        appends: live stores that it may append to, or `EVERY`.
     """
 
     name: str
     releases: frozenset[str]
     digest: str = ""
     max_budget: int | None = None
+    appends: frozenset[str] = frozenset()
 
     def allows(self, release: str) -> bool:
         """Return True if the token covers a release, whether or not that exists."""
         return release in self.releases or EVERY in self.releases
 
+    def may_append(self, live: str) -> bool:
+        """Return True if the token may append to a live store, whether or not that exists."""
+        return live in self.appends or EVERY in self.appends
 
-ANYBODY = Grant("anybody", frozenset([EVERY]))
+
+ANYBODY = Grant("anybody", frozenset([EVERY]), appends=frozenset([EVERY]))
 
 
 class _Entry(BaseModel):
@@ -66,6 +73,7 @@ class _Entry(BaseModel):
     name: str = Field(min_length=1)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     releases: list[str]
+    appends: list[str] = []
     max_budget: int | None = Field(None, ge=1, le=MAX_BUDGET)
 
 
@@ -170,4 +178,7 @@ def read_grants(path: Path) -> list[Grant]:
         raise PermissionsError(
             f"the file of tokens {path} is invalid: {sentence(error, values=False)}"
         ) from None
-    return [Grant(each.name, frozenset(each.releases), each.sha256, each.max_budget) for each in entries]
+    return [
+        Grant(each.name, frozenset(each.releases), each.sha256, each.max_budget, frozenset(each.appends))
+        for each in entries
+    ]

@@ -51,6 +51,7 @@ def _to_toml(grants: list[Grant]) -> str:
     entries = (
         f"\n[[token]]\nname = {_quoted(grant.name)}\nsha256 = {_quoted(grant.digest)}\n"
         f"releases = [{', '.join(map(_quoted, sorted(grant.releases)))}]\n"
+        + (f"appends = [{', '.join(map(_quoted, sorted(grant.appends)))}]\n" if grant.appends else "")
         + (f"max_budget = {grant.max_budget}\n" if grant.max_budget is not None else "")
         for grant in grants
     )

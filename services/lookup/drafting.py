@@ -7,14 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from time import monotonic, perf_counter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from draftstore.errors import DraftstoreError, counted
-from draftstore.remote.wire import DraftRequest, Failure, Status
+from draftstore.remote.wire import AppendRequest, DraftRequest, Failure, Status
 from draftstore.trees.batch import DraftBatch
 from services.common.permissions import Grant
 from services.lookup.metrics import Metrics
 from services.lookup.releases.following import Releases
+from services.lookup.releases.living import Living
 from services.lookup.releases.served import Served
 from services.lookup.settings import Limits
 
@@ -31,6 +32,7 @@ LOG_SECONDS = 1.0
 """Minimum seconds between two log lines about failing lookups."""
 
 Result = TypeVar("Result")
+Serving: TypeAlias = Served | Living
 
 
 class RefusedError(DraftstoreError):
@@ -45,7 +47,7 @@ class RefusedError(DraftstoreError):
 class Drafted(NamedTuple):
     """The drafts of a request, the store that they come from, and the duration of the lookup in microseconds."""
 
-    served: Served
+    served: Serving
     drafts: DraftBatch
     micros: int
 
@@ -54,7 +56,7 @@ class Lookup(NamedTuple):
     """An allowed request and its store."""
 
     request: DraftRequest
-    served: Served
+    served: Serving
 
     @property
     def inline(self) -> bool:
@@ -170,12 +172,35 @@ class Drafting:
         finally:
             self._waiting -= batch
 
+    async def append(self, request: AppendRequest, grant: Grant) -> dict[str, Any]:
+        """Append documents to a live store, in a thread: the log is on a disk.
+
+        Raises:
+            RefusedError: the client may not do that, no live store has the name, or the documents do not fit it.
+        """
+        name = request.name
+        if not grant.may_append(name):
+            message = (
+                f"the token {grant.name!r} may not append to {name!r}: `draftstore tokens new` with --append"
+            )
+            raise RefusedError(Status.FORBIDDEN, message)
+        if (live := self.releases.live.get(name)) is None:
+            raise RefusedError(
+                Status.NOT_FOUND, f"no live store {name!r}: `draftstore serve --live {name}` adds it"
+            )
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._asking, live.append, request)
+        except DraftstoreError as error:
+            raise RefusedError(Status.BAD_REQUEST, f"{name!r}: {error}", release=name) from None
+        self.metrics.of(name).counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
+        return found
+
     def close(self) -> None:
         """Wait for the lookups in threads, and start no more."""
         for pool in (self._computing, self._asking):
             pool.shutdown(cancel_futures=True)
 
-    def _failed(self, served: Served, status: Status, error: Exception) -> RefusedError:
+    def _failed(self, served: Serving, status: Status, error: Exception) -> RefusedError:
         """Return the refusal for an error, and log that, rate-limited; clients see no paths or system messages."""
         now = monotonic()
         if now - self._logged >= LOG_SECONDS:

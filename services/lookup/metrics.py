@@ -28,6 +28,7 @@ _COUNTERS = {
     "matched_tokens": "Tokens of the longest match, summed over contexts.",
     "request_bytes": "Bytes of requests that were answered with drafts.",
     "answer_bytes": "Bytes of their answers.",
+    "appended_tokens": "Tokens that decoders appended to the live store of the name.",
     "swaps": "Times that another build took over under the name.",
     "open_failures": "Failed attempts to open a store under the name.",
 }
@@ -41,7 +42,10 @@ class Build(Protocol):
 
     kind: str
     build: int
-    tokenizer: int
+
+    @property
+    def tokenizer(self) -> int:
+        """Fingerprint of its tokenizer."""
 
 
 class Totals(NamedTuple):

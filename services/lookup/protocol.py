@@ -157,6 +157,8 @@ class Connection(asyncio.Protocol):
                 self._draft(frame, began)
             elif header.operation == Operation.HELLO:
                 self._greet(frame)
+            elif header.operation == Operation.APPEND:
+                self._append(frame)
             elif header.operation == Operation.RELEASES:
                 document = {"releases": self._drafting.releases.describe(self._enter().allows)}
                 self.transport.write(wire.encode_json(header.operation, header.request_id, document))
@@ -207,6 +209,22 @@ class Connection(asyncio.Protocol):
         data = _encode(frame.header.request_id, drafted)
         self.transport.write(data)  # counted while the client wakes up
         self._drafting.count(drafted, len(frame.payload), len(data), perf_counter() - began)
+
+    def _append(self, frame: Frame) -> None:
+        try:
+            request = wire.decode_append(frame.payload)
+        except WireError as error:
+            raise RefusedError(Status.BAD_REQUEST, str(error)) from None
+        self._task = self._loop.create_task(self._append_in_thread(frame.header, request, self._enter()))
+
+    async def _append_in_thread(self, header: Header, request: wire.AppendRequest, grant: Grant) -> None:
+        try:
+            document = await self._drafting.append(request, grant)
+            self.transport.write(wire.encode_json(header.operation, header.request_id, document))
+        except RefusedError as refused:
+            self._refuse(header, refused)
+        self._task = None
+        self._answer()
 
     async def _draft_in_thread(self, header: Header, lookup: Lookup, began: float) -> None:
         def finish(drafted: Drafted) -> tuple[Drafted, bytes]:

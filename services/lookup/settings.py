@@ -9,6 +9,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from draftstore.errors import LookupServiceError
+from draftstore.live.target import LiveTarget
 from draftstore.options import Shown, parsed
 from draftstore.remote.sockets import default_socket
 from draftstore.stores.crest.entries import Backend
@@ -84,6 +85,15 @@ class LookupSettings(Access):
     stores: Annotated[
         tuple[Annotated[Target, parsed(parse_store)], ...], Shown(flags=("--store",), metavar="[NAME=]DIR")
     ] = Field((), description="Serve a directory, under its own name or NAME. May be repeated.")
+    live: Annotated[
+        tuple[Annotated[LiveTarget, parsed(LiveTarget.parse)], ...],
+        Shown(flags=("--live",), metavar="NAME[=DIR][:TOKENS]"),
+    ] = Field(
+        (),
+        description="Remember answers that decoders append, at most TOKENS of them (a million), and draft from them "
+        "under NAME; DIR keeps them over restarts, and several services share it. May be repeated.",
+        examples=[["team=live/team:1000000"]],
+    )
     backend: Backend = None
     socket: Annotated[Path, Shown(unset="$DRAFTSTORE_SOCKET, else a socket of this user")] = Field(
         default_factory=default_socket, description="Unix socket of the binary protocol."
@@ -138,9 +148,10 @@ class LookupSettings(Access):
                 "--tls-cert and --tls-key encrypt --listen: give --listen and --tls-cert, or leave them out (HTTP is "
                 "encrypted by a reverse proxy)"
             )
-        if len(set(self.names)) < len(self.names):
+        names = (*self.names, *(target.name for target in self.live))
+        if len(set(names)) < len(names):
             raise LookupServiceError(
-                "two stores or releases have the same name: give a store another with --store NAME=DIR"
+                "two stores, releases or live stores have the same name: give one another, as in --store NAME=DIR"
             )
         self.check_access(listen=self.listen, http=self.http_address)
         return self
@@ -162,8 +173,8 @@ class LookupSettings(Access):
 
     @property
     def uses_catalogue(self) -> bool:
-        """Whether releases are served: named ones, or all if no directory is named."""
-        return bool(self.releases) or not self.stores
+        """Whether releases are served: named ones, or all if neither a directory nor a live store is named."""
+        return bool(self.releases) or not (self.stores or self.live)
 
     @property
     def all_limits(self) -> Limits:

@@ -136,6 +136,7 @@ class Answer:
         self.choice, self.request, self.terms, self.post = choice, request, terms, post
         self.usage = Usage(prompt_tokens=len(request.prompt), missed=len(prediction))
         self.reason = "length"  # until it ends by itself
+        self.tokens: list[int] = []  # those that ended it included
         self.cancelled = False  # whether nobody waits for it any more
         self.created = monotonic()
         self.waited: float | None = None  # seconds until its decoding began
@@ -161,6 +162,7 @@ class Answer:
             self.usage.passes += 1
         tokens = step.tokens[: self._room].tolist()
         taken, text = self._read(tokens)
+        self.tokens += tokens[:taken]
         self._count(step, tokens[:taken])
         self._room -= taken
         self._show(text)

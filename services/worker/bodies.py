@@ -99,6 +99,7 @@ class Drafting(_Strict):
     """How this answer is drafted."""
 
     budget: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+    live: bool = True
 
 
 class Body(_Strict):

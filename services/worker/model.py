@@ -48,6 +48,7 @@ class BatchEngine:
         self.facts = _facts(loaded, name, batch.positions, tuple(part.label for part in drafters.parts))
         self._loaded, self._batch = loaded, batch
         self._drafters, self._planner, self._min_prob = drafters, planner, min_prob
+        self._others = drafters.without_live() if drafters.remembers else drafters
         self._answers: dict[Member, Answer] = {}
 
     @property
@@ -59,9 +60,10 @@ class BatchEngine:
         """Return the drafter for a request: none if it wants none, and one that knows its prediction."""
         if request.budget == 0:
             return None
+        drafters = self._drafters if request.live else self._others
         if request.prediction is not None and len(request.prediction):
-            return self._drafters.predicting(request.prediction, self._loaded.vocab_size)
-        return self._drafters if self._drafters.parts else None
+            return drafters.predicting(request.prediction, self._loaded.vocab_size)
+        return drafters if drafters.parts else None
 
     def join(self, answer: Answer) -> None:
         """Start an answer."""
@@ -92,8 +94,15 @@ class BatchEngine:
                 error = reason
             if error is not None or member.over:
                 ended.append((answer, error))
-        for answer, _ in ended:
+        for answer, error in ended:
             self.leave(answer)
+            if (
+                answer.request.live
+                and (error is None or isinstance(error, EndedError))
+                and not answer.cancelled
+            ):
+                logged = answer.terms.record is not None
+                self._drafters.remember(answer.request.prompt, answer.tokens, elsewhere=logged)
         return ended
 
     def close(self) -> None:
@@ -189,7 +198,7 @@ def _warm_up(engine: Engine, count: int) -> None:
     """Compile what the first answers would wait for, with so many of them together."""
     ids = np.zeros(2, np.int32)
     # A prediction is drafted from by kernels that no other drafter may need.
-    request = GenerationRequest(ids, 4, Sampling(temperature=0.0), prediction=ids)
+    request = GenerationRequest(ids, 4, Sampling(temperature=0.0), prediction=ids, live=False)
     for choice in range(count):
         engine.join(Answer(choice, request, Terms("warm-up", engine.tokenizer), lambda _: None))
     while count:

@@ -49,6 +49,7 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
             min_tokens=body.min_tokens or 0,
             ignore_eos=bool(body.ignore_eos),
             budget=body.draftstore.budget if body.draftstore else None,
+            live=body.draftstore is None or body.draftstore.live,
             prediction=prediction,
             stop_ids=stop_ids,
         )

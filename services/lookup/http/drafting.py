@@ -82,7 +82,10 @@ class Questions:
                 f"{question.release!r} drafts from a model's hidden states, which a text does not hold: ask with the "
                 f"decoder, `draftstore generate --release {question.release}`",
             )
-        tokenizer = lookup.served.text
+        if (tokenizer := lookup.served.text) is None:
+            raise ProblemError(
+                409, f"{question.release!r} is a live store, which holds no tokenizer: ask in frames"
+            )
         contexts = pack_contexts(question.contexts or [tokenizer.encode(question.text, bos=False).tolist()])
         drafted = self._drafting.draft(lookup._replace(request=request._replace(contexts=contexts)))
         drafts = zip(drafted.drafts.drafts(), contexts, strict=True)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from draftstore.errors import DraftstoreError
 from schema.catalogue.live_releases import LiveReleases
 from services.lookup.metrics import Metrics
+from services.lookup.releases.living import Living
 from services.lookup.releases.served import Served
 from services.lookup.settings import LookupSettings
 from services.lookup.targets import Target, catalogue_targets, with_digest
@@ -50,6 +51,7 @@ class Releases:
         problem: why the catalogue cannot be read; None when it can, or is not used.
         read_at: when it was last read, as Unix time in seconds; None: never.
         unopened: names that should be served and are not.
+        live: the live stores, which no release of the same name replaces.
     """
 
     def __init__(
@@ -67,24 +69,25 @@ class Releases:
             metrics.watch_catalogue(lambda: not self.problem, lambda: time.time() - (self.read_at or nan))
         self._released: list[Target] = []
         self._open: dict[str, Served] = {}
+        self.live = {target.name: Living(target) for target in settings.live}
         self._retired: dict[Served, float] = {}
         """Stores that are served no more, the latest last, and since when."""
         self._failed: dict[str, _Failure] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def get(self, name: str) -> Served:
+    def get(self, name: str) -> Served | Living:
         """Return the store of a name; KeyError if nothing of this name is served."""
-        return self._open[name]
+        return self.live[name] if name in self.live else self._open[name]
 
     def describe(self, allowed: Callable[[str], bool] = lambda _: True) -> list[dict[str, Any]]:
         """Return descriptions of the stores that a client may see, as JSON values."""
-        return [served.describe() for name, served in sorted(self._open.items()) if allowed(name)]
+        return [self.get(name).describe() for name in self.names if allowed(name)]
 
     @property
     def names(self) -> list[str]:
         """Names that are served."""
-        return sorted(self._open)
+        return sorted({*self._open, *self.live})
 
     @property
     def failures(self) -> dict[str, str]:
@@ -109,7 +112,7 @@ class Releases:
             self._thread.join(LAST_SECONDS)
             if self._thread.is_alive():
                 return
-        for held in (self._catalogue, *self._open.values(), *self._retired):
+        for held in (self._catalogue, *self.live.values(), *self._open.values(), *self._retired):
             if held is not None:
                 held.close()
 
@@ -121,14 +124,14 @@ class Releases:
         if self.settings.wait:
             return None
         for name, reason in sorted(self.failures.items()):
-            if name in self.settings.names or not self._open:
+            if name in self.settings.names or not self.names:
                 return f"{name!r} cannot be served: {reason}"
         if self.problem and self.read_at is None:
             return f"the catalogue cannot be read: {self.problem} (--store serves directories without one)"
         if self.missing:
             missing = ", ".join(map(repr, self.missing))
             return f"the catalogue has no release {missing}: see `draftstore releases list`, or publish it"
-        if not self._open:
+        if not self.names:
             return (
                 "there is nothing to serve: publish a release with `draftstore releases publish`, name a directory "
                 "with --store, or start with --wait"
@@ -153,7 +156,8 @@ class Releases:
             self._read()
         backend = self.settings.backend
         stores = [with_digest(target, backend) for target in self.settings.stores]
-        targets = {target.name: target for target in (*self._released, *stores)}
+        found = (*self._released, *stores)
+        targets = {target.name: target for target in found if target.name not in self.live}
         for name in self._open.keys() - targets.keys():
             LOG.info("no longer serving %r", name)
             self._retire(self._open.pop(name))
@@ -161,7 +165,8 @@ class Releases:
         for target in targets.values():
             self._serve(target)
         self.unopened = sorted({*self.settings.names, *targets} - self._open.keys())
-        self._metrics.show(self._open, self.unopened)
+        served: dict[str, Served | Living] = {**self._open, **self.live}
+        self._metrics.show(served, self.unopened)
         self._close_retired()
 
     def _read(self) -> None:

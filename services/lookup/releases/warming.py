@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from draftstore.drafting.drafter import StoreDrafter
+from draftstore.live import memory
 from draftstore.stores.registry import KINDS, Store, kind_of
 from draftstore.trees import batch
 
@@ -61,5 +62,6 @@ def available_memory() -> int:
 def load_kernels() -> None:
     """Compile all lookup kernels or load them from numba's cache, which holds the GIL for a tenth of a second."""
     batch.warm_up()
+    memory.warm_up()
     for name in KINDS:
         kind_of(name).load_kernels()

@@ -104,7 +104,8 @@ def copied(small_crest: Path, tmp_path: Path) -> Path:
 def serving(releases: Releases) -> dict[str, str | None]:
     """Return the digests that are served, by name, after one more look at the catalogue."""
     releases.follow()
-    return {name: releases.get(name).target.digest for name in releases.names}
+    open_now = [releases.get(name) for name in releases.names]
+    return {served.name: served.target.digest for served in open_now if isinstance(served, Served)}
 
 
 def in_use(path: Path) -> bool:

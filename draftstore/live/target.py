@@ -1,0 +1,32 @@
+"""The name of a live store on the command line: `NAME`, `NAME=DIR`, `NAME:TOKENS` or `NAME=DIR:TOKENS`."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from draftstore.errors import DraftstoreError
+from draftstore.live.memory import TOKENS
+
+_PATTERN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,254})(?:=(.+?))?(?::(\d{1,10}))?")
+LEAST = 1024
+"""Tokens of the smallest memory."""
+
+
+class LiveTarget(NamedTuple):
+    """A live store: its name, the folder of its log, if it has one, and the most tokens in memory."""
+
+    name: str
+    folder: Path | None = None
+    tokens: int = TOKENS
+
+    @classmethod
+    def parse(cls, text: str, base: Path = Path()) -> "LiveTarget":
+        """Return the live store of an option, its folder relative to `base`; DraftstoreError if it is none."""
+        found = _PATTERN.fullmatch(text)
+        if found is None or not LEAST <= int(found[3] or TOKENS) < 2**31:
+            raise DraftstoreError(
+                f"{text!r} is no live store: expected NAME, NAME=DIR or NAME=DIR:TOKENS, such as "
+                f"team=live/team:{TOKENS}, with {LEAST:,} tokens or more"
+            )
+        folder = (base / Path(found[2]).expanduser()).absolute() if found[2] else None
+        return cls(found[1], folder, int(found[3] or TOKENS))

@@ -1,0 +1,81 @@
+"""A live store as the service shows it: it drafts like a store, and takes what decoders append."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from draftstore.errors import StoreError
+from draftstore.live.log import Document, Vocabulary
+from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
+from draftstore.live.store import LiveStore
+from draftstore.live.target import LiveTarget
+from draftstore.remote.wire import AppendRequest, DraftRequest, short_hash
+from draftstore.trees.batch import DraftBatch
+
+PACE = 2e-4
+"""Seconds of a draft of 64 nodes for one context."""
+
+
+class Living:
+    """A live store under its name, with the attributes of `releases.served.Served`."""
+
+    kind, backend, slow, hidden_size, pace, build = "live", "memory", False, 0, PACE, 0
+    strategies = tuple(RULES)
+    text = damage = None
+
+    def __init__(self, target: LiveTarget) -> None:
+        """Read its log; DraftstoreError if that fails."""
+        self.name = target.name
+        self.store = LiveStore(target.tokens, target.folder)
+        self._drafters: dict[str, MemoryDrafter] = {}
+        self._opened_at = datetime.now(UTC)
+
+    @property
+    def tokenizer(self) -> int:
+        """Fingerprint of the tokenizer, as sent in answers; 0 while unknown."""
+        found = self.store.vocabulary
+        return short_hash(found.fingerprint) if found else 0
+
+    def append(self, request: AppendRequest) -> dict[str, Any]:
+        """Append documents; thread-safe.
+
+        Raises:
+            DraftstoreError: they have another vocabulary, or an id outside it.
+        """
+        self.store.agree(Vocabulary(request.vocab_size, request.fingerprint))
+        self.store.append([Document(ids, lead, request.elsewhere) for ids, lead in request.documents])
+        return {"appended": len(request.documents), "tokens": len(self.store)}
+
+    def draft(self, request: DraftRequest) -> DraftBatch:
+        """Draft for the contexts of a request; thread-safe; StoreError while the vocabulary is unknown."""
+        strategy = request.strategy or DEFAULT
+        if strategy not in self._drafters:
+            if self.store.vocabulary is None:
+                raise StoreError("nothing has been appended to it yet")
+            self._drafters[strategy] = self.store.drafter(strategy)
+        return self._drafters[strategy].draft_batch(request.contexts, request.budget, request.min_prob)
+
+    def describe(self) -> dict[str, Any]:
+        """Return its public description as JSON values."""
+        found = self.store.vocabulary
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "build": f"{self.build:016x}",
+            "tokenizer": {"name": None, "fingerprint": found.fingerprint if found else None},
+            "vocab_size": found.size if found else None,
+            "target_model": None,
+            "hidden_size": None,
+            "context_size": CONTEXT_SIZE,
+            "strategies": list(self.strategies),
+            "default_strategy": DEFAULT,
+            "backend": self.backend,
+            "documents": self.store.appended,
+            "tokens": len(self.store),
+            "entries": len(self.store),
+            "created": None,
+            "opened_at": self._opened_at.isoformat(timespec="seconds"),
+        }
+
+    def close(self) -> None:
+        """Close its log."""
+        self.store.close()

@@ -277,7 +277,8 @@ def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator
             yield _recycled(path, model)
         else:
             yield _stored(path, kind, sources, model, opened)
-    if sources.lookup is not None or sources.release is not None:
+    live_alone = sources.live is not None and sources.live.folder is None
+    if sources.release is not None or (sources.lookup is not None and not live_alone):
         yield _looked_up(sources, model, opened)
     if sources.live is not None:
         yield _remembered(sources, sources.live, model, opened)

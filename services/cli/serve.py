@@ -25,6 +25,7 @@ def serve(settings: LookupSettings, log: logs.LogOptions, as_json: bool) -> None
     Examples:
       draftstore serve --store stores/chat
       draftstore serve --release chat-vicuna --release code
+      draftstore serve --release chat-vicuna --live team=live/team:1000000
       draftstore serve --listen 0.0.0.0:7781 --http 0.0.0.0:7780 --tokens tokens.toml --log-format json
 
     One service uses one core for short requests. For more, start several over the same files: each with a --socket and
@@ -41,6 +42,9 @@ def serve(settings: LookupSettings, log: logs.LogOptions, as_json: bool) -> None
 def _print_started(started: dict[str, Any]) -> None:
     """Print the served stores and addresses."""
     for release in started["releases"]:
+        if release["kind"] == "live":
+            say(f"serving {release['name']}: live, {release['tokens']:,} tokens remembered")
+            continue
         bound = release["target_model"] or release["tokenizer"]["name"]
         say(
             f"serving {release['name']}: {release['kind']} build {release['build']} for {bound}, "

@@ -562,7 +562,8 @@ def request_shares(
 def occurrences_read(text: Sequence[int], whole: Sequence[int], rule: HistoryRule) -> dict[int, int]:
     """Return where the last tokens of `whole` occurred in `text`, and how many of them.
 
-    Of each listed n-gram the last `rows` occurrences are read; a longer one that is listed too is left to its own.
+    Of each listed n-gram the last `rows` occurrences are read; a longer one that is listed too is left to its own. A
+    negative token ends a document.
     """
     most = min(rule.max_match, len(whole))
     sizes = range(1, most + 1)
@@ -572,7 +573,11 @@ def occurrences_read(text: Sequence[int], whole: Sequence[int], rule: HistoryRul
     ]
     read: dict[int, int] = {}
     for length, longer in pairwise([*LENGTHS, most + 1]):
-        places = [place for place in reversed(range(len(matches))) if matches[place] >= length]
+        places = [
+            place
+            for place in reversed(range(len(matches)))
+            if matches[place] >= length and text[place + 1] >= 0
+        ]
         read |= {place: matches[place] for place in places[: rule.rows] if matches[place] < longer}
     return read
 

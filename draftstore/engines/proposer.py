@@ -173,10 +173,11 @@ class Proposer:
 
     def _remember(self, text: _Text) -> None:
         """Append what is new of an answer to the live store of its corpus, if it has one."""
-        start, corpus = text.remembered, self._corpora.get(text.corpus)
-        if corpus is not None and corpus.remembers and text.live and len(text) - start >= LEAST:
-            corpus.remember(text.ids[:start], text.ids[start:])
-            text.remembered = len(text)
+        start = text.remembered
+        if text.session is None or not text.live or len(text) - start < LEAST:
+            return
+        self._corpora[text.corpus].remember(text.ids[:start], text.ids[start:])
+        text.remembered = len(text)
 
     def _follow(self, request: DraftRequest) -> tuple[_Text, int]:
         """Return a request's text, up to date, and the maximum nodes of its draft."""

@@ -11,7 +11,7 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -20,6 +20,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
+from draftstore.live.target import LiveTarget
 from draftstore.remote import wire
 from draftstore.stores.registry import open_store
 from services.common.permissions import Permissions
@@ -204,6 +205,7 @@ def serving(
     permissions: Permissions | None = None,
     limits: Limits | None = None,
     max_budget: int | None = None,
+    live: Sequence[LiveTarget] = (),
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[Lookups]:
     """Run a service in a thread of this process.
@@ -213,6 +215,7 @@ def serving(
         permissions: who may ask for what; without them everybody for everything.
         limits: of requests.
         max_budget: maximum nodes of a draft, also over TCP.
+        live: live stores.
         tls: certificate for TCP.
     """
     folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
@@ -222,6 +225,7 @@ def serving(
         stores=targets,
         limits=limits or Limits(),
         max_budget=max_budget,
+        live=tuple(live),
     )
     lookups = Lookups(settings, permissions or Permissions(None))
     loop = lookups.loop

@@ -95,7 +95,9 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
     path.write_text(module.__doc__.partition("\n\n")[2].rpartition("\n\n")[0])
     [grant] = read_grants(path)
-    assert grant == Grant("engine-1", frozenset(["chat-vicuna", "code"]), hash_token("test"), 1024)
+    assert grant == Grant(
+        "engine-1", frozenset(["chat-vicuna", "code"]), hash_token("test"), 1024, frozenset(["team"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,14 +165,21 @@ def test_any_text_comes_back_from_the_file(name: str, releases: list[str]) -> No
 def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
     one, two = new(path, "engine-1", "chat", "code"), new(path, "page", EVERY)
+    live = json.loads(
+        invoke("new", "live", "--release", "a", "--append", "a", "--file", path, "--json").output
+    )
+    found = Permissions.load(path).identify(live["token"])
+    assert found
+    assert [found.may_append(name) for name in ("a", "b")] == [True, False]
+    assert invoke("remove", "live", "--file", path).exit_code == 0
     assert one not in path.read_text()
     permissions = Permissions.load(path)
     grant = permissions.identify(one)
     assert grant == Grant("engine-1", frozenset(["chat", "code"]), hashlib.sha256(one.encode()).hexdigest())
     assert permissions.identify(two) == Grant("page", frozenset([EVERY]), hash_token(two))
     assert json.loads(invoke("list", "--file", path, "--json").output) == [
-        {"name": "engine-1", "releases": ["chat", "code"], "max_budget": None},
-        {"name": "page", "releases": ["*"], "max_budget": None},
+        {"name": "engine-1", "releases": ["chat", "code"], "appends": [], "max_budget": None},
+        {"name": "page", "releases": ["*"], "appends": [], "max_budget": None},
     ]
     assert invoke("remove", "engine-1", "--file", path).exit_code == 0
     assert Permissions.load(path).identify(one) is None

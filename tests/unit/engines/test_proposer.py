@@ -13,6 +13,7 @@ from draftstore.assembly import Sources, assemble
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import DraftRequest, Proposer
 from draftstore.errors import EngineError, TokenizerError
+from draftstore.live.target import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
@@ -158,3 +159,31 @@ def test_what_needs_the_models_states_is_refused_at_the_start(
 @pytest.fixture(autouse=True)
 def _warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+
+
+def test_answers_that_ended_draft_for_the_next_request_unless_it_wants_none() -> None:
+    config = EngineConfig(sources=Sources(request=False, live=LiveTarget("team")))
+    drafts = proposer(config)
+
+    def drafted(key: int, ids: list[int], live: bool = True) -> list[int]:
+        found: list[int] = drafts.propose([asked(key, ids, live=live)])[0].tokens.tolist()
+        return found
+
+    answer = [*range(10, 30)]
+    assert drafted(1, [1, 2, 10]) == []
+    drafted(1, [1, 2, *answer])
+    drafts.complete(1, [1, 2, *answer, 30])  # the engine's last step
+    drafts.forget([1])
+    assert drafted(2, [3, 10, 11])[:3] == [12, 13, 14]
+    assert drafted(3, [3, 28, 29])[:1] == [30]
+    assert drafted(4, [2, 10], live=False) == []
+    drafts.forget([4])
+    drafted(5, [7, 7, 40, 41, 42], live=False)
+    drafts.forget([5])
+    assert drafted(6, [7, 40, 41]) == []
+    drafted(7, [5, 5, 45])
+    drafted(7, [5, 5, 45, 46, 47])
+    for step in range(3):  # 7 is in no step any more
+        drafted(8, [step])
+    assert drafted(9, [5, 45])[:2] == [46, 47]
+    drafts.close()

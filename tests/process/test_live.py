@@ -1,0 +1,108 @@
+"""Live stores shared by real services and workers: what one answered drafts for the others, and kills lose little."""
+
+import json
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.live.log import read_since, segments
+from draftstore.live.target import LiveTarget
+from draftstore.storage.manifest import TokenizerIdentity
+from tests.fakes.served import Service, served
+from tests.fakes.workers import served_worker
+
+VOCAB = 1000
+WHOSE = TokenizerIdentity("somebody's", "5e" * 32)
+PROMPT = "Once upon a time, there was a little girl named Lily."
+
+
+def remembering(service: Service, name: str = "team") -> Assembly:
+    """Return the drafts of a live store of a service, and nothing else."""
+    sources = Sources(lookup=f"unix:{service.socket}", live=LiveTarget(name), request=False, deadline=0.5)
+    return assemble(sources, vocab_size=VOCAB, tokenizer=WHOSE)
+
+
+def drafted(decoder: Assembly, context: np.ndarray, budget: int = 4) -> list[int]:
+    found: list[int] = decoder.session(context).propose(budget).tokens.tolist()
+    return found
+
+
+def logged(log: Path) -> int:
+    """Return the number of documents in a log."""
+    return sum(len(read_since(path)[0]) for path in segments(log))
+
+
+def test_workers_learn_from_each_other(data: Path, tmp_path: Path) -> None:
+    model, log = data / "models" / "stories260K", tmp_path / "live"
+    asked = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+
+    def ask(worker: Service, **wishes: Any) -> dict[str, Any]:
+        status, body = worker.request("POST", "/v1/completions", {**asked, "draftstore": wishes})
+        assert status == 200, body
+        reply: dict[str, Any] = json.loads(body)
+        return reply
+
+    with ExitStack() as stack:
+        workers = []
+        for name in ("first", "second"):  # each with a service of its own, over one log
+            service = stack.enter_context(served("--live", f"team={log}:100000", "--live", "others"))
+            (tmp_path / name).mkdir()
+            sources = ("--lookup", f"unix:{service.socket}", "--live", "team", "--no-request")
+            options = ("--dtype", "float64", "--fixed-budget", "--lookup-deadline", "0.5")
+            workers.append(
+                stack.enter_context(
+                    served_worker("--model", model, *sources, *options, folder=tmp_path / name)
+                )
+            )
+        plain = ask(workers[0], budget=0, live=False)
+        assert not logged(log)
+        assert ask(workers[0])["choices"] == plain["choices"]
+        sleep(1.0)
+        assert logged(log) == 1
+        learned, unlearned = ask(workers[1]), ask(workers[1], live=False)
+        assert learned["choices"] == unlearned["choices"] == plain["choices"]
+        assert learned["usage"]["draftstore"]["drafters"] == ["live:team"]
+        assert unlearned["usage"]["draftstore"]["accepted_length"] == 1.0
+        assert learned["usage"]["draftstore"]["accepted_length"] > 3.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_lose_no_more_than_the_last_second(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    answers: list[np.ndarray] = []
+    confirmed = 0
+    for _ in range(2):
+        with served("--live", f"team={tmp_path}:100000") as service, remembering(service) as decoder:
+            counters = decoder.parts[0].drafter.store.counters  # type: ignore[attr-defined]
+            for answer in answers[:confirmed]:
+                assert drafted(decoder, answer[:30]) == answer[30:34].tolist()
+            end = monotonic() + rng.uniform(0.05, 0.5)
+            while monotonic() < end:
+                answers.append(rng.integers(0, VOCAB, 40))
+                decoder.remember(answers[-1][:10], answers[-1][10:])
+            assert counters["lost"] == 0
+            confirmed = len(answers)
+            service.process.kill()
+            service.process.wait()
+            before = monotonic()
+            decoder.remember(answers[0][:10], answers[0][10:])
+            assert drafted(decoder, answers[0][:30]) == []
+            assert monotonic() - before < 2.0
+            assert counters["lost"] == 1
+    oldest = segments(tmp_path)[0]
+    oldest.write_bytes(oldest.read_bytes()[: -int(rng.integers(1, 40))])  # torn
+    pairs = {pair for answer in answers for pair in pairwise(answer.tolist())}
+    with served("--live", f"team={tmp_path}:100000") as service, remembering(service) as decoder:
+        lost = 0
+        for answer in answers:
+            tree = decoder.session(answer[:30]).propose(4)
+            lost += tree.tokens.tolist() != answer[30:34].tolist()
+            before_each = [int(tree.tokens[at]) if at >= 0 else int(answer[29]) for at in tree.parents]
+            assert {*zip(before_each, tree.tokens.tolist(), strict=True)} <= pairs  # of what was answered
+        assert lost <= 1

@@ -1,0 +1,96 @@
+"""Live stores behind the protocol: who may append and read, what is refused, what a client sees of a service away."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftstore.errors import LookupServiceError
+from draftstore.live.target import LiveTarget
+from draftstore.remote import wire
+from draftstore.remote.client import RemoteStore
+from draftstore.remote.wire import AppendRequest, Status
+from draftstore.storage.manifest import TokenizerIdentity
+from services.common.permissions import Grant, Permissions, hash_token
+from tests.fakes.lookups import Caller, Lookups, failure, serving
+
+OURS, OTHERS = TokenizerIdentity("ours", "0a" * 32), TokenizerIdentity("others", "0b" * 32)
+TEXT = np.arange(20, dtype=np.int32)
+
+
+def append(
+    caller: Caller,
+    name: str = "team",
+    ids: np.ndarray = TEXT,
+    whose: TokenizerIdentity = OURS,
+    size: int = 50,
+) -> wire.Frame:
+    request = AppendRequest(name, size, whose.fingerprint, False, [(ids, min(2, len(ids)))])
+    return caller.ask(wire.encode_append(caller.next_id(), request))
+
+
+def drafted(running: Lookups, name: str = "team", **client: object) -> list[int]:
+    """Return the draft for the text up to its tenth token, by a client."""
+    with RemoteStore(running.socket, name, deadline=1.0, **client) as store:  # type: ignore[arg-type]
+        found: list[int] = store.drafter("alone").session(TEXT[:10]).propose(4).tokens.tolist()
+        return found
+
+
+def test_what_was_appended_drafts_under_its_name_alone(tmp_path: Path) -> None:
+    live = [LiveTarget("team", tmp_path / "team"), LiveTarget("others")]
+    with serving({}, live=live) as running, running.caller() as caller:
+        assert failure(caller.draft_frame("team", TEXT[None, :10])).status == Status.UNAVAILABLE
+        for name in ("team", "others"):
+            assert append(caller, name, TEXT[:0]).header.status == Status.OK
+        assert drafted(running) == []
+        assert append(caller).header.status == Status.OK
+        assert drafted(running) == [10, 11, 12, 13]
+        assert drafted(running, "others") == []
+        assert failure(append(caller, "unknown")).status == Status.NOT_FOUND
+    with serving({}, live=live) as again:
+        assert drafted(again) == [10, 11, 12, 13], "from the log"
+
+
+def test_another_vocabulary_is_refused() -> None:
+    with serving({}, live=[LiveTarget("team")]) as running, running.caller() as caller:
+        assert append(caller).header.status == Status.OK
+        for whose, size, ids in (
+            (OTHERS, 50, TEXT),
+            (OURS, 51, TEXT),
+            (OURS, 50, TEXT + 40),
+            (OURS, 50, -TEXT),
+        ):
+            assert failure(append(caller, ids=ids, whose=whose, size=size)).status == Status.BAD_REQUEST
+        assert drafted(running, tokenizer=OURS) == [10, 11, 12, 13]
+        assert drafted(running, tokenizer=OTHERS) == []
+
+
+def test_tokens_say_who_appends_and_who_reads() -> None:
+    rights = {"writes": ([], ["team"]), "reads": (["team"], []), "both": (["team"], ["team"])}
+    grants = [
+        Grant(name, frozenset(reads), hash_token(name), appends=frozenset(appends))
+        for name, (reads, appends) in rights.items()
+    ]
+    with serving({}, live=[LiveTarget("team")], permissions=Permissions(grants)) as running:
+        for name, (reads, appends) in rights.items():
+            with running.caller() as caller:
+                caller.hello(name)
+                status = append(caller).header.status
+                assert status == (Status.OK if appends else Status.FORBIDDEN)
+                status = caller.draft_frame("team", TEXT[None, :10]).header.status
+                assert status == (Status.OK if reads else Status.FORBIDDEN)
+
+
+def test_a_client_says_what_was_lost_and_never_raises() -> None:
+    client = {"tokenizer": OURS, "vocab_size": 50, "deadline": 1.0}
+    with serving({}, live=[LiveTarget("team")]) as running:
+        store = RemoteStore(running.socket, "team", **client)  # type: ignore[arg-type]
+        store.declare()
+        assert store.append(TEXT, 2)
+        assert not store.append(TEXT + 40)
+        with RemoteStore(running.socket, "unknown", **client) as wrong:  # type: ignore[arg-type]
+            with pytest.raises(LookupServiceError, match="--live unknown"):
+                wrong.declare()
+            assert not wrong.append(TEXT)
+    assert not any(store.append(TEXT) for _ in range(5))
+    assert [store.counters[name] for name in ("appended", "lost")] == [1, 6]

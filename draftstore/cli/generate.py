@@ -116,6 +116,7 @@ def generate(
         finally:
             if printer:
                 printer.finish()
+        assembly.remember(request.prompt, drafted.tokens)
     report = _report(loaded, request, assembly, drafted) | {"effort": plan.words}
     report["with_drafts"] = drafted.figures()
     if not question.no_compare:

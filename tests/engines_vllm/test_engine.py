@@ -193,6 +193,17 @@ def test_the_lookup_service(
         assert done.accepted_length == pytest.approx(predicted, rel=0.02)
 
 
+def test_answers_of_a_moment_ago(
+    model: Path, plain: Run, prompts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSTORE_LIVE", "team")
+    monkeypatch.setenv("DRAFTSTORE_REQUEST", "false")
+    done = run(model, [*prompts, *prompts], drafts=True)
+    assert done.answers == plain.answers * 2
+    print(f"tokens a pass: {done.accepted_length:.4f}; {done.predicted}")
+    assert done.predicted["live:team"] > PROMPTS * TOKENS / 2
+
+
 def test_prompts_in_chunks_and_preemptions(
     model: Path, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ class BatchEngine:
         self.facts = _facts(loaded, name, batch.positions, tuple(part.label for part in drafters.parts))
         self._loaded, self._batch = loaded, batch
         self._drafters, self._planner, self._min_prob = drafters, planner, min_prob
-        self._others = drafters.without_live() if drafters.remembers else drafters
+        self._others = drafters.without_live()
         self._answers: dict[Member, Answer] = {}
 
     @property

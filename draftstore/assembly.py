@@ -162,11 +162,6 @@ class Assembly(AbstractContextManager["Assembly"]):
         self._opened = opened
         self._appends = [part.append for part in parts if part.append is not None]
 
-    @property
-    def remembers(self) -> bool:
-        """Whether finished answers are appended to a live store."""
-        return bool(self._appends)
-
     def remember(
         self, prompt: NDArray[np.integer[Any]], output: ArrayLike, *, elsewhere: bool = False
     ) -> None:

@@ -76,7 +76,7 @@ function describe() {
   fill(at("strategy"), release.strategies, release.strategies.includes(strategy) && served === release.name ? strategy : release.default_strategy);
   served = release.name;
   const counts = ["documents", "tokens", "entries"].filter((what) => release[what]).map((what) => `${release[what].toLocaleString("en")} ${what}`);
-  at("about").textContent = [`${release.kind.toUpperCase()} on ${release.backend}`, ...counts, release.target_model && `model ${release.target_model}`, `tokenizer ${release.tokenizer.name}`, `build ${release.build.slice(0, 12)}`, release.partition && `part ${release.partition}`].filter(Boolean).join(" · ");
+  at("about").textContent = [`${release.kind.toUpperCase()} on ${release.backend}`, ...counts, release.target_model && `model ${release.target_model}`, release.tokenizer.name && `tokenizer ${release.tokenizer.name}`, `build ${release.build.slice(0, 12)}`, release.partition && `part ${release.partition}`].filter(Boolean).join(" · ");
   return served + at("about").textContent !== before;
 }
 

@@ -150,7 +150,8 @@ class Writer:
     def __init__(self, folder: Path, tokens: int) -> None:
         """Write to a folder, which is made; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
+        self._folder, self._most = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens
+        self._state = 0
         self._open()
 
     def append(self, taken: Iterable[Document]) -> None:
@@ -161,17 +162,19 @@ class Writer:
         )
 
     def apply(self, state: int) -> None:
-        """Note that memory holds nothing that was taken down up to a state."""
-        self._state = state
-        self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
+        """Note, unless the segment says so, that memory holds nothing that was taken down up to a state."""
+        if state != self._state:
+            self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
+            self._state = state
 
     def roll(self) -> None:
         """Begin a new segment if this one is old or large."""
         age = time.time() - self._began
         if self.size and (age > SEGMENT_SECONDS or self.size > self._most // LOGGED_TOKENS):
+            state = self._state
             os.close(self._file)
             self._open()
-            self.apply(self._state)
+            self.apply(state)
 
     def drop_oldest(self) -> None:
         """Remove the oldest closed segments where all take too many bytes."""
@@ -188,7 +191,7 @@ class Writer:
             self.path.unlink(missing_ok=True)
 
     def _open(self) -> None:
-        self._began, self.size = time.time(), 0
+        self._began, self.size, self._state = time.time(), 0, 0
         self.path = self._folder / f"{int(self._began * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         hold(self._file)
@@ -227,9 +230,11 @@ def vocabulary_of(folder: Path) -> Vocabulary | None:
 
 
 def _is_closed(path: Path) -> bool:
-    """Return True if nobody appends to a segment any more; to an empty one, somebody may begin to."""
+    """Return True if nobody appends to a segment any more; a new one may be about to be locked."""
     with suppress(FileNotFoundError):
-        return path.stat().st_size > 0 and not is_open(path)
+        found = path.stat()
+        begun = found.st_size > 0 or time.time() - found.st_mtime > SEGMENT_SECONDS
+        return begun and not is_open(path)
     return False
 
 

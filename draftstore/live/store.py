@@ -163,6 +163,8 @@ class LiveStore:
             self._read_anew(present)
         else:
             self._read_new(present)
+        with self._lock:
+            self._writer.apply(self._rules.state)
 
     def close(self) -> None:
         """Stop following, and close the log."""
@@ -219,7 +221,6 @@ class LiveStore:
             self._memory, self._unread, self._seen = memory, None, seen
             for drafter in self._drafters:
                 drafter.memory = memory
-            self._writer.apply(self._rules.state)
         self._loaded = True
 
     def _take(self, memory: Memory, document: Document) -> None:

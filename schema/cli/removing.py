@@ -18,8 +18,8 @@ from schema.collections.removing import select_documents, write_removal
 NOT_PROVEN = 5
 """Exit status where a live build still holds removed documents, or cannot be checked."""
 LIMITS = (
-    "not looked at: sources other than live logs, builds that are not live, backups and copies of stores or of the "
-    "database, logs, and what lookup services and decoders have in memory until they follow the release"
+    "not looked at: the sources themselves, except live logs, builds that are not live, backups and copies of stores "
+    "or of the database, logs, and what lookup services and decoders have in memory until they follow the release"
 )
 
 

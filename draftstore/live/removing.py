@@ -23,6 +23,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 SECONDS = 10.0
 """Time that running processes have to forget."""
+TAIL = 32
+"""Characters at the end of an answer by which the texts are found that end with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,36 @@ def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragmen
             )
         time.sleep(0.02)
     return erased
+
+
+def answers_of(folder: Path, texts: Iterable[str]) -> set[str]:
+    """Return the digests, in hexadecimal, of the answers of a response log in a live log, whose whole texts these are.
+
+    A text of a response log ends with its answer, white space and special tokens aside.
+    """
+    tokenizer = tokenizer_of(folder)
+    specials = tuple(tokenizer.token_text(token) for token in tokenizer.special_ids)
+    answers: dict[str, dict[str, set[str]]] = {}
+    for path in segments(folder):
+        for _, document in documents(path):
+            if document.elsewhere and (bare := _bare(text := answer_text(document, tokenizer), specials)):
+                ends = answers.setdefault(bare[-TAIL:], {})
+                ends.setdefault(bare, set()).add(text_digest(text).hex())
+    found: set[str] = set()
+    for text in texts if answers else ():
+        whole = _bare(text, specials)
+        for length in range(1, TAIL + 1):
+            for bare, digests in answers.get(whole[-length:], {}).items():
+                found |= digests if whole.endswith(bare) else set()
+    return found
+
+
+def _bare(text: str, specials: tuple[str, ...]) -> str:
+    """Return a text without white space and special tokens at its end."""
+    text = text.rstrip()
+    while text.endswith(specials):
+        text = text.removesuffix(next(filter(text.endswith, specials))).rstrip()
+    return text
 
 
 def memory_behind(folder: Path, state: int) -> list[Path]:

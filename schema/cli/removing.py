@@ -10,7 +10,7 @@ from draftstore.errors import counted
 from schema.cli.common import catalogue_session
 from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import Held, check_live_logs, forget, live_logs
+from schema.collections.live_logs import Held, answers_in, check_live_logs, forget, live_logs
 from schema.collections.models import Collection
 from schema.collections.proving import Checked, check_live_builds, removed_keys
 from schema.collections.removing import select_documents, write_removal
@@ -101,6 +101,7 @@ def remove(
             collection, scan, document=document, containing=containing,
             source=where.get("source"), before=where.get("before"),
         )  # fmt: skip
+        answers = answers_in(collection, scan, found.digests)
     what = f"{counted(len(found.digests), 'document')} found, {found.wanted:,} of them wanted until now"
     if not yes:
         click.confirm(f"{what}: remove them from {name} for good?", abort=True, err=True)
@@ -110,7 +111,7 @@ def remove(
     fields = {"removal": removal.id, "documents": len(found.digests), "wanted": found.wanted, "later": later}
     text = f"removal {removal.id}: {what}; they go with the next rebuild"
     if live_logs(collection):
-        fields["overwritten"] = forget(collection, [removal])
+        fields["overwritten"] = forget(collection, [removal], answers)
         text += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
     print_result(fields, as_json, text)
     warn_of_problems(scan)

@@ -4,14 +4,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, TokenizerError
-from draftstore.live.removing import still_held, take_down
+from draftstore.live.removing import answers_of, still_held, take_down
 from draftstore.live.texts import LiveTexts, adopt
 from draftstore.text.digests import DIGEST_BYTES
 from draftstore.text.fragments import Fragment
+from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.catalogue.builds import CatalogueError
 from schema.collections.models import Collection, CollectionRemoval, CollectionSource
@@ -67,8 +70,22 @@ def live_reading(row: CollectionSource, tokenizer: TextTokenizer | None) -> dict
     return {"find": texts.find, "read": texts.read, "template": tokenizer.fingerprint}
 
 
-def forget(collection: Collection, removals: Iterable[CollectionRemoval]) -> int:
+def answers_in(collection: Collection, scan: Scan, digests: NDArray[np.uint8]) -> set[str]:
+    """Return the digests of answers in live logs that are of documents of a scan from a response log, hexadecimal."""
+    return {
+        found
+        for folder in live_logs(collection)
+        for found in answers_of(folder, (document.text for document in documents_of(scan, digests)))
+    }
+
+
+def forget(collection: Collection, removals: Iterable[CollectionRemoval], answers: Iterable[str] = ()) -> int:
     """Overwrite removed documents in a collection's live logs, have them leave memory, and return their number.
+
+    Args:
+        collection: the collection.
+        removals: those that apply.
+        answers: digests of others to overwrite, hexadecimal; see `answers_in`.
 
     Raises:
         DraftstoreError: a process did not forget in time; all logs are without them.
@@ -76,6 +93,7 @@ def forget(collection: Collection, removals: Iterable[CollectionRemoval]) -> int
     """
     erased, failures = 0, []
     digests, fragments = _rules_of(removals)
+    digests |= set(answers)
     for folder in live_logs(collection) if digests or fragments else ():
         try:
             erased += take_down(folder, digests, fragments)

@@ -150,8 +150,7 @@ class Writer:
     def __init__(self, folder: Path, tokens: int) -> None:
         """Write to a folder, which is made; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._most = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens
-        self._state = 0
+        self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
         self._open()
 
     def append(self, taken: Iterable[Document]) -> None:
@@ -171,9 +170,9 @@ class Writer:
         """Begin a new segment if this one is old or large."""
         age = time.time() - self._began
         if self.size and (age > SEGMENT_SECONDS or self.size > self._most // LOGGED_TOKENS):
-            state = self._state
-            os.close(self._file)
+            file, state = self._file, self._state
             self._open()
+            os.close(file)
             self.apply(state)
 
     def drop_oldest(self) -> None:
@@ -191,10 +190,11 @@ class Writer:
             self.path.unlink(missing_ok=True)
 
     def _open(self) -> None:
-        self._began, self.size, self._state = time.time(), 0, 0
-        self.path = self._folder / f"{int(self._began * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-        hold(self._file)
+        now = time.time()
+        path = self._folder / f"{int(now * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        hold(file)
+        self._began, self.size, self._state, self.path, self._file = now, 0, 0, path, file
 
     def _write(self, data: bytes) -> None:
         if os.pwrite(self._file, data, self.size) < len(data):

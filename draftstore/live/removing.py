@@ -91,10 +91,11 @@ def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragmen
         DraftstoreError: a process that holds the log did not forget in time.
     """
     with lock(folder):
-        rules = TakeDowns.read(folder).joined(digests, containing)
-        with replacing(folder / "removed.json", 0o600) as temporary:
-            fields = dataclasses.asdict(rules) | {"digests": sorted(rules.digests)}
-            temporary.write_text(json.dumps(fields), encoding="utf-8")
+        before = TakeDowns.read(folder)
+        if (rules := before.joined(digests, containing)) is not before:
+            with replacing(folder / "removed.json", 0o600) as temporary:
+                fields = dataclasses.asdict(rules) | {"digests": sorted(rules.digests)}
+                temporary.write_text(json.dumps(fields), encoding="utf-8")
         tokenizer = tokenizer_of(folder)
         erased = sum(
             erase(path, lambda document: rules.refuse(document, tokenizer)) for path in segments(folder)

@@ -6,7 +6,7 @@ import click
 
 from draftstore.cli.common import status
 from draftstore.cli.output import json_option, print_json, print_result, print_table, say
-from draftstore.errors import counted
+from draftstore.errors import CorpusError, DraftstoreError, counted
 from schema.cli.common import catalogue_session
 from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
 from schema.collections import collecting
@@ -111,7 +111,12 @@ def remove(
     fields = {"removal": removal.id, "documents": len(found.digests), "wanted": found.wanted, "later": later}
     text = f"removal {removal.id}: {what}; they go with the next rebuild"
     if live_logs(collection):
-        fields["overwritten"] = forget(collection, [removal], answers)
+        try:
+            fields["overwritten"] = forget(collection, [removal], answers)
+        except (DraftstoreError, OSError) as error:
+            raise CorpusError(
+                f"removal {removal.id} is written, but not all live logs forgot: {error}"
+            ) from None
         text += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
     print_result(fields, as_json, text)
     warn_of_problems(scan)

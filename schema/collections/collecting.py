@@ -222,8 +222,6 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
     """Return the sources of a collection on this machine; objects are mirrored first."""
     refused = fragments_of(collection.removals)
 
-    template = tokenizer.template_fingerprint if tokenizer else ""
-
     def render(messages: Sequence[Message]) -> str:
         return (
             tokenizer.render_chat(messages, add_generation_prompt=False)
@@ -231,6 +229,7 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
             else no_template(messages)
         )
 
+    rendering = {"render": render, "template": tokenizer.template_fingerprint if tokenizer else ""}
     return [
         Source(
             row.id,
@@ -240,11 +239,7 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
             glob=tuple(row.globs) or SOURCE_PATTERNS,
             refused=refused,
             added=int(row.added_at.timestamp()),
-            **(
-                live_reading(row, tokenizer)
-                if row.kind == "live"
-                else {"render": render, "template": template}
-            ),
+            **(live_reading(row, tokenizer) if row.kind == "live" else rendering),
         )
         for row in collection.sources
     ]

@@ -155,6 +155,19 @@ def test_a_full_disk_costs_the_log_and_not_memory(tmp_path: Path, monkeypatch: p
     again.close()
 
 
+def test_what_rests_leaves_the_memory_of_the_process_that_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "SEGMENT_SECONDS", 0.05)
+    store = LiveStore(TOKENS, tmp_path / "chat")
+    store.agree(Vocabulary(100, "f"))
+    for number in range(3):
+        store.append([ids(number)])
+        until(lambda: log.put_to_rest(tmp_path / "chat", lambda _: True))
+        until(lambda: len(store) == 0)
+    store.close()
+
+
 RUNNING = """
 import sys
 from pathlib import Path

@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError, TokenizerError
+from draftstore.live import log
+from draftstore.live.removing import answer_text
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.progress import tokenizing
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
-from draftstore.text.digests import digest_keys
+from draftstore.text.digests import digest_keys, text_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -34,6 +36,8 @@ from pipelines.steps import Tokens, tokenize
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
 from schema.collections.collecting import get_collection, open_tokenizer, scan_collection, wanted_of
+from schema.collections.live_logs import forget, live_logs
+from schema.collections.models import Collection
 from schema.collections.removal_files import collection_folder
 from schema.db.home import data_home
 from schema.models import Release
@@ -46,6 +50,7 @@ SHARDS = "shards"
 class Survey:
     """What a collection holds today: all documents, and those that its store shall hold, under its name."""
 
+    collection: Collection
     scan: Scan
     contents: Contents
     tokenizer: TextTokenizer
@@ -105,7 +110,7 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
         **scan.report.facts(),
     }
     files = tuple(Path(file.path) for file in scan.files)
-    return Survey(scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
+    return Survey(collection, scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
 
 
 def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[Built, Change]:
@@ -163,6 +168,31 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
         except (DraftstoreError, KeyError, OSError):
             continue
     return None
+
+
+def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
+    """Take out of live logs what was removed, out of memory what the live build holds, and delete what nobody wants.
+
+    Returns:
+        How many segments went to `rest`, and how many were `deleted`.
+    """
+    collection, tokenizer = surveyed.collection, surveyed.tokenizer
+    forget(collection, collection.removals)
+    with ledger.session() as session:
+        release = session.get(Release, collection.name)
+        held = None if release is None else store_digests(Path(release.build.path))
+    published = set() if held is None else set(map(bytes, held))
+    unwanted = set(map(bytes, surveyed.scan.digests)) - set(map(bytes, surveyed.contents.digests))
+
+    def is_in(digests: set[bytes], document: log.Document) -> bool:
+        text = "" if document.elsewhere else answer_text(document, tokenizer)
+        return not text.strip() or text_digest(text) in digests
+
+    counts = {"rest": 0, "deleted": 0}
+    for folder in live_logs(collection):
+        counts["rest"] += log.put_to_rest(folder, partial(is_in, published | unwanted))
+        counts["deleted"] += log.drop_rested(folder, partial(is_in, unwanted))
+    return counts
 
 
 def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:

@@ -28,6 +28,7 @@ from pipelines.rebuilding import LaggingStore, Survey, is_due
 from pipelines.steps import parameters_of
 from schema.catalogue.releases import is_rolled_back
 from schema.collections.collecting import TREES, VECTORS, list_collections
+from schema.collections.live_logs import live_logs
 
 
 class Distilling(TreeOptions, Head):
@@ -109,6 +110,13 @@ def _rebuild(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]
     )
     _publish(ledger, name, rest, force)
     result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
+    if live_logs(surveyed.collection):
+        result["live"] = tasks.put_to_rest(ledger, surveyed)
+        log(
+            "collection %s: %d segments of live logs went to rest, %d were deleted",
+            name,
+            *result["live"].values(),
+        )
     for key, store, make in _lagging(ledger, surveyed, rest, renewing):
         result[key] = None
         if is_due(ledger, surveyed, store):

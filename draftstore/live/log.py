@@ -77,29 +77,38 @@ def segments(folder: Path, *kinds: str) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
+def documents(path: Path) -> Iterator[tuple[int, Document]]:
+    """Yield the documents of a segment with their places, which never change; none if it is gone."""
+    with suppress(FileNotFoundError):
+        for record in _records(path.read_bytes(), 0):
+            if record.kind == _DOCUMENT:
+                yield record.start, record.document
+
+
 def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[list[Document], int]:
     """Return the documents of a segment from a position on, and the position behind the last whole one."""
     with path.open("rb") as file:
         file.seek(start)
         data = file.read(-1 if stop is None else stop - start)
-    end, documents = 0, []
+    end, found = 0, []
     for record in _records(data, 0):
         end = record.start + _HEAD.size + _TOKEN.itemsize * len(record.document.ids)
         if record.kind == _DOCUMENT:
-            documents.append(record.document)
-    return documents, start + end
+            found.append(record.document)
+    return found, start + end
 
 
 def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
     """Overwrite the unwanted documents of a segment, also while its process appends; return their number."""
-    with path.open("r+b", buffering=0) as file:
+    with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
         hits = [r for r in _records(file.read(), 0) if r.kind == _DOCUMENT and unwanted(r.document)]
         for record in hits:
             nothing = record.document._replace(ids=np.zeros_like(record.document.ids))
             file.seek(record.start)
             file.write(_encode(nothing, _ERASED))
         os.fsync(file.fileno())
-    return len(hits)
+        return len(hits)
+    return 0
 
 
 def is_open(path: Path) -> bool:
@@ -119,13 +128,15 @@ def applied(path: Path) -> int:
     )
 
 
-def put_to_rest(folder: Path, held: Callable[[Document], bool]) -> list[Path]:
-    """Mark the closed segments all of whose documents a published store holds; return them."""
-    return [
-        path.rename(path.with_suffix(REST))
-        for path in segments(folder, LIVE)
-        if not is_open(path) and all(map(held, read_since(path)[0]))
-    ]
+def put_to_rest(folder: Path, held: Callable[[Document], bool]) -> int:
+    """Take the closed segments out of memory all of whose documents a published store holds; return their number."""
+    closed = filter(_is_closed, segments(folder, LIVE))
+    return _each(folder, lambda path: path.rename(path.with_suffix(REST)), _all_are(held, closed))
+
+
+def drop_rested(folder: Path, unwanted: Callable[[Document], bool]) -> int:
+    """Remove the segments at rest none of whose documents is wanted any more; return their number."""
+    return _each(folder, Path.unlink, _all_are(unwanted, segments(folder, REST)))
 
 
 class Writer:
@@ -139,23 +150,30 @@ class Writer:
     def __init__(self, folder: Path, tokens: int) -> None:
         """Write to a folder, which is made; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._most = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens
+        self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
         self._open()
 
-    def append(self, documents: Iterable[Document]) -> None:
+    def append(self, taken: Iterable[Document]) -> None:
         """Write documents, whole or not at all; OSError if the disk is full."""
-        self._write(b"".join(_encode(document, _DOCUMENT) for document in documents))
+        now = time.time()
+        self._write(
+            b"".join(_encode(each._replace(created=each.created or now), _DOCUMENT) for each in taken)
+        )
 
     def apply(self, state: int) -> None:
-        """Note that memory holds nothing that was taken down up to a state."""
-        self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
+        """Note, unless the segment says so, that memory holds nothing that was taken down up to a state."""
+        if state != self._state:
+            self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
+            self._state = state
 
     def roll(self) -> None:
         """Begin a new segment if this one is old or large."""
         age = time.time() - self._began
         if self.size and (age > SEGMENT_SECONDS or self.size > self._most // LOGGED_TOKENS):
-            os.close(self._file)
+            file, state = self._file, self._state
             self._open()
+            os.close(file)
+            self.apply(state)
 
     def drop_oldest(self) -> None:
         """Remove the oldest closed segments where all take too many bytes."""
@@ -172,10 +190,11 @@ class Writer:
             self.path.unlink(missing_ok=True)
 
     def _open(self) -> None:
-        self._began, self.size = time.time(), 0
-        self.path = self._folder / f"{int(self._began * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-        hold(self._file)
+        now = time.time()
+        path = self._folder / f"{int(now * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        hold(file)
+        self._began, self.size, self._state, self.path, self._file = now, 0, 0, path, file
 
     def _write(self, data: bytes) -> None:
         if os.pwrite(self._file, data, self.size) < len(data):
@@ -210,10 +229,34 @@ def vocabulary_of(folder: Path) -> Vocabulary | None:
         raise DraftstoreError(f"{folder / 'live.json'} cannot be read ({error}): remove the folder") from None
 
 
+def _is_closed(path: Path) -> bool:
+    """Return True if nobody appends to a segment any more; a new one may be about to be locked."""
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        begun = found.st_size > 0 or time.time() - found.st_mtime > SEGMENT_SECONDS
+        return begun and not is_open(path)
+    return False
+
+
+def _all_are(fit: Callable[[Document], bool], paths: Iterable[Path]) -> list[Path]:
+    """Return the segments all of whose documents fit."""
+    return [path for path in paths if all(fit(document) for _, document in documents(path))]
+
+
+def _each(folder: Path, do: Callable[[Path], object], paths: Iterable[Path]) -> int:
+    """Move segments while no take-down looks for them; return how many were still there."""
+    done = 0
+    with lock(folder):
+        for path in paths:
+            with suppress(FileNotFoundError):
+                do(path)
+                done += 1
+    return done
+
+
 def _encode(document: Document, kind: int) -> bytes:
     ids = document.ids.astype(_TOKEN, copy=False)
-    created = document.created or time.time()
-    head = _HEAD.pack(0, kind, document.elsewhere, 0, len(ids), document.lead, created)[4:]
+    head = _HEAD.pack(0, kind, document.elsewhere, 0, len(ids), document.lead, document.created)[4:]
     body = head + ids.tobytes()
     return struct.pack("<I", zlib.crc32(body)) + body
 

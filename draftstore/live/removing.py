@@ -13,15 +13,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from draftstore.errors import DraftstoreError
-from draftstore.live.log import LIVE, Document, applied, erase, is_open, read_since, segments
+from draftstore.live.log import LIVE, Document, applied, documents, erase, is_open, segments
 from draftstore.storage.files import replacing
 from draftstore.storage.locks import lock
+from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.digests import text_digest
 from draftstore.text.fragments import Fragment
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 SECONDS = 10.0
 """Time that running processes have to forget."""
+TAIL = 32
+"""Characters at the end of an answer by which the texts are found that end with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +49,29 @@ class TakeDowns:
                 f"{folder / 'removed.json'} cannot be read ({error}): remove the documents again, then this file"
             ) from None
 
+    def joined(self, digests: Iterable[str], containing: Iterable[Fragment]) -> "TakeDowns":
+        """Return these with others: the same, or the next state."""
+        more = self.digests | set(digests)
+        fragments = tuple({fragment.key: fragment for fragment in (*self.containing, *containing)}.values())
+        if (len(more), len(fragments)) == (len(self.digests), len(self.containing)):
+            return self
+        return TakeDowns(self.state + 1, more, fragments)
+
     def refuse(self, document: Document, tokenizer: TextTokenizer) -> bool:
         """Return True if a document was taken down, now or before."""
         if text_digest(answer_text(document, tokenizer)).hex() in self.digests:
             return True
         text = tokenizer.decode(document.ids.tolist()) if self.containing else ""
         return any(fragment.occurs_in(text) for fragment in self.containing)
+
+
+def last_change(folder: Path) -> tuple[int, int]:
+    """Return what changes with the take-downs of a log, without reading them; zeros: there are none."""
+    try:
+        found = (folder / "removed.json").stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
 
 
 def answer_text(document: Document, tokenizer: TextTokenizer) -> str:
@@ -61,7 +81,7 @@ def answer_text(document: Document, tokenizer: TextTokenizer) -> str:
 
 def tokenizer_of(folder: Path) -> TextTokenizer:
     """Return the tokenizer of a log that a collection reads."""
-    return load_tokenizer(folder / "tokenizer")
+    return load_tokenizer(folder.resolve() / TOKENIZER_FOLDER)
 
 
 def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragment]) -> int:
@@ -72,11 +92,10 @@ def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragmen
     """
     with lock(folder):
         before = TakeDowns.read(folder)
-        fragments = {fragment.key: fragment for fragment in (*before.containing, *containing)}
-        rules = TakeDowns(before.state + 1, before.digests | set(digests), tuple(fragments.values()))
-        with replacing(folder / "removed.json", 0o600) as temporary:
-            fields = dataclasses.asdict(rules) | {"digests": sorted(rules.digests)}
-            temporary.write_text(json.dumps(fields), encoding="utf-8")
+        if (rules := before.joined(digests, containing)) is not before:
+            with replacing(folder / "removed.json", 0o600) as temporary:
+                fields = dataclasses.asdict(rules) | {"digests": sorted(rules.digests)}
+                temporary.write_text(json.dumps(fields), encoding="utf-8")
         tokenizer = tokenizer_of(folder)
         erased = sum(
             erase(path, lambda document: rules.refuse(document, tokenizer)) for path in segments(folder)
@@ -85,11 +104,41 @@ def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragmen
     while late := memory_behind(folder, rules.state):
         if time.monotonic() > end:
             raise DraftstoreError(
-                f"the log {folder} is without the documents, but the process that writes {late[0].name} may hold them "
-                "in memory: stop it, then remove them again"
+                f"the live log {folder} is without the documents, but the process that writes {late[0].name} did not "
+                f"forget them within {SECONDS:g} s: stop it, and see that `draftstore corpus prove-removed` finds none"
             )
         time.sleep(0.02)
     return erased
+
+
+def answers_of(folder: Path, texts: Iterable[str]) -> set[str]:
+    """Return the digests, in hexadecimal, of the answers of a response log in a live log, whose whole texts these are.
+
+    A text of a response log ends with its answer, white space and special tokens aside.
+    """
+    tokenizer = tokenizer_of(folder)
+    specials = tuple(tokenizer.token_text(token) for token in tokenizer.special_ids)
+    answers: dict[str, dict[str, set[str]]] = {}
+    for path in segments(folder):
+        for _, document in documents(path):
+            if document.elsewhere and (bare := _bare(text := answer_text(document, tokenizer), specials)):
+                ends = answers.setdefault(bare[-TAIL:], {})
+                ends.setdefault(bare, set()).add(text_digest(text).hex())
+    found: set[str] = set()
+    for text in texts if answers else ():
+        whole = _bare(text, specials)
+        for length in range(1, TAIL + 1):
+            for bare, digests in answers.get(whole[-length:], {}).items():
+                found |= digests if whole.endswith(bare) else set()
+    return found
+
+
+def _bare(text: str, specials: tuple[str, ...]) -> str:
+    """Return a text without white space and special tokens at its end."""
+    text = text.rstrip()
+    while text.endswith(specials):
+        text = text.removesuffix(next(filter(text.endswith, specials))).rstrip()
+    return text
 
 
 def memory_behind(folder: Path, state: int) -> list[Path]:
@@ -97,11 +146,11 @@ def memory_behind(folder: Path, state: int) -> list[Path]:
     return [path for path in segments(folder, LIVE) if is_open(path) and applied(path) < state]
 
 
-def still_held(folder: Path) -> tuple[int, int]:
-    """Return how many taken-down documents a log holds, and how many running processes may hold some in memory."""
-    rules = TakeDowns.read(folder)
+def still_held(folder: Path, digests: Iterable[str], containing: Iterable[Fragment]) -> tuple[int, int]:
+    """Return how many of some documents, and of those taken down, a log holds, and how many processes in memory may."""
+    rules = TakeDowns.read(folder).joined(digests, containing)
     if not rules.state:
         return 0, 0
     tokenizer = tokenizer_of(folder)
-    held = sum(rules.refuse(found, tokenizer) for path in segments(folder) for found in read_since(path)[0])
+    held = sum(rules.refuse(found, tokenizer) for path in segments(folder) for _, found in documents(path))
     return held, len(memory_behind(folder, rules.state))

@@ -30,7 +30,7 @@ from draftstore.live.log import (
     vocabulary_of,
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
-from draftstore.live.removing import TakeDowns, tokenizer_of
+from draftstore.live.removing import TakeDowns, last_change, tokenizer_of
 from draftstore.text.tokenizer import TextTokenizer
 
 LOG = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class LiveStore:
         self._own: set[Path] = set()  # segments of this process
         self._loaded = False
         self._unread: list[Document] | None = None  # appended while the log is read anew
-        self._rules = TakeDowns()
+        self._rules, self._change = TakeDowns(), (0, 0)
         self._tokenizer: TextTokenizer | None = None
         self._warned = -WARN_SECONDS
         self._writer: Writer | None = None
@@ -146,22 +146,25 @@ class LiveStore:
                 return
             with self._lock:
                 self._begin(found)
-        rules = TakeDowns.read(self._folder)
-        changed = rules.state != self._rules.state
-        if changed:
+        if (change := last_change(self._folder)) != self._change:
+            rules = TakeDowns.read(self._folder)
             tokenizer = tokenizer_of(self._folder)
             with self._lock:
                 self._rules, self._tokenizer = rules, tokenizer
+            self._change, self._loaded = change, False
         with self._lock:
             self._writer.roll()
         self._writer.drop_oldest()
         present = segments(self._folder, LIVE)
-        self._own.add(self._writer.path)
-        self._own &= {*present}
-        if changed or not self._loaded or not self._seen.keys() <= {*present}:
+        gone = (self._seen.keys() | self._own) - {*present}
+        self._own = (self._own | {self._writer.path}) & {*present}
+        self._loaded &= not gone
+        if not self._loaded:
             self._read_anew(present)
         else:
             self._read_new(present)
+        with self._lock:
+            self._writer.apply(self._rules.state)
 
     def close(self) -> None:
         """Stop following, and close the log."""
@@ -198,7 +201,8 @@ class LiveStore:
         with self._lock:
             self._unread, stop = [], self._writer.size
         if self._rules.state:  # appended here after it was taken down elsewhere
-            erase(own, self._refuses)
+            for path in self._own:
+                erase(path, self._refuses)
         documents: list[Document] = []
         seen: dict[Path, int] = {}
         room = self._tokens
@@ -217,7 +221,6 @@ class LiveStore:
             self._memory, self._unread, self._seen = memory, None, seen
             for drafter in self._drafters:
                 drafter.memory = memory
-            self._writer.apply(self._rules.state)
         self._loaded = True
 
     def _take(self, memory: Memory, document: Document) -> None:

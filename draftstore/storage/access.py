@@ -11,11 +11,15 @@ _READABLE = ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO))
 def denied_bits(sources: Iterable[Path]) -> int:
     """Return the permissions of group and others that some source denies, as bits of a mode.
 
-    A file of another group than that of this process's files denies the group, too, unless others may read it.
+    A file of another group than that of this process's files denies the group, too, unless others may read it. One
+    that is gone, as segments of logs may be, denies all.
     """
     bits = 0
     for path in sources:
-        found = path.stat()
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return stat.S_IRWXG | stat.S_IRWXO
         for readable, whole in _READABLE:
             if not found.st_mode & readable:
                 bits |= whole

@@ -22,6 +22,7 @@ from draftstore.text.records import (
     TEXT_SUFFIXES,
     CorpusFile,
     Document,
+    Read,
     Render,
     ending_of_name,
     kind_of_file,
@@ -48,15 +49,16 @@ def read_files(
     column: str = "text",
     strict: bool = False,
     allow_truncated: bool = False,
+    read: Read = read_documents,
 ) -> Iterator[Document]:
-    """Stream the documents of files.
+    """Stream the documents of files, which `read` opens.
 
     A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
     under `column`): a list of objects with `role` and `content`, which `render` turns into text.
     """
     for file in files:
         before = report.documents
-        for item in read_documents(file, column, render):
+        for item in read(file, column, render):
             if isinstance(item, RecordProblem):
                 _refuse(item, strict, allow_truncated)
                 report.add_problem(item)
@@ -65,7 +67,7 @@ def read_files(
             else:
                 report.documents += 1
                 yield item
-        if report.documents == before and file.kind != "text":
+        if report.documents == before and file.kind in ("lines", "parquet"):
             report.unread.append(str(file.path))
 
 

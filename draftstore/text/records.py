@@ -54,11 +54,15 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusFile:
-    """A file to read: `name` is its name in document ids, `kind` is `lines`, `parquet` or `text`."""
+    """A file to read: `name` is its name in document ids, `kind` is `lines`, `parquet` or `text`, or its reader's."""
 
     path: Path
     name: str
     kind: str
+
+
+Read: TypeAlias = Callable[[CorpusFile, str, Render], Iterator[Document | RecordProblem]]
+"""Streams the documents of a file, as `read_documents`."""
 
 
 def kind_of_name(name: str) -> str | None:

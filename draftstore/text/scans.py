@@ -270,7 +270,7 @@ def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator
     """Yield the documents of a file; the last record of a log may be one that is just being written."""
     return read_files(
         [file], render=source.render, report=report, column=source.column, strict=source.strict,
-        allow_truncated=source.allow_truncated or source.log,
+        allow_truncated=source.allow_truncated or source.log, read=source.read,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import glob as globbing
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from draftstore.errors import CorpusError, TokenizerError
@@ -14,7 +14,7 @@ from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.chat import Message
 from draftstore.text.corpus import SOURCE_PATTERNS, find_files
 from draftstore.text.fragments import Fragment
-from draftstore.text.records import CorpusFile, Render, kind_of_file
+from draftstore.text.records import CorpusFile, Read, Render, kind_of_file, read_documents
 
 GLOB_SIGNS = re.compile(r"[*?\[]")
 
@@ -31,13 +31,14 @@ class Source:
     Attributes:
         number: known by it in scans, whatever sources come and go.
         place: a file, a folder, or a pattern of paths such as `/data/*.jsonl`.
-        log: whether it is the response log of a worker: it may not exist yet, is rotated, and grows during reading.
+        log: whether it is a log: it may not exist yet, is rotated, and grows during reading.
         column: key or column of the text in records.
         glob: which files of a folder are read.
         strict: whether to stop at the first bad record.
         allow_truncated: whether to go on after a file that cannot be read to its end.
         render: turns a conversation into text.
-        template: identity of `render`.
+        find: returns the files of a log that is none of text, from the oldest on, which `read` opens.
+        template: identity of `render` or `read`.
         refused: documents with one of these texts are never wanted.
         added: unix seconds; no document was seen before it.
     """
@@ -50,6 +51,8 @@ class Source:
     strict: bool = False
     allow_truncated: bool = False
     render: Render = dataclasses.field(default=no_template, compare=False)
+    find: Callable[[], list[CorpusFile]] | None = dataclasses.field(default=None, compare=False)
+    read: Read = dataclasses.field(default=read_documents, compare=False)
     template: str = ""
     refused: tuple[Fragment, ...] = ()
     added: int = 0
@@ -67,6 +70,8 @@ class Source:
         Raises:
             CorpusError: there are none, unless it is a log; or one is of an unknown kind.
         """
+        if self.find:
+            return self.find()
         if self.log:
             return [CorpusFile(path, path.name, kind_of_file(path)) for path in log_files(Path(self.place))]
         paths, within = [Path(self.place)], None

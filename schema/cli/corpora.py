@@ -20,6 +20,7 @@ from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progr
 from schema.cli.removing import prove, remove
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions
+from schema.collections.live_logs import forget
 
 
 @click.group()
@@ -45,6 +46,14 @@ def corpus() -> None:
     help="Response log of a worker, with its rotated files; it need not exist yet. May be repeated.",
 )
 @click.option(
+    "--live",
+    "live_logs",
+    multiple=True,
+    metavar="DIR",
+    help="Folder of a live store's log; it need not exist yet, and the collection needs the model's tokenizer. May be "
+    "repeated.",
+)
+@click.option(
     "--tokenizer", metavar="T", help="Folder, tokenizer.json or hub name; of the collection as a whole."
 )
 @takes(settings=SourceOptions)
@@ -53,6 +62,7 @@ def add(
     name: str,
     places: tuple[str, ...],
     logs: tuple[str, ...],
+    live_logs: tuple[str, ...],
     tokenizer: str | None,
     settings: SourceOptions,
     as_json: bool,
@@ -68,13 +78,15 @@ def add(
       draftstore corpus add chat --response-log answers.jsonl --retention 90d --max-bytes 10GB
       draftstore corpus add code s3://bucket/source --licence "Apache-2.0"
     """
-    if not places and not logs and not tokenizer:
-        raise click.UsageError("name a path, a URL, a --response-log, or a --tokenizer")
+    if not places and not logs and not live_logs and not tokenizer:
+        raise click.UsageError("name a path, a URL, a --response-log, a --live log, or a --tokenizer")
     shared = dict(settings)
     new = [NewSource(place=place, **shared) for place in places]
     new += [NewSource(place=log, log=True, **shared) for log in logs]
+    new += [NewSource(place=log, live=True, **shared) for log in live_logs]
     with catalogue_session() as session:
         collection = collecting.add_sources(session, name, new, tokenizer)
+    forget(collection, collection.removals)
     text = f"collection {name}: {counted(len(collection.sources), 'source')}"
     print_result(fields(collection), as_json, text)
 

@@ -6,10 +6,11 @@ import click
 
 from draftstore.cli.common import status
 from draftstore.cli.output import json_option, print_json, print_result, print_table, say
-from draftstore.errors import counted
+from draftstore.errors import CorpusError, DraftstoreError, counted
 from schema.cli.common import catalogue_session
 from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
 from schema.collections import collecting
+from schema.collections.live_logs import Held, answers_in, check_live_logs, forget, live_logs
 from schema.collections.models import Collection
 from schema.collections.proving import Checked, check_live_builds, removed_keys
 from schema.collections.removing import select_documents, write_removal
@@ -17,8 +18,8 @@ from schema.collections.removing import select_documents, write_removal
 NOT_PROVEN = 5
 """Exit status where a live build still holds removed documents, or cannot be checked."""
 LIMITS = (
-    "not looked at: the sources themselves, builds that are not live, backups and copies of stores or of the database, "
-    "logs, and what lookup services and decoders have in memory until they follow the release"
+    "not looked at: the sources themselves, except live logs, builds that are not live, backups and copies of stores "
+    "or of the database, logs, and what lookup services and decoders have in memory until they follow the release"
 )
 
 
@@ -78,8 +79,9 @@ def remove(
 ) -> None:
     """Take documents down: the next rebuild leaves them out, whatever file brings them again.
 
-    The sources are scanned first. Files of the sources and stores of before are not changed:
-    `draftstore corpus prove-removed` says what still holds the texts.
+    The sources are scanned first. Live logs, and the memory of those who write them, are without the documents when the
+    command ends. Other sources and stores of before are not changed: `draftstore corpus prove-removed` says what still
+    holds the texts.
 
     \b
     Examples:
@@ -99,6 +101,7 @@ def remove(
             collection, scan, document=document, containing=containing,
             source=where.get("source"), before=where.get("before"),
         )  # fmt: skip
+        answers = answers_in(collection, scan, found.digests)
     what = f"{counted(len(found.digests), 'document')} found, {found.wanted:,} of them wanted until now"
     if not yes:
         click.confirm(f"{what}: remove them from {name} for good?", abort=True, err=True)
@@ -106,7 +109,16 @@ def remove(
         removal = write_removal(session, name, found, reason)
     later = bool(found.rule)
     fields = {"removal": removal.id, "documents": len(found.digests), "wanted": found.wanted, "later": later}
-    print_result(fields, as_json, f"removal {removal.id}: {what}; they go with the next rebuild")
+    text = f"removal {removal.id}: {what}; they go with the next rebuild"
+    if live_logs(collection):
+        try:
+            fields["overwritten"] = forget(collection, [removal], answers)
+        except (DraftstoreError, OSError) as error:
+            raise CorpusError(
+                f"removal {removal.id} is written, but not all live logs forgot: {error}"
+            ) from None
+        text += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
+    print_result(fields, as_json, text)
     warn_of_problems(scan)
 
 
@@ -117,7 +129,8 @@ def prove(name: str, as_json: bool) -> None:
     """Prove that no live build holds removed documents, by the digests of the documents that it was built from.
 
     A live build of any release that has a source of the collection must hold documents that the collection wants, and
-    no others. Run it after the rebuild. If a build does not, or cannot be checked, the exit status is 5.
+    no others. Live logs are read, and the memory of who writes them must be without removed documents. Run it after the
+    rebuild. If a build or log does not pass, or cannot be checked, the exit status is 5.
 
     \b
     Example:
@@ -129,29 +142,33 @@ def prove(name: str, as_json: bool) -> None:
     with status("comparing documents"), catalogue_session() as session:
         removed = removed_keys(collection, scan)
         checked = check_live_builds(session, collection, scan, removed)
-    proven = all(row.clean for row in checked)
+    held = check_live_logs(collection)
+    proven = all(row.clean for row in checked) and not any(row.log or row.memory for row in held)
     if as_json:
         print_json(
             {
                 "proven": proven,
                 "documents": len(removed),
                 "checked": [row._asdict() for row in checked],
+                "live_logs": [row._asdict() for row in held],
                 "not_looked_at": LIMITS.partition(": ")[2],
             }
         )
     else:
-        _show(name, len(removed), checked, proven)
+        _show(name, len(removed), checked, held, proven)
     if not proven:
         raise click.exceptions.Exit(NOT_PROVEN)
 
 
-def _show(name: str, removed: int, checked: list[Checked], proven: bool) -> None:
+def _show(name: str, removed: int, checked: list[Checked], held: list[Held], proven: bool) -> None:
     rows = []
     for row in checked:
         figures = (row.documents, row.removed, row.unwanted) if not row.problem else ("?", "?", "?")
         rows.append((row.build, row.kind, row.releases, *figures))
     columns = ("build", "kind", "live as", "documents", "removed", "not wanted")
     print_table(columns, rows, empty=f"no live build has a source of {name}")
+    if held:
+        print_table(("live log", "removed documents", "processes that may hold some"), held)
     for row in checked:
         if row.problem:
             say(f"build {row.build}: {row.problem}", err=True)
@@ -159,5 +176,5 @@ def _show(name: str, removed: int, checked: list[Checked], proven: bool) -> None
     if proven:
         say(f"proven for {name}: {what}, and no live build holds one, or has other documents of its sources")
     else:
-        say(f"NOT proven for {name}: {what}; rebuild and publish the builds above", err=True)
+        say(f"NOT proven for {name}: {what}; rebuild, and publish the builds above", err=True)
     say(LIMITS, err=True)

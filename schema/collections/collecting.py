@@ -30,13 +30,13 @@ from draftstore.storage.mirroring import is_url, mirror
 from draftstore.text.chat import Message
 from draftstore.text.corpus import SOURCE_PATTERNS
 from draftstore.text.digests import DIGEST_BYTES
-from draftstore.text.fragments import Fragment
 from draftstore.text.scans import OnScan, Scan, scan_sources
 from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.wanted import Cap, Removal, wanted_digests
 from schema.catalogue.builds import CatalogueError, storable
 from schema.catalogue.lineage import ancestors
+from schema.collections.live_logs import adopt_live_logs, fragments_of, live_reading
 from schema.collections.models import Collection, CollectionRemoval, CollectionSource
 from schema.collections.removal_files import collection_folder, complete, remove_files
 from schema.models import RELEASE_NAME, Release
@@ -75,24 +75,31 @@ class NewSource(SourceOptions):
 
     place: str
     log: bool = False
+    live: bool = False
 
     @property
     def kind(self) -> str:
         """Return its kind in the catalogue."""
-        return "url" if is_url(self.place) else "log" if self.log else "files"
+        return "url" if is_url(self.place) else "live" if self.live else "log" if self.log else "files"
 
     def settled(self) -> "NewSource":
         """Return it with an absolute path.
 
         Raises:
-            CorpusError: it is no log, and nothing is there; or a log is a URL.
+            CorpusError: it is no log, and nothing is there; or a log is a URL, or a live log no folder.
         """
         if is_url(self.place):
-            if self.log:
-                raise CorpusError(f"{self.place} is no response log: give the log's own path")
+            if self.log or self.live:
+                raise CorpusError(
+                    f"{self.place} is no {'live' if self.live else 'response'} log: give its own path"
+                )
             return self
         place = os.path.abspath(Path(self.place).expanduser())  # noqa: PTH100 (links may move on purpose)
-        if not self.log:
+        if self.live and Path(place).exists() and not Path(place).is_dir():
+            raise CorpusError(
+                f"{place} is no live log: give the folder that `--live` of the service or worker names"
+            )
+        if not self.log and not self.live:
             Source(0, place, glob=self.globs or SOURCE_PATTERNS).files()
         return self.changed(place=place)
 
@@ -109,8 +116,9 @@ def add_sources(
         tokenizer: folder, file or hub name; None: as it was.
 
     Raises:
-        CatalogueError: the name is invalid, or other stores have it as a release.
+        CatalogueError: the name is invalid, or other stores have it as a release, or another collection a live log.
         CorpusError: nothing is at a place, or see `NewSource.settled`.
+        TokenizerError: there are live logs, and no tokenizer, or not theirs.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
         raise CatalogueError(
@@ -135,6 +143,7 @@ def add_sources(
         if row not in collection.sources:
             collection.sources.append(row)
     session.flush()
+    adopt_live_logs(session, collection)
     return get_collection(session, name)
 
 
@@ -211,11 +220,7 @@ def open_tokenizer(collection: Collection) -> TextTokenizer | None:
 
 def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
     """Return the sources of a collection on this machine; objects are mirrored first."""
-    refused = tuple(
-        Fragment(**removal.rule["containing"])
-        for removal in collection.removals
-        if "containing" in removal.rule
-    )
+    refused = fragments_of(collection.removals)
 
     def render(messages: Sequence[Message]) -> str:
         return (
@@ -224,17 +229,17 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
             else no_template(messages)
         )
 
+    rendering = {"render": render, "template": tokenizer.template_fingerprint if tokenizer else ""}
     return [
         Source(
             row.id,
             str(mirror(row.place, folder / "mirror" / str(row.id)).path) if row.kind == "url" else row.place,
-            log=row.kind == "log",
+            log=row.kind in ("live", "log"),
             column=row.column_name,
             glob=tuple(row.globs) or SOURCE_PATTERNS,
-            render=render,
-            template=tokenizer.template_fingerprint if tokenizer else "",
             refused=refused,
             added=int(row.added_at.timestamp()),
+            **(live_reading(row, tokenizer) if row.kind == "live" else rendering),
         )
         for row in collection.sources
     ]

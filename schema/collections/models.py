@@ -13,7 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from schema.models import RELEASE_NAME, Base, Bigint, Id, one_of
 
-SOURCE_KINDS = ("files", "log", "url")
+SOURCE_KINDS = ("files", "live", "log", "url")
 FIRST_OUT = ("oldest", "largest")
 
 
@@ -56,8 +56,8 @@ class CollectionSource(Base):
         ForeignKey("collections.id", ondelete="CASCADE"), comment="the collection that it belongs to"
     )
     kind: Mapped[str] = mapped_column(
-        comment="files: a path or pattern; log: the response log of a worker, with its rotated files; "
-        "url: objects, mirrored before they are read"
+        comment="files: a path or pattern; live: the log of a live store; log: the response log of a worker, with its "
+        "rotated files; url: objects, mirrored before they are read"
     )
     place: Mapped[str] = mapped_column(comment="absolute path, pattern of paths, or URL")
     column_name: Mapped[str] = mapped_column(
@@ -86,7 +86,7 @@ class CollectionSource(Base):
         one_of("first_out", FIRST_OUT),
         CheckConstraint("max_bytes > 0", name="max_bytes"),
         CheckConstraint("retention > interval '0'", name="retention"),
-        {"comment": "the sources of collections: files, response logs, objects"},
+        {"comment": "the sources of collections: files, logs, objects"},
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import sqlalchemy
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
-REVISION = "0004"
+REVISION = "0005"
 """The newest of them. Alembic says the same, but takes longer to import than most commands take to run."""
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
 READER_VARIABLE = "DRAFTSTORE_READER_URL"

@@ -3,6 +3,7 @@
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,6 +17,8 @@ from draftstore.errors import (
     CorpusError,
     TokenizerError,
 )
+from draftstore.live.log import Document, Vocabulary
+from draftstore.live.store import LiveStore
 from draftstore.options import OptionsError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.building import Workers
@@ -25,6 +28,7 @@ from draftstore.stores.registry import open_store
 from draftstore.stores.rest import build as rest_module
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.python_source import Source
+from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
 from pipelines import ledger as ledgers
@@ -40,6 +44,7 @@ from schema.db.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTim
 from schema.db.home import HOME_VARIABLE
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder, write_texts
 from tests.fakes.servers import PostgresServer
+from tests.fakes.waiting import until
 from tests.unit.hf.test_loading import model_folder
 
 __all__ = ["model_folder"]  # a fixture
@@ -316,6 +321,29 @@ class TestRebuild:
             rollback(ledger.session, "small")
         rebuild(distilling=None)
         assert rows("SELECT build_id FROM releases") == [(first["rest"]["build"],)]
+
+    def test_what_the_published_store_holds_leaves_live_memory_and_the_log_what_expired(
+        self, rebuild: Callable[..., Any], site: Site, tmp_path: Path
+    ) -> None:
+        folder, tokenizer = tmp_path / "live", load_tokenizer(site.tokenizer)
+        source = NewSource(place=str(folder), live=True)
+        with Ledger() as ledger, ledger.session() as session:
+            add_sources(session, "small", [source])
+        ended, running = (LiveStore(10_000, folder) for _ in range(2))
+        for store, text in ((ended, "answered before"), (running, "answered just now")):
+            store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
+            store.append([Document(tokenizer.encode(text, bos=False))])
+        until(lambda: len(running) == len(ended))
+        ended.close()
+        left = len(tokenizer.encode("answered just now", bos=False)) + 1
+        (first,) = rebuild(distilling=None)
+        assert (first["added"], first["live"]) == (62, {"rest": 1, "deleted": 0})
+        until(lambda: len(running) == left)
+        with Ledger() as ledger, ledger.session() as session:
+            add_sources(session, "small", [source.changed(retention=timedelta(microseconds=1))])
+        running.close()
+        (second,) = rebuild(distilling=None)
+        assert (second["removed"], second["live"]) == (2, {"rest": 1, "deleted": 2})
 
     def test_one_that_fails_does_not_stop_the_others(self, rebuild: Callable[..., Any], site: Site) -> None:
         gone = site.corpus.with_name("gone.jsonl")

@@ -1,0 +1,78 @@
+"""A live log as a source of a collection: the answers of its segments, except those that a response log has."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from draftstore.errors import CorpusError, TokenizerError
+from draftstore.live.log import LIVE, REST, documents, segments, vocabulary_of
+from draftstore.live.removing import answer_text, tokenizer_of
+from draftstore.storage.files import publish, remove, retired_name
+from draftstore.storage.locks import lock
+from draftstore.storage.manifest import TOKENIZER_FOLDER
+from draftstore.text.records import CorpusFile, Document, Render
+from draftstore.text.tokenizer import TextTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveTexts:
+    """How the segments of a log are found and read; see `draftstore.text.sources.Source`."""
+
+    folder: Path
+    tokenizer: TextTokenizer
+
+    def find(self) -> list[CorpusFile]:
+        """Return its segments; one that may go to rest meanwhile by both names, so that it is not missed.
+
+        Raises:
+            CorpusError: the folder is not there.
+            TokenizerError: it holds ids of another tokenizer.
+        """
+        if not (self.folder / TOKENIZER_FOLDER).is_dir():
+            raise CorpusError(
+                f"no live log in {self.folder}: the disk may not be mounted; `draftstore corpus add` makes a new one"
+            )
+        _require_own(self.folder, self.tokenizer)
+        return [
+            CorpusFile(path.with_suffix(suffix), path.stem, "live")
+            for path in segments(self.folder)
+            for suffix in ((REST, LIVE) if path.suffix == LIVE else (REST,))
+        ]
+
+    def read(self, file: CorpusFile, _column: str, _render: Render) -> Iterator[Document]:
+        """Stream the answers of a segment, also if it has gone to rest since."""
+        path = file.path if file.path.exists() else file.path.with_suffix(REST)
+        for place, document in documents(path):
+            if not document.elsewhere:
+                yield Document(f"{file.name}#{place}", answer_text(document, self.tokenizer))
+
+
+def adopt(folder: Path, tokenizer: TextTokenizer) -> None:
+    """Make a log, which need not exist yet, a source of a collection: all who write it can apply take-downs then.
+
+    Raises:
+        TokenizerError: it holds ids of another tokenizer.
+        OSError: it cannot be written.
+    """
+    _require_own(folder, tokenizer)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with lock(folder):
+        with suppress(TokenizerError):
+            if tokenizer_of(folder).fingerprint == tokenizer.fingerprint:
+                return
+        target, filling = folder / TOKENIZER_FOLDER, folder / f".{TOKENIZER_FOLDER}.partial"
+        remove(filling)
+        filling.mkdir()
+        tokenizer.save(filling)
+        publish(filling, target)
+        remove(retired_name(target))
+
+
+def _require_own(folder: Path, tokenizer: TextTokenizer) -> None:
+    found = vocabulary_of(folder)
+    if found is not None and found.fingerprint != tokenizer.fingerprint:
+        raise TokenizerError(
+            f"the live log {folder} holds ids of the tokenizer {found.fingerprint[:12]}, and {tokenizer.name!r} is "
+            f"{tokenizer.fingerprint[:12]}: name the tokenizer of the model that answers, or another log"
+        )

@@ -1,0 +1,225 @@
+"""The log of a live store: what a cut, a writer at work, a full disk and a take-down leave of it."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.live import log
+from draftstore.live.log import LIVE, REST, Document, Vocabulary, Writer
+from draftstore.live.removing import answer_text, still_held, take_down
+from draftstore.live.store import LiveStore
+from draftstore.live.texts import adopt
+from draftstore.text.digests import text_digest
+from draftstore.text.fragments import Fragment
+from draftstore.text.tokenizer import TextTokenizer
+from tests.fakes.waiting import until
+
+TOKENS = 10_000
+documents = st.builds(
+    lambda ids, lead, elsewhere: Document(np.array(ids, np.int32), min(lead, len(ids)), elsewhere, 7.0),
+    st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 8), st.booleans(),
+)  # fmt: skip
+
+
+def plain(found: Any) -> list[tuple[list[int], int, bool]]:
+    return [(each.ids.tolist(), each.lead, each.elsewhere) for each in found]
+
+
+def ids(*numbers: int) -> Document:
+    return Document(np.array(numbers, np.int32))
+
+
+def read(path: Path) -> list[list[int]]:
+    return [found.ids.tolist() for _, found in log.documents(path)]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    made = Writer(tmp_path / "chat", TOKENS)
+    yield made
+    made.close()
+
+
+@given(st.lists(documents, max_size=6), st.data())
+def test_a_cut_costs_what_was_not_whole_and_damage_its_own_record(
+    written: list[Document], data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as folder:
+        writer, ends = Writer(Path(folder), TOKENS), [0]
+        for document in written:
+            writer.append([document])
+            ends.append(writer.size)
+        whole = writer.path.read_bytes()
+        cut = data.draw(st.integers(0, len(whole)))
+        writer.path.write_bytes(whole[:cut])
+        found, position = log.read_since(writer.path)
+        there = sum(end <= cut for end in ends) - 1
+        assert (plain(found), position) == (plain(written[:there]), ends[there])
+        writer.path.write_bytes(whole)
+        assert plain(log.read_since(writer.path, position)[0]) == plain(written[there:])
+        for number, document in enumerate(written):
+            at = ends[number + 1] - 1 if len(document.ids) else ends[number]  # ids, or the checksum
+            writer.path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            left = [other for place, other in enumerate(written) if place != number]
+            assert plain(other for _, other in log.documents(writer.path)) == plain(left)
+        writer.close()
+
+
+def test_what_is_erased_goes_in_place_while_others_are_appended(writer: Writer) -> None:
+    numbers, done = range(1, 2_000), threading.Event()
+
+    def append() -> None:
+        for number in numbers:
+            writer.append([ids(*[number] * 9)])
+        done.set()
+
+    def odd(document: Document) -> bool:
+        return bool(document.ids[0] % 2)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    erased = 0
+    while not done.is_set():
+        erased += log.erase(writer.path, odd)
+    thread.join()
+    places = {found.ids[0]: place for place, found in log.documents(writer.path)}
+    assert erased + log.erase(writer.path, odd) == len(numbers[::2])
+    assert read(writer.path) == [[number] * 9 for number in numbers if number % 2 == 0]
+    assert all(places[found.ids[0]] == place for place, found in log.documents(writer.path))
+    assert np.int32(1_001).tobytes() not in writer.path.read_bytes()
+
+
+def test_closed_segments_rest_when_all_is_held_and_go_when_nothing_is_wanted(tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    for numbers in ([1, 2], [3]):
+        closed = Writer(folder, TOKENS)
+        closed.append([ids(number) for number in numbers])
+        closed.close()
+    running, silent = Writer(folder, TOKENS), Writer(folder, TOKENS)
+    running.append([ids(1)])
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in log.segments(folder))
+
+    def among(*numbers: int) -> Any:
+        return lambda document: document.ids[0] in numbers
+
+    assert log.put_to_rest(folder, among(1, 3)) == 1
+    assert [read(path) for path in log.segments(folder, REST)] == [[[3]]]
+    assert {running.path, silent.path} < {*log.segments(folder, LIVE)}
+    assert log.drop_rested(folder, among(1, 2)) == 0
+    assert log.drop_rested(folder, among(3)) == 1
+    assert sorted(read(path) for path in log.segments(folder)) == [[], [[1]], [[1], [2]]]
+
+
+def test_every_segment_says_which_take_downs_its_process_has_applied(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "SEGMENT_SECONDS", 0.0)
+    for state in (0, 3):
+        writer.append([ids(1)])
+        writer.apply(state)
+        before = writer.path
+        writer.roll()
+        assert writer.path != before
+        assert [log.applied(before), log.applied(writer.path)] == [state, state]
+
+
+def test_a_full_disk_costs_the_log_and_not_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.pwrite
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def nearly_full(file: int, data: bytes, at: int) -> int:
+        return write(file, data[:5], at)
+
+    store = LiveStore(TOKENS, tmp_path / "chat")
+    store.agree(Vocabulary(100, "f"))
+    for number, disk in enumerate((write, full, nearly_full, write)):
+        monkeypatch.setattr(os, "pwrite", disk)
+        store.append([ids(number, number)])
+    assert (store.appended, store.unlogged, len(store)) == (4, 2, 12)
+    store.close()
+    again = LiveStore(TOKENS, tmp_path / "chat")
+    assert len(again) == 6
+    again.close()
+
+
+def test_what_rests_leaves_the_memory_of_the_process_that_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "SEGMENT_SECONDS", 0.05)
+    store = LiveStore(TOKENS, tmp_path / "chat")
+    store.agree(Vocabulary(100, "f"))
+    for number in range(3):
+        store.append([ids(number)])
+        until(lambda: log.put_to_rest(tmp_path / "chat", lambda _: True))
+        until(lambda: len(store) == 0)
+    store.close()
+
+
+RUNNING = """
+import sys
+from pathlib import Path
+import numpy as np
+from draftstore.live.log import Document, Vocabulary
+from draftstore.live.store import LiveStore
+from draftstore.live.removing import tokenizer_of
+store, tokenizer = LiveStore(10_000, Path(sys.argv[1])), tokenizer_of(Path(sys.argv[1]))
+store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
+for line in sys.stdin:
+    store.append([Document.of(np.array([5, 6]), tokenizer.encode(line[:-1], bos=False))])
+    print(len(store), store.refused, flush=True)
+"""
+
+
+def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_appends_later(
+    tmp_path: Path, small_tokenizer: TextTokenizer
+) -> None:
+    folder = tmp_path / "chat"
+    adopt(folder, small_tokenizer)
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNNING, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        given, answers = process.stdin, process.stdout
+        assert given is not None
+        assert answers is not None
+
+        def say(text: str) -> tuple[int, int]:
+            print(text, file=given, flush=True)
+            size, refused = answers.readline().split()
+            return int(size), int(refused)
+
+        follower = LiveStore(TOKENS, folder)
+        try:
+            sizes = [say(text)[0] for text in ("a harmless answer", "the number of jane is 42", "forget me")]
+            until(lambda: len(follower) == sizes[2])
+            digest, fragment = text_digest("forget me").hex(), Fragment.of("jane is 42")
+            assert still_held(folder, [digest], [fragment]) == (2, 2)
+            assert take_down(folder, [digest], [fragment]) == 2
+            assert still_held(folder, [], []) == (0, 0)
+            assert len(follower) == sizes[0]
+            assert say("forget me") == (sizes[0], 1)
+            assert say("so jane is 42 is it") == (sizes[0], 2)
+            size, _ = say("well")
+            until(lambda: len(follower) == size)
+            assert take_down(folder, [digest], []) == 0  # nothing new
+            (path,) = (path for path in log.segments(folder) if read(path))
+            found = [answer_text(each, small_tokenizer) for _, each in log.documents(path)]
+            assert found == ["a harmless answer", "well"]
+            stuck = Writer(folder, TOKENS)  # a process that does not follow
+            assert still_held(folder, [], []) == (0, 1)
+            stuck.close()
+        finally:
+            given.close()
+            follower.close()

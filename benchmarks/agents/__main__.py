@@ -19,11 +19,9 @@ Example:
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby, product
 from operator import itemgetter
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +33,6 @@ from benchmarks.agents.systems import ALL, BEFORE, LIVE, SYSTEMS, installed
 from benchmarks.common import (
     SEED,
     TOKENIZER,
-    Notes,
     RecordingSet,
     Source,
     Workspace,
@@ -59,6 +56,7 @@ AFTER = (0, 1, 4, 16)
 
 Cell = dict[str, Any]
 """Figures of one set and so many nodes."""
+Sessions = list[list[Recording]]
 
 
 class Traffic(NamedTuple):
@@ -88,11 +86,11 @@ class Played(NamedTuple):
 
     Attributes:
         shares: float64 [n - 1], passes that each token but the first took: equal parts of a pass.
-        times: nanoseconds of each draft.
+        times: float64 [passes], microseconds of each draft.
     """
 
     shares: NDArray[np.float64]
-    times: list[int]
+    times: NDArray[np.float64]
 
 
 def play(system: System, recording: Recording, nodes: int) -> Played:
@@ -100,7 +98,8 @@ def play(system: System, recording: Recording, nodes: int) -> Played:
     steps = [step for step, _ in steps_of(system.drafter, recording, nodes)]
     system.learn(recording)
     shares = [np.full(len(step.tokens), 1 / len(step.tokens)) for step in steps]
-    return Played(np.concatenate([np.empty(0), *shares]), [step.draft_ns for step in steps])
+    times = np.array([step.draft_ns for step in steps]) / 1000
+    return Played(np.concatenate([np.empty(0), *shares]), times)
 
 
 def in_turn(
@@ -115,44 +114,42 @@ def in_turn(
     return played
 
 
-def length_of(shares: NDArray[np.float64]) -> float | None:
-    """Return the accepted length of tokens, None without any."""
-    return round(len(shares) / float(shares.sum()), 4) if len(shares) else None
+def length_of(replies: Sequence[Played], places: Any = slice(None)) -> float:
+    """Return the accepted length of replies, or of some of their tokens."""
+    shares = np.concatenate([reply.shares for reply in replies])[places]
+    return round(len(shares) / float(shares.sum()), 4)
 
 
 def measure(workspace: Workspace, name: str, nodes: int, systems: Sequence[str], rows: int | None) -> Cell:
     """Replay a set with systems for drafts of so many nodes."""
+    progress(f"{name}, {nodes} nodes")
     traffic = SETS[name]
     workspace = dataclasses.replace(workspace, vocabulary=traffic.vocabulary)
     texts, replies = Texts(workspace, traffic.source), workspace.recordings(traffic.recorded)[:rows]
     made = {system: SYSTEMS[system](texts, nodes) for system in systems}
     for system in made.values():
         system.drafter.session(np.array([1, 2])).propose(nodes)  # compiles what it needs
-        system.forget()
+    cell: Cell = {"name": name, "nodes": nodes}
     with undisturbed():
         played = in_turn(made, replies, nodes)
-        cell = summarize(played)
+        cell |= summarize(played)
         if LIVE in made:
             kinds = np.concatenate([kinds_of(reply.output, workspace.tokenizer)[1:] for reply in replies])
             cell |= by_kind(played, kinds)
-            cell["sessions"] = by_sessions(
-                made[LIVE], stored_sessions(workspace, traffic.source), replies, nodes
-            )
+            earlier = stored_sessions(workspace, traffic.source)
+            cell["sessions"] = by_sessions(made[LIVE], earlier, sessions_of(replies), nodes)
     return cell
 
 
 def summarize(played: Mapping[str, Sequence[Played]]) -> Cell:
     """Return accepted length and time of a draft by system, and what live memory makes of the time."""
-    times = {
-        system: percentiles([ns / 1000 for reply in replies for ns in reply.times])
-        for system, replies in played.items()
-    }
-    pairs = zip(played[ALL], played[BEFORE], strict=True) if {ALL, BEFORE} <= played.keys() else ()
-    ratios = [float(np.mean(after.times) / np.mean(before.times)) for after, before in pairs if after.times]
+    times = {name: percentiles(np.concatenate([reply.times for reply in played[name]])) for name in played}
+    pairs = zip(played[ALL], played[BEFORE], strict=True)
+    ratios = [after.times.mean() / before.times.mean() for after, before in pairs if len(after.times)]
     return {
-        "accepted_length": {system: length_of(_all(replies)) for system, replies in played.items()},
-        "draft_us": {system: {key: found[key] for key in ("mean", "p50")} for system, found in times.items()},
-        "ratio": round(median(ratios), 3) if ratios else None,
+        "accepted_length": {name: length_of(replies) for name, replies in played.items()},
+        "draft_us": {name: {key: found[key] for key in ("mean", "p50")} for name, found in times.items()},
+        "ratio": round(float(np.median(ratios)), 3),
     }
 
 
@@ -160,20 +157,17 @@ def by_kind(played: Mapping[str, Sequence[Played]], kinds: NDArray[np.int8]) -> 
     """Return the share of each kind in all tokens, and accepted lengths by system and kind."""
     places = {name: kinds == place for place, name in enumerate(KINDS) if (kinds == place).any()}
     return {
-        "share": {name: round(float(place.mean()), 3) for name, place in places.items()},
+        "share": {kind: round(float(place.mean()), 3) for kind, place in places.items()},
         "kinds": {
-            system: {name: length_of(_all(replies)[place]) for name, place in places.items()}
-            for system, replies in played.items()
+            name: {kind: length_of(replies, place) for kind, place in places.items()}
+            for name, replies in played.items()
         },
     }
 
 
-def by_sessions(
-    live: System, earlier: Sequence[list[Recording]], replies: Sequence[Recording], nodes: int
-) -> dict[str, float | None]:
+def by_sessions(live: System, earlier: Sessions, own: Sessions, nodes: int) -> dict[str, float]:
     """Return accepted lengths with a live memory of so many sessions and the present one."""
-    own, found = sessions_of(replies), {}
-    timeline = [*earlier, *own]
+    timeline, found = [*earlier, *own], {}
     for after in AFTER:
         played = list[Played]()
         for place, session in enumerate(own, len(earlier)):
@@ -181,38 +175,31 @@ def by_sessions(
             for recording in chain.from_iterable(timeline[place - after : place]):
                 live.learn(recording)
             played += [play(live, recording, nodes) for recording in session]
-        found[str(after)] = length_of(_all(played))
+        found[str(after)] = length_of(played)
     return found
 
 
-def sessions_of(replies: Iterable[Recording]) -> list[list[Recording]]:
+def sessions_of(replies: Iterable[Recording]) -> Sessions:
     """Return replies by session, which their ids name before a `#`."""
     return [list(session) for _, session in groupby(replies, lambda reply: reply.id.split("#")[0])]
 
 
-def stored_sessions(workspace: Workspace, source: Source) -> list[list[Recording]]:
+def stored_sessions(workspace: Workspace, source: Source) -> Sessions:
     """Return the replies of the last sessions of a corpus."""
     path = workspace.work / "corpora" / f"{source.name}_replies.jsonl"
     (file,) = workspace.inputs(source)
-    write_records(path, _replies([record for _, record in read_json_records(file)][-max(AFTER) :]))
+    replies = [
+        {
+            "id": f"{session['id']}#{place}",
+            "prompt": session["messages"][:place],
+            "output": message["content"],
+        }
+        for session in [record for _, record in read_json_records(file)][-max(AFTER) :]
+        for place, message in enumerate(session["messages"])
+        if message["role"] == "assistant"
+    ]
+    write_records(path, replies)
     return sessions_of(read_recordings(path, workspace.tokenizer))
-
-
-def _replies(sessions: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the replies of sessions as records of recordings."""
-    for session in sessions:
-        messages = session["messages"]
-        for place, message in enumerate(messages):
-            if message["role"] == "assistant":
-                yield {
-                    "id": f"{session['id']}#{place}",
-                    "prompt": messages[:place],
-                    "output": message["content"],
-                }
-
-
-def _all(replies: Iterable[Played]) -> NDArray[np.float64]:
-    return np.concatenate([reply.shares for reply in replies])
 
 
 def show(figures: Mapping[str, Any]) -> None:
@@ -220,16 +207,13 @@ def show(figures: Mapping[str, Any]) -> None:
     for name, by_nodes in figures["accepted_length"].items():
         for nodes, lengths in by_nodes.items():
             times, ratio = (figures[key][name][nodes] for key in ("draft_us", "ratio"))
-            kinds, sessions = (figures[key].get(name, {}).get(nodes, {}) for key in ("kinds", "sessions"))
-            named = [kind for kind in KINDS if kind in kinds.get(ALL, {})]
+            kinds, after = (figures[key].get(name, {}).get(nodes, {}) for key in ("kinds", "sessions"))
+            title = f"{name}, {nodes} nodes; a draft takes {ratio} with live; {LIVE} after sessions: {after}"
             rows = [
-                [system, lengths[system], *(kinds[system][kind] for kind in named), *times[system].values()]
-                for system in SYSTEMS
-                if system in lengths
+                [system, length, *kinds.get(system, {}).values(), *times[system].values()]
+                for system, length in lengths.items()
             ]
-            after = ", ".join(f"{key}: {sessions[key]}" for key in sorted(sessions, key=int))
-            title = f"{name}, {nodes} nodes; a draft with live takes {ratio} of one without; after sessions: {after}"
-            show_table(title, ["drafts", "M", *named, *times[ALL]], rows)
+            show_table(title, ["drafts", "M", *kinds.get(ALL, {}), "mean µs", "p50"], rows)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -248,25 +232,26 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is not known yet, print tables, draw, and finish with the JSON document."""
+    """Measure, print tables, draw, and finish with the JSON document."""
     args = parse_arguments(arguments)
-    cells = list[Cell]()
     with open_workspace(args) as workspace:
-        notes = Notes(workspace.work / "agents")
-        for name, nodes in product(args.sets, args.nodes):
-            systems = [system for system in SETS[name].systems if system in args.systems]
-            place = {"name": name, "nodes": nodes, "systems": systems, "rows": args.rows}
-            cells.append(notes.take(place, partial(measure, workspace, **place)))
+        cells = [
+            measure(
+                workspace,
+                name,
+                nodes,
+                [each for each in SETS[name].systems if each in args.systems],
+                args.rows,
+            )
+            for name, nodes in product(args.sets, args.nodes)
+        ]
     keys = ("accepted_length", "kinds", "share", "sessions", "draft_us", "ratio")
-    figures = {
-        key: nested([cell for cell in cells if key in cell], ("name", "nodes"), itemgetter(key))
-        for key in keys
-    }
+    places = "name", "nodes"
+    figures = {key: nested([each for each in cells if key in each], places, itemgetter(key)) for key in keys}
     show(figures)
     draw_agents((DOCS if args.whole else args.out) / "agents.svg", figures["accepted_length"])
-    finish(
-        args.out, "agents", describe_machine(["arctic-inference", "sglang"]) | {"rows": args.rows} | figures
-    )
+    about = describe_machine(["arctic-inference", "sglang"]) | {"rows": args.rows}
+    finish(args.out, "agents", about | figures)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What an agent writes, token by token: thoughts, shell commands, edits of files, JSON of tool calls, answers.
 
 A reply is read as text. What stands from `<tool_call>` to `</tool_call>` is JSON; what stands from the first line
-```` ```bash ```` to the end is a command, or an edit where the command writes a file (`EDIT`). The text around them is a
+```` ```bash ```` to the end is a command, or an edit where the command writes a file (`EDIT`). Text around them is a
 thought; a reply without either is an answer to the user. A token has the kind of its first character.
 """
 

@@ -8,7 +8,8 @@ beside: what a live memory does where traffic does not repeat.
 Accepted length M by set, system and nodes, and by kind of what is written (kinds.py): a pass counts for each of its
 tokens in equal parts. Of live memory besides: M after so many sessions, each session replayed with a memory of just the
 ones before it (before the first come the last of the corpus), and of its own earlier replies. The time of a draft is
-that on one core, in turn with the others; `ratio` is the median over replies of what a live memory makes of it.
+that on one core; `ratio` is the median over replies of the median with live memory beside request and store, divided
+by that without, in turn.
 
 Tables first; the last line of stdout is one JSON document, also written to OUT/agents.json. The picture, agents.svg,
 is drawn in docs/ if nothing is left out, otherwise in OUT.
@@ -145,7 +146,7 @@ def summarize(played: Mapping[str, Sequence[Played]]) -> Cell:
     """Return accepted length and time of a draft by system, and what live memory makes of the time."""
     times = {name: percentiles(np.concatenate([reply.times for reply in played[name]])) for name in played}
     pairs = zip(played[ALL], played[BEFORE], strict=True)
-    ratios = [after.times.mean() / before.times.mean() for after, before in pairs if len(after.times)]
+    ratios = [np.median(after.times) / np.median(before.times) for after, before in pairs if len(after.times)]
     return {
         "accepted_length": {name: length_of(replies) for name, replies in played.items()},
         "draft_us": {name: {key: found[key] for key in ("mean", "p50")} for name, found in times.items()},

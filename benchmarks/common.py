@@ -169,9 +169,9 @@ class Notes:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of draftstore and of the benchmarks of quality and stores."""
+    """Return a digest of draftstore and of the benchmarks that take notes."""
     root = Path(__file__).parent.parent
-    folders = (root / "draftstore", root / "benchmarks" / "quality", root / "benchmarks" / "stores")
+    folders = (root / "draftstore", *(root / "benchmarks" / name for name in ("agents", "quality", "stores")))
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -21,6 +21,7 @@ Example:
 import argparse
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby, product
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from benchmarks.agents.systems import ALL, BEFORE, LIVE, SYSTEMS, installed
 from benchmarks.common import (
     SEED,
     TOKENIZER,
+    Notes,
     RecordingSet,
     Source,
     Workspace,
@@ -42,7 +44,7 @@ from benchmarks.common import (
     open_workspace,
     write_records,
 )
-from benchmarks.measure import percentiles, progress, undisturbed
+from benchmarks.measure import percentiles, undisturbed
 from benchmarks.quality.__main__ import DOCS, nested
 from benchmarks.quality.reliability import steps_of
 from benchmarks.quality.replays import REPLAYS
@@ -123,17 +125,15 @@ def length_of(replies: Sequence[Played], places: Any = slice(None)) -> float:
 
 def measure(workspace: Workspace, name: str, nodes: int, systems: Sequence[str], rows: int | None) -> Cell:
     """Replay a set with systems for drafts of so many nodes."""
-    progress(f"{name}, {nodes} nodes")
     traffic = SETS[name]
     workspace = dataclasses.replace(workspace, vocabulary=traffic.vocabulary)
     texts, replies = Texts(workspace, traffic.source), workspace.recordings(traffic.recorded)[:rows]
     made = {system: SYSTEMS[system](texts, nodes) for system in systems}
     for system in made.values():
         system.drafter.session(np.array([1, 2])).propose(nodes)  # compiles what it needs
-    cell: Cell = {"name": name, "nodes": nodes}
     with undisturbed():
         played = in_turn(made, replies, nodes)
-        cell |= summarize(played)
+        cell = summarize(played)
         if LIVE in made:
             kinds = np.concatenate([kinds_of(reply.output, workspace.tokenizer)[1:] for reply in replies])
             cell |= by_kind(played, kinds)
@@ -233,19 +233,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print tables, draw, and finish with the JSON document."""
+    """Measure what is not known yet, print tables, draw, and finish with the JSON document."""
     args = parse_arguments(arguments)
+    cells = list[Cell]()
     with open_workspace(args) as workspace:
-        cells = [
-            measure(
-                workspace,
-                name,
-                nodes,
-                [each for each in SETS[name].systems if each in args.systems],
-                args.rows,
-            )
-            for name, nodes in product(args.sets, args.nodes)
-        ]
+        notes = Notes(workspace.work / "agents")
+        for name, nodes in product(args.sets, args.nodes):
+            systems = [system for system in SETS[name].systems if system in args.systems]
+            place = {"name": name, "nodes": nodes, "systems": systems, "rows": args.rows}
+            cells.append(notes.take(place, partial(measure, workspace, **place)))
     keys = ("accepted_length", "kinds", "share", "sessions", "draft_us", "ratio")
     places = "name", "nodes"
     figures = {key: nested([each for each in cells if key in each], places, itemgetter(key)) for key in keys}

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from benchmarks.report import save_svg
 
 LABELS = {
-    "request, store and live": ("draftstore: request, store, live", "#0f7b5f"),
+    "request, store and live": ("draftstore: request, live, store", "#0f7b5f"),
     "request and store": ("draftstore: request, store", "#1f5f8b"),
     "request and live": ("draftstore: request, live", "#3f9b7f"),
     "request": ("draftstore: request", "#6a4c93"),
-    "arctic-inference with store": ("arctic-inference: both, store", "#b3541e"),
-    "arctic-inference": ("arctic-inference: request, earlier", "#d08a5e"),
-    "SGLang NGRAM": ("SGLang NGRAM: earlier, store", "#c8862a"),
+    "arctic-inference with store": ("arctic-inference: request, live, store", "#b3541e"),
+    "arctic-inference": ("arctic-inference: request, live", "#d08a5e"),
+    "SGLang NGRAM": ("SGLang NGRAM: live, store", "#c8862a"),
 }
 """What systems are called, what they draft from, and their colours."""
 AGENT = "agent: "

@@ -23,7 +23,7 @@ from draftstore.trees.tree import DraftTree
 
 TOKENS = 1_000_000
 """Default of the most tokens."""
-CONTEXT_SIZE = 16
+CONTEXT_SIZE = 32
 """Tokens of a context that are compared."""
 STEP = 4096
 """Tokens that are indexed at a time: a draft waits for no more."""

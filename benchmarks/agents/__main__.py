@@ -63,7 +63,7 @@ Sessions = list[list[Recording]]
 
 
 class Traffic(NamedTuple):
-    """Recorded replies in order of traffic; the stored texts; the tokenizer of both; the systems compared."""
+    """Recorded replies in order of traffic, stored texts, the tokenizer of both, the systems compared."""
 
     recorded: RecordingSet
     source: Source

@@ -2,7 +2,8 @@
 
 A reply is read as text. What stands from `<tool_call>` to `</tool_call>` is JSON; what stands from the first line
 ```` ```bash ```` to the end is a command, or an edit where the command writes a file (`EDIT`). Text around them is a
-thought; a reply without either is an answer to the user. A token has the kind of its first character.
+thought, and so is a reply that begins with THOUGHT and was cut before its command; others without either are answers to
+the user. A token has the kind of its first character.
 """
 
 import re
@@ -28,7 +29,9 @@ def kinds_of(output: NDArray[np.int32], tokenizer: TextTokenizer) -> NDArray[np.
     text = tokenizer.decode(ids)
     starts = np.array([len(tokenizer.decode(ids[:i])) for i in range(len(ids))])
     found = list(_SPANS.finditer(text))
-    kinds = np.full(len(ids), KINDS.index("thought" if found else "answer"), np.int8)
+    kinds = np.full(
+        len(ids), KINDS.index("thought" if found or text.startswith("THOUGHT") else "answer"), np.int8
+    )
     for span in found:
         name = "edit" if span["command"] and EDIT.search(span["command"]) else str(span.lastgroup)
         kinds[(starts >= span.start()) & (starts < span.end())] = KINDS.index(name)

@@ -95,17 +95,19 @@ class Workspace:
         work: folder of built stores, reused by the next run.
         out: folder of results.
         wheels: folder with the wheels of `CODE_LIST`, if they are there already.
+        vocabulary: name of the tokenizer of all stores and recordings.
     """
 
     data: Path
     work: Path
     out: Path
     wheels: Path | None = None
+    vocabulary: str = TOKENIZER
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of all stores here."""
-        return load_tokenizer(self.data / "tokenizers" / TOKENIZER, name=TOKENIZER)
+        return load_tokenizer(self.data / "tokenizers" / self.vocabulary, name=self.vocabulary)
 
     def inputs(self, source: Source) -> tuple[Path, ...]:
         """Return the corpus files of a source; those that have to be made are made once."""
@@ -167,9 +169,9 @@ class Notes:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of draftstore and of the benchmarks of quality and stores."""
+    """Return a digest of draftstore and of the benchmarks that take notes."""
     root = Path(__file__).parent.parent
-    folders = (root / "draftstore", root / "benchmarks" / "quality", root / "benchmarks" / "stores")
+    folders = (root / "draftstore", *(root / "benchmarks" / name for name in ("agents", "quality", "stores")))
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -68,6 +68,7 @@ class Shown(NamedTuple):
         flags: names on the command line, in place of that of the field; `--a/--b` for a choice of two.
         variable: environment variable that holds the value.
         choices: allowed values, where the type cannot list them.
+        alone: what the option means without a value; None: it needs one.
         hidden: whether only Python code sets it.
     """
 
@@ -76,6 +77,7 @@ class Shown(NamedTuple):
     flags: tuple[str, ...] = ()
     variable: str | None = None
     choices: tuple[str, ...] = ()
+    alone: int | None = None
     hidden: bool = False
 
     @classmethod

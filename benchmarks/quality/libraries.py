@@ -7,7 +7,7 @@ alone; SGLang's corpus is compiled when it is first used, without a GPU as well:
     echo torch==2.13.0 > constraint.txt
     PIP_CONSTRAINT=constraint.txt pip install --no-deps arctic-inference==0.3.0
     pip install --no-deps sglang==0.5.23 apache-tvm-ffi
-    pip install torch==2.13.0 ninja
+    pip install torch==2.13.0 ninja msgspec
 """
 
 import importlib

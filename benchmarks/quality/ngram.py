@@ -3,7 +3,7 @@
 The corpus is C++ that is compiled when it is first used, on a machine without a GPU as well:
 
     pip install --no-deps sglang==0.5.23 apache-tvm-ffi
-    pip install torch==2.13.0 ninja
+    pip install torch==2.13.0 ninja msgspec
 """
 
 import importlib

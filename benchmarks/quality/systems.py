@@ -12,6 +12,7 @@ from benchmarks.measure import resident
 from benchmarks.quality.libraries import Arctic, Ngram, PromptLookup
 from benchmarks.quality.ngram import new_corpus
 from draftstore.assembly import Sources, assemble
+from draftstore.decoding.replay import Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.store import RestStore
@@ -19,7 +20,7 @@ from draftstore.stores.rest.store import RestStore
 Made = TypeVar("Made")
 
 
-def _nothing() -> None:
+def _nothing(*_given: object) -> None:
     """Do nothing."""
 
 
@@ -32,6 +33,7 @@ class System:
         memory: bytes that it holds; what it keeps of a single request is not counted.
         mapped: whether they are mapped from disk, and may leave memory.
         nodes: the only size of draft that it was made for; None: any.
+        learn: called with every output after it was replayed, where the drafter does not see to that itself.
         forget: drop what was learned from replays.
         close: give back what it holds.
     """
@@ -40,6 +42,7 @@ class System:
     memory: int = 0
     mapped: bool = True
     nodes: int | None = None
+    learn: Callable[[Recording], None] = _nothing
     forget: Callable[[], None] = _nothing
     close: Callable[[], None] = _nothing
 

@@ -129,6 +129,8 @@ def _settings(field: FieldInfo) -> dict[str, Any]:
     }
     if any(get_origin(each) in (tuple, list) for each in (of, *get_args(of))):
         return settings | {"multiple": True, "type": _type(field, shown, types)}
+    if shown.alone is not None:
+        settings |= {"is_flag": False, "flag_value": shown.alone}
     if not required:
         settings["default"] = None if shown.unset else default
     if bool in types:

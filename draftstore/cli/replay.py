@@ -17,6 +17,8 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError
 from draftstore.hf.loading import Loading
+from draftstore.live.log import Document
+from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.options import Shown
 from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.storage.plugins import load_plugin
@@ -44,6 +46,12 @@ class Replaying(Loading):
         description="Draft from the prompt and the output so far, too; without a store, from these alone (needs "
         "--tokenizer).",
     )
+    live: Annotated[int | None, Shown(metavar="[TOKENS]", alone=TOKENS)] = Field(
+        None,
+        ge=1,
+        description="Draft from the outputs before in the file, too, as a live store does; without a store, from these "
+        f"alone (needs --tokenizer). The latest TOKENS are held: {TOKENS:,} if no number is given.",
+    )
     target_model: str | None = Field(
         None,
         description="Model that made the outputs; DReSD stores draft from its hidden states. A directory, a hub name "
@@ -64,7 +72,13 @@ class Subject(NamedTuple):
     strategy: str | None  # of the store
     drafter: Drafter
     tokenizer: TextTokenizer  # which defines the token counts
+    memory: Memory | None = None  # of the outputs before
     model: "LoadedModel | None" = None  # for hidden states, if the store needs them
+
+    def learn(self, recording: Recording) -> None:
+        """Have the memory learn an output, as a live store does when a request ends."""
+        if self.memory is not None:
+            self.memory.append(Document.of(recording.prompt, recording.output).ids)
 
 
 @click.command()
@@ -81,6 +95,7 @@ def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
     Example:
       draftstore replay stores/chat --replays alpaca.jsonl.zst --model vicuna-7b-v1.5 --budget 32
       draftstore replay stores/chat --request --replays alpaca.jsonl.zst
+      draftstore replay stores/agent --request --live --replays agent.jsonl.zst
       draftstore replay stores/chat --chain 8 --replays alpaca.jsonl.zst
       draftstore replay --request --tokenizer tokenizers/llama2 --replays alpaca.jsonl.zst
       draftstore replay stores/chat-dresd --target-model ./SmolLM2-135M-Instruct --replays answers.jsonl
@@ -95,14 +110,16 @@ def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
         subject = _subject(directory, options, drafting, loaded)
         figures = _replay(subject, options, drafting).summary()
         latency = figures["lookup_us"]
-        drafts = " + ".join(filter(None, (subject.strategy, "request" * options.request)))
+        drafts = _drafts(subject, options)
         if options.record:
             report = load_plugin("draftstore.recorders", "catalogue", "the catalogue")
             about = {"recordings": options.replays, "model": options.model, "budget": drafting.budget}
             report(directory, figures, strategy=drafts, **about)
         if as_json:
             named = {"store": directory, "strategy": subject.strategy, "request": options.request}
-            print_json({**named, "budget": drafting.budget, "chain": options.chain, **figures})
+            print_json(
+                {**named, "live": options.live, "budget": drafting.budget, "chain": options.chain, **figures}
+            )
         else:
             accepted = f"{figures['accepted_length']:.3f}", f"{figures['acceptance_rate']:.1%}"
             cost = figures["nodes_mean"], f"{figures['miss_rate']:.1%}", latency["p50"], latency["p99"]
@@ -111,15 +128,22 @@ def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
         print_table(COLUMNS, rows)
 
 
+def _drafts(subject: Subject, options: Replaying) -> str:
+    """Name what drafts."""
+    live = options.live is not None
+    return " + ".join(filter(None, (subject.strategy, "request" * options.request, "live" * live)))
+
+
 def _check(directories: tuple[Path, ...], options: Replaying, drafting: Drafting) -> None:
     """Refuse options that need a store if there is none, and those that exclude each other."""
     if options.record and options.chain is not None:
         raise click.UsageError("--record keeps what whole trees yield: leave --chain out.")
     reason = ""
-    if not options.request:
-        reason = "Missing argument 'DIR...': name a store, or replay the request alone with --request."
+    if not options.request and options.live is None:
+        reason = "Missing argument 'DIR...': name a store, or replay without one with --request or --live."
     elif drafting.tokenizer is None:
-        reason = "--request without a store needs --tokenizer: accepted lengths count its tokens."
+        asked = "--request" if options.request else "--live"
+        reason = f"{asked} without a store needs --tokenizer: accepted lengths count its tokens."
     elif options.record:
         reason = "--record keeps a result with the build of a store: name a store."
     if reason and not directories:
@@ -146,29 +170,33 @@ def _subject(
     """Open a store, or none."""
     if directory is None:
         tokenizer = load_tokenizer(drafting.tokenizer or "")
-        return Subject("none", None, _with_request(None, tokenizer.vocab_size), tokenizer)
+        drafter, memory = _mixed(None, tokenizer.vocab_size, options)
+        return Subject("none", None, drafter, tokenizer, memory)
     asked = model if load_manifest(directory).kind == DENSE else None
     if asked is not None:
         identity, size = asked.text.identity, asked.hidden_size
         DresdStore.open(directory, target_model=asked.name, tokenizer=identity, hidden_size=size).close()
     store, tokenizer = drafting.open(directory)
     strategy = drafting.strategy_of(store)
-    drafter: Drafter = warm(store.drafter(strategy))
+    drafter, memory = _mixed(warm(store.drafter(strategy)), store.manifest.vocab_size, options)
+    return Subject(store.manifest.name, strategy, drafter, tokenizer, memory, asked)
+
+
+def _mixed(stored: Drafter | None, vocab_size: int, options: Replaying) -> tuple[Drafter, Memory | None]:
+    """Return a store's drafter, if there is one, mixed with what else drafts; and the memory, if that does."""
+    drafters, memory = [] if stored is None else [stored], None
+    if options.live is not None:
+        memory = Memory(vocab_size, options.live)
+        drafters.insert(0, warm(MemoryDrafter(memory, "alone" if stored is None else "beside")))
     if options.request:
-        drafter = _with_request(drafter, store.manifest.vocab_size)
-    return Subject(store.manifest.name, strategy, drafter, tokenizer, asked)
-
-
-def _with_request(drafter: Drafter | None, vocab_size: int) -> Drafter:
-    """Return the request drafter, mixed with a store's if there is one."""
-    from_request = warm(RequestDrafter(vocab_size))
-    return warm(Mixture([from_request] if drafter is None else [from_request, drafter]))
+        drafters.insert(0, warm(RequestDrafter(vocab_size)))
+    return warm(Mixture(drafters)), memory
 
 
 def _replay(subject: Subject, options: Replaying, drafting: Drafting) -> ReplayResult:
     """Replay the recordings with a progress bar."""
     with count_progress("outputs") as bars:
-        name = printable(subject.name if subject.strategy else "request")
+        name = printable(subject.name if subject.strategy else _drafts(subject, options))
         task = bars.add_task(name, total=options.limit, detail="")
 
         def show(result: ReplayResult) -> None:
@@ -188,6 +216,7 @@ def _replay(subject: Subject, options: Replaying, drafting: Drafting) -> ReplayR
             budget=drafting.budget,
             min_prob=drafting.min_prob,
             chain=options.chain,
+            learn=subject.learn,
             on_progress=show,
         )
 

@@ -184,18 +184,21 @@ def replay(
     budget: int = 64,
     min_prob: float = 0.0,
     chain: int | None = None,
+    learn: Callable[[Recording], None] = lambda _: None,
     on_progress: Callable[[ReplayResult], None] = lambda _: None,
 ) -> ReplayResult:
     """Replay recordings with a drafter; ReplayError if it needs hidden states and a recording has none.
 
     Args:
         chain: verify one path of each draft, of at most so many nodes; None: whole trees.
+        learn: called with every output after it was replayed, for drafters that learn from earlier ones.
         on_progress: called after every output.
     """
     result = ReplayResult()
     planner = Fixed(budget, chain)
     for recording in recordings:
         result.add(_replay_one(drafter, recording, planner, min_prob, result))
+        learn(recording)
         on_progress(result)
     return result
 

@@ -19,10 +19,11 @@ from draftstore.drafting.drafter import ContextSession, check_ids, check_request
 from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_context
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.tree import DraftTree
 
 TOKENS = 1_000_000
 """Default of the most tokens."""
-CONTEXT_SIZE = 16
+CONTEXT_SIZE = 32
 """Tokens of a context that are compared."""
 STEP = 1024
 """Tokens that are indexed at a time: a draft waits for no more."""
@@ -81,6 +82,20 @@ class MemoryDrafter:
         self.vocab_size = memory.vocab_size
         self._rule = read_only(np.array(RULES[strategy], np.float64))
 
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+        contexts, level = check_request(contexts, budget, min_prob)
+        if budget == 0 or level < 0:
+            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+        rows = [self.memory.draft(self._rule, context, budget, level) for context in contexts]
+        return [Draft(DraftTree(*tree), int(length), int(count)) for *tree, length, count in rows]
+
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
@@ -89,35 +104,21 @@ class MemoryDrafter:
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
         """Draft for a batch of contexts; see `StoreDrafter.draft_batch`."""
-        contexts, level = check_request(contexts, budget, min_prob)
-        if budget == 0 or level < 0 or not len(contexts):
-            return DraftBatch.empty(len(contexts))
-        rows = [self.memory.draft(self._rule, context, budget, level) for context in contexts]
-        sizes = np.array([len(row[0]) for row in rows], np.int32)
-        width = int(sizes.max())
+        drafts = self.draft(contexts, budget, min_prob)
+        sizes = np.array([len(draft.tree) for draft in drafts], np.int32)
+        shape = len(drafts), int(sizes.max(initial=0))
         batch = DraftBatch(
-            np.empty((len(rows), width), np.int32),
-            np.empty((len(rows), width), np.int16),
-            np.empty((len(rows), width), np.uint8),
+            np.empty(shape, np.int32),
+            np.empty(shape, np.int16),
+            np.empty(shape, np.uint8),
             sizes,
-            np.array([row[3] for row in rows], np.int32),
-            np.array([row[4] for row in rows], np.int64),
+            np.array([draft.match_length for draft in drafts], np.int32),
+            np.array([draft.match_count for draft in drafts], np.int64),
         )
-        for place, (tokens, parents, levels, *_) in enumerate(rows):
-            size = sizes[place]
-            batch.tokens[place, :size], batch.parents[place, :size] = tokens, parents
-            batch.levels[place, :size] = levels
+        for place, (size, draft) in enumerate(zip(sizes, drafts, strict=True)):
+            batch.tokens[place, :size], batch.parents[place, :size] = draft.tree.tokens, draft.tree.parents
+            batch.levels[place, :size] = draft.tree.levels
         return batch
-
-    def draft(
-        self,
-        contexts: NDArray[np.int32],
-        budget: int = 64,
-        min_prob: float = 0.0,
-        hidden: NDArray[np.float16] | None = None,
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
-        return self.draft_batch(contexts, budget, min_prob, hidden).drafts()
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`."""

@@ -133,6 +133,7 @@ def test_help_has_a_short_option(run: Runner) -> None:
         (["query", "x", "--text", "t", "--strategy", "worst"], "'worst' is not one of 'backoff', 'deep', "),
         (["replay", "--replays", "x"], "Missing argument 'DIR...'"),
         (["replay", "--replays", "x", "--request"], "--request without a store needs --tokenizer"),
+        (["replay", "--replays", "x", "--live"], "--live without a store needs --tokenizer"),
     ],
 )
 def test_wrong_usage_is_status_2(run: Runner, arguments: list[str], reason: str) -> None:
@@ -289,6 +290,23 @@ def test_replay_of_the_request_alone(run: Runner, store: Path, tokenizer: Path, 
     assert (found["store"], found["strategy"], found["request"], found["budget"]) == (None, None, True, 32)
     assert found["accepted_length"] > 4
     assert re.search(r"none +│ request +│ +64 ", run(*alone).out)
+
+
+def test_replay_learns_from_the_outputs_before(
+    run: Runner, store: Path, tokenizer: Path, echoes: Path
+) -> None:
+    """The first finds nothing to learn from; of the next each finds the one before, if there is room for it."""
+    echoes.write_text(echoes.read_text() * 3)
+    alone = ["replay", "--tokenizer", tokenizer, "--replays", echoes]
+    first, later = (run(*alone, "--live", "--json", *more).json() for more in (["--limit", 1], []))
+    assert (first["accepted_length"], first["live"], first["request"]) == (1.0, 1_000_000, False)
+    assert later["passes"] < 1.2 * first["passes"] + 4
+    assert run(*alone, "--json", "--live", 3).json()["accepted_length"] < 1.1
+    asked = ["replay", store, "--replays", echoes, "--request"]
+    before, after = (run(*asked, "--json", *more).json() for more in ([], ["--live"]))
+    assert after["passes"] < before["passes"]
+    assert before["live"] is None
+    assert re.search(r"small +│ backoff \+ request \+ live +│ +64 ", run(*asked, "--live").out)
 
 
 def test_replay_filters(run: Runner, store: Path, replays: Path) -> None:

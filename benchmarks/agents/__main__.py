@@ -1,0 +1,255 @@
+"""Drafts from earlier replies, in order of traffic, on recorded sessions of agents: `python -m benchmarks.agents`.
+
+Every reply is replayed with every system in turn, in random order, and what learns from replies learns it then; the
+store is the corpus of the same agent, none of whose sessions is replayed. Systems are in systems.py; libraries take
+part where they are installed, as benchmarks/quality/libraries.py says. Chat and code of `benchmarks.quality` stand
+beside: what a live memory does where traffic does not repeat.
+
+Accepted length M by set, system and nodes, and by kind of what is written (kinds.py): a pass counts for each of its
+tokens in equal parts. Of live memory besides: M after so many sessions, each session replayed with a memory of just the
+ones before it (before the first come the last of the corpus), and of its own earlier replies. The time of a draft is
+that on one core; `ratio` is the median over replies of the median with live memory beside request and store, divided
+by that without, in turn.
+
+Tables first; the last line of stdout is one JSON document, also written to OUT/agents.json. The picture, agents.svg,
+is drawn in docs/ if nothing is left out, otherwise in OUT.
+
+Example:
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.agents --work ~/bench --sets 'agent: tool calls' --nodes 16
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, groupby, product
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.agents.kinds import KINDS, kinds_of
+from benchmarks.agents.picture import draw_agents
+from benchmarks.agents.systems import ALL, BEFORE, LIVE, SYSTEMS, installed
+from benchmarks.common import (
+    SEED,
+    TOKENIZER,
+    Notes,
+    RecordingSet,
+    Source,
+    Workspace,
+    add_arguments,
+    chosen,
+    open_workspace,
+    write_records,
+)
+from benchmarks.measure import percentiles, undisturbed
+from benchmarks.quality.__main__ import DOCS, nested
+from benchmarks.quality.reliability import steps_of
+from benchmarks.quality.replays import REPLAYS
+from benchmarks.quality.systems import System, Texts
+from benchmarks.report import describe_machine, finish, show_table
+from draftstore.decoding.replay import Recording, read_recordings
+from draftstore.text.records import read_json_records
+
+NODES, QUICK_ROWS = (16, 64), 20
+AFTER = (0, 1, 4, 16)
+"""Sessions that a live memory holds before the one that is replayed."""
+
+Cell = dict[str, Any]
+"""Figures of one set and so many nodes."""
+Sessions = list[list[Recording]]
+
+
+class Traffic(NamedTuple):
+    """Recorded replies in order of traffic, stored texts, the tokenizer of both, the systems compared."""
+
+    recorded: RecordingSet
+    source: Source
+    vocabulary: str = TOKENIZER
+    systems: Sequence[str] = (ALL, BEFORE)
+
+
+def _agent(name: str) -> Traffic:
+    file = f"{name}.jsonl.zst"
+    return Traffic(RecordingSet(file), Source(name, (file,)), "qwen2.5", tuple(SYSTEMS))
+
+
+BESIDE = ("AlpacaEval: Vicuna-7B-v1.5", "HumanEval: CodeLlama-7b-Instruct")
+SETS = {
+    "agent: tool calls": _agent("agent_tools"),
+    "agent: coding": _agent("agent_swe"),
+    **{name: Traffic(REPLAYS[name].recorded, REPLAYS[name].source) for name in BESIDE},
+}
+
+
+class Played(NamedTuple):
+    """A reply that was replayed with a system.
+
+    Attributes:
+        shares: float64 [n - 1], passes that each token but the first took: equal parts of a pass.
+        times: float64 [passes], microseconds of each draft.
+    """
+
+    shares: NDArray[np.float64]
+    times: NDArray[np.float64]
+
+
+def play(system: System, recording: Recording, nodes: int) -> Played:
+    """Replay a reply, and have the system learn it."""
+    steps = [step for step, _ in steps_of(system.drafter, recording, nodes)]
+    system.learn(recording)
+    shares = [np.full(len(step.tokens), 1 / len(step.tokens)) for step in steps]
+    times = np.array([step.draft_ns for step in steps]) / 1000
+    return Played(np.concatenate([np.empty(0), *shares]), times)
+
+
+def in_turn(
+    systems: Mapping[str, System], replies: Iterable[Recording], nodes: int
+) -> dict[str, list[Played]]:
+    """Replay every reply with every system in turn."""
+    rng, names = np.random.default_rng(SEED), list(systems)
+    played: dict[str, list[Played]] = {name: [] for name in names}
+    for recording in replies:
+        for name in rng.permutation(names).tolist():
+            played[name].append(play(systems[name], recording, nodes))
+    return played
+
+
+def length_of(replies: Sequence[Played], places: Any = slice(None)) -> float:
+    """Return the accepted length of replies, or of some of their tokens."""
+    shares = np.concatenate([reply.shares for reply in replies])[places]
+    return round(len(shares) / float(shares.sum()), 4)
+
+
+def measure(workspace: Workspace, name: str, nodes: int, systems: Sequence[str], rows: int | None) -> Cell:
+    """Replay a set with systems for drafts of so many nodes."""
+    traffic = SETS[name]
+    workspace = dataclasses.replace(workspace, vocabulary=traffic.vocabulary)
+    texts, replies = Texts(workspace, traffic.source), workspace.recordings(traffic.recorded)[:rows]
+    made = {system: SYSTEMS[system](texts, nodes) for system in systems}
+    for system in made.values():
+        system.drafter.session(np.array([1, 2])).propose(nodes)  # compiles what it needs
+    with undisturbed():
+        played = in_turn(made, replies, nodes)
+        cell = summarize(played)
+        if LIVE in made:
+            kinds = np.concatenate([kinds_of(reply.output, workspace.tokenizer)[1:] for reply in replies])
+            cell |= by_kind(played, kinds)
+            earlier = stored_sessions(workspace, traffic.source)
+            cell["sessions"] = by_sessions(made[LIVE], earlier, sessions_of(replies), nodes)
+    return cell
+
+
+def summarize(played: Mapping[str, Sequence[Played]]) -> Cell:
+    """Return accepted length and time of a draft by system, and what live memory makes of the time."""
+    times = {name: percentiles(np.concatenate([reply.times for reply in played[name]])) for name in played}
+    pairs = zip(played[ALL], played[BEFORE], strict=True)
+    ratios = [np.median(after.times) / np.median(before.times) for after, before in pairs if len(after.times)]
+    return {
+        "accepted_length": {name: length_of(replies) for name, replies in played.items()},
+        "draft_us": {name: {key: found[key] for key in ("mean", "p50")} for name, found in times.items()},
+        "ratio": round(float(np.median(ratios)), 3),
+    }
+
+
+def by_kind(played: Mapping[str, Sequence[Played]], kinds: NDArray[np.int8]) -> Cell:
+    """Return the share of each kind in all tokens, and accepted lengths by system and kind."""
+    places = {name: kinds == place for place, name in enumerate(KINDS) if (kinds == place).any()}
+    return {
+        "share": {kind: round(float(place.mean()), 3) for kind, place in places.items()},
+        "kinds": {
+            name: {kind: length_of(replies, place) for kind, place in places.items()}
+            for name, replies in played.items()
+        },
+    }
+
+
+def by_sessions(live: System, earlier: Sessions, own: Sessions, nodes: int) -> dict[str, float]:
+    """Return accepted lengths with a live memory of so many sessions and the present one."""
+    timeline, found = [*earlier, *own], {}
+    for after in AFTER:
+        played = list[Played]()
+        for place, session in enumerate(own, len(earlier)):
+            live.forget()
+            for recording in chain.from_iterable(timeline[place - after : place]):
+                live.learn(recording)
+            played += [play(live, recording, nodes) for recording in session]
+        found[str(after)] = length_of(played)
+    return found
+
+
+def sessions_of(replies: Iterable[Recording]) -> Sessions:
+    """Return replies by session, which their ids name before a `#`."""
+    return [list(session) for _, session in groupby(replies, lambda reply: reply.id.split("#")[0])]
+
+
+def stored_sessions(workspace: Workspace, source: Source) -> Sessions:
+    """Return the replies of the last sessions of a corpus."""
+    path = workspace.work / "corpora" / f"{source.name}_replies.jsonl"
+    (file,) = workspace.inputs(source)
+    replies = [
+        {
+            "id": f"{session['id']}#{place}",
+            "prompt": session["messages"][:place],
+            "output": message["content"],
+        }
+        for session in [record for _, record in read_json_records(file)][-max(AFTER) :]
+        for place, message in enumerate(session["messages"])
+        if message["role"] == "assistant"
+    ]
+    write_records(path, replies)
+    return sessions_of(read_recordings(path, workspace.tokenizer))
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    """Print accepted lengths and times by set and nodes."""
+    for name, by_nodes in figures["accepted_length"].items():
+        for nodes, lengths in by_nodes.items():
+            times, ratio = (figures[key][name][nodes] for key in ("draft_us", "ratio"))
+            kinds, after = (figures[key].get(name, {}).get(nodes, {}) for key in ("kinds", "sessions"))
+            title = f"{name}, {nodes} nodes; a draft takes {ratio} with live; {LIVE} after sessions: {after}"
+            rows = [
+                [system, length, *kinds.get(system, {}).values(), *times[system].values()]
+                for system, length in lengths.items()
+            ]
+            show_table(title, ["drafts", "M", *kinds.get(ALL, {}), "mean µs", "p50"], rows)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agents", description=__doc__)
+    add_arguments(parser, code=True)
+    parser.add_argument("--sets", help=f"some of {', '.join(SETS)} (default: all)")
+    parser.add_argument("--nodes", help=f"default: {','.join(map(str, NODES))}")
+    args = parser.parse_args(arguments)
+    args.systems = installed()
+    args.whole = not (args.quick or args.sets or args.nodes) and len(args.systems) == len(SYSTEMS)
+    args.sets = chosen(parser, args.sets or ("agent: tool calls" if args.quick else None), SETS)
+    args.nodes = [int(each) for each in args.nodes.split(",")] if args.nodes else list(NODES)
+    args.rows = QUICK_ROWS if args.quick else None
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is not known yet, print tables, draw, and finish with the JSON document."""
+    args = parse_arguments(arguments)
+    cells = list[Cell]()
+    with open_workspace(args) as workspace:
+        notes = Notes(workspace.work / "agents")
+        for name, nodes in product(args.sets, args.nodes):
+            systems = [system for system in SETS[name].systems if system in args.systems]
+            place = {"name": name, "nodes": nodes, "systems": systems, "rows": args.rows}
+            cells.append(notes.take(place, partial(measure, workspace, **place)))
+    keys = ("accepted_length", "kinds", "share", "sessions", "draft_us", "ratio")
+    places = "name", "nodes"
+    figures = {key: nested([each for each in cells if key in each], places, itemgetter(key)) for key in keys}
+    show(figures)
+    draw_agents((DOCS if args.whole else args.out) / "agents.svg", figures["accepted_length"])
+    about = describe_machine(["arctic-inference", "sglang"]) | {"rows": args.rows}
+    finish(args.out, "agents", about | figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
 from draftstore.live.log import Document, Vocabulary
+from draftstore.live.memory import CONTEXT_SIZE
 from draftstore.live.store import LiveStore
 from draftstore.live.target import LiveTarget
 from draftstore.options import Options, Shown, parsed
@@ -352,7 +353,7 @@ def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opene
         )
     store = RemoteStore(
         sources.lookup, target.name, token=sources.token, tokenizer=model.tokenizer,
-        vocab_size=model.vocab_size, deadline=sources.deadline,
+        vocab_size=model.vocab_size, deadline=sources.deadline, context_size=CONTEXT_SIZE,
     )  # fmt: skip
     opened.callback(store.close)
     append: Callable[[Document], object] | None = None

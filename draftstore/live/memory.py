@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import ContextSession, check_ids, check_request
+from draftstore.drafting.drafter import ContextSession, check_budget, check_ids, check_request
 from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_context
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import Draft, DraftBatch
@@ -33,7 +33,9 @@ RULES = {
     "alone": HistoryRule(max_match=CONTEXT_SIZE, alpha=4.0, beta=3.0),
     "beside": HistoryRule(max_match=CONTEXT_SIZE, alpha=64.0, beta=4.0, rows=16, floor=0.02),
 }
-"""How memory drafts, as docs/findings.md measures it: beside a store, short matches are the store's."""
+"""How memory drafts, tuned on recorded outputs of agents: beside a store, short matches are the store's."""
+LEAST = {"alone": 0.0, "beside": 0.02}
+"""Least probability of a node: beside a store, less likely ones cost time and are hardly ever verified."""
 DEFAULT = "beside"
 
 
@@ -81,6 +83,7 @@ class MemoryDrafter:
         self.memory = memory
         self.vocab_size = memory.vocab_size
         self._rule = read_only(np.array(RULES[strategy], np.float64))
+        self._level = check_budget(1, LEAST[strategy])
 
     def draft(
         self,
@@ -93,8 +96,9 @@ class MemoryDrafter:
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
             return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+        level = min(level, self._level)
         rows = [self.memory.draft(self._rule, context, budget, level) for context in contexts]
-        return [Draft(DraftTree(*tree), int(length), int(count)) for *tree, length, count in rows]
+        return [Draft(DraftTree(*tree), length, count) for *tree, length, count in rows]
 
     def draft_batch(
         self,

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from draftstore.drafting.drafter import check_budget
 from draftstore.errors import TokenRangeError
-from draftstore.live.memory import RULES, Memory, MemoryDrafter
+from draftstore.live.memory import LEAST, RULES, Memory, MemoryDrafter
 from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.reference import UnclearError, nodes_of
 
 VOCAB = 6
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=12)
-CONTEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=16)
+CONTEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def drafts_of(memory: Memory, context: list[int], strategy: str = "alone", budget: int = 12) -> DraftTree:
@@ -36,7 +37,8 @@ def test_drafts_agree_with_the_oracle(strategy: str, documents: list[list[int]],
         return reference.request_shares(text, [*context, *path], rule, prob, floor)
 
     try:
-        expected = reference.best_first(shares, rule.depth, rule.floor, 12, 255)
+        most = check_budget(1, LEAST[strategy])
+        expected = reference.best_first(shares, rule.depth, rule.floor, 12, most)
     except UnclearError:
         reject()
     assert nodes_of(drafts_of(memory, context, strategy)) == expected

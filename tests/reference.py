@@ -136,7 +136,7 @@ def back_off(
     after = [rest[0] if rest else None for rest in continuations(documents, text[len(text) - size :])]
     if 8 * len(after) > rule.rows * remaining:  # a draft of one node reads an eighth
         raise UnclearError
-    trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha / size**2)
+    trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha)
     shares = {
         token: remaining * trust * count / len(after)
         for token, count in Counter(after).items()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tests.fakes.waiting import until
 
 START_SECONDS = 240.0
+MEMORY_TOKENS = 2000
 STAND_INS = Path(__file__).parent / "stand_ins"
 DRAFTS = ("--speculative-algorithm", "DRAFTSTORE")
 
@@ -81,7 +82,11 @@ class Server:
             rid: what the server knows the first by; the others are numbered.
             sampling: other parameters; for as many tokens as `max_new_tokens`, if not given.
         """
-        parameters = {"temperature": 0, "ignore_eos": True, "custom_params": {"draftstore": wishes}} | sampling
+        parameters = {
+            "temperature": 0,
+            "ignore_eos": True,
+            "custom_params": {"draftstore": wishes},
+        } | sampling
         body: dict[str, Any] = {"input_ids": prompts, "sampling_params": parameters}
         if rid is not None:
             body["rid"] = [f"{rid}{place or ''}" for place in range(len(prompts))]
@@ -90,7 +95,11 @@ class Server:
 
     def stream(self, prompt: Sequence[int], wishes: Any = None, **sampling: Any) -> Iterator[Answer]:
         """Answer a prompt piece by piece; each has the ids so far."""
-        parameters = {"temperature": 0, "ignore_eos": True, "custom_params": {"draftstore": wishes}} | sampling
+        parameters = {
+            "temperature": 0,
+            "ignore_eos": True,
+            "custom_params": {"draftstore": wishes},
+        } | sampling
         body = {"input_ids": prompt, "sampling_params": parameters, "stream": True}
         with self._open("/generate", body) as reply:
             for line in reply:
@@ -105,11 +114,11 @@ def launch(
     command = [
         *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port or 30000)),
         *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
-        *("--max-running-requests", "8", "--context-length", "512", "--skip-server-warmup"),
+        *("--max-running-requests", "12", "--context-length", "512", "--skip-server-warmup", "--sleep-on-idle"),
+        # Little memory, and requests begin as if their answers took none: all at once, long ones are put back.
+        *("--max-total-tokens", str(MEMORY_TOKENS), "--schedule-conservativeness", "0.1"),
         *options,
     ]  # fmt: skip
-    if "--max-total-tokens" not in options:
-        command += ["--max-total-tokens", "16384"]
     settings = {
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",

@@ -68,9 +68,16 @@ def plain(model: Path, prompts: Texts, tmp_path_factory: pytest.TempPathFactory)
 
 def build(prompts: Texts, answers: Texts, tokenizer: TextTokenizer, folder: Path) -> Path:
     """Return a store of answers."""
-    texts = [tokenizer.decode([*prompt[1:], *answer]) for prompt, answer in zip(prompts, answers, strict=True)]
+    texts = [
+        tokenizer.decode([*prompt[1:], *answer]) for prompt, answer in zip(prompts, answers, strict=True)
+    ]
     (folder.parent / f"{folder.name}.txt").write_text("\n\n".join(texts))
-    build_rest(RestOptions(corpus=(folder.parent / f"{folder.name}.txt",), name=folder.name), tokenizer, folder, workers=1)
+    build_rest(
+        RestOptions(corpus=(folder.parent / f"{folder.name}.txt",), name=folder.name),
+        tokenizer,
+        folder,
+        workers=1,
+    )
     return folder
 
 
@@ -87,9 +94,7 @@ def stores(
 
 
 @pytest.fixture(scope="module")
-def foretell(
-    plain: Plain, prompts: Texts, stores: dict[str, Path], tokenizer: TextTokenizer
-) -> "Foretell":
+def foretell(plain: Plain, prompts: Texts, stores: dict[str, Path], tokenizer: TextTokenizer) -> "Foretell":
     return Foretell(prompts, plain.short, stores, tokenizer)
 
 
@@ -178,7 +183,9 @@ def test_a_budget_by_request(server: Server, prompts: Texts, plain: Plain, foret
         assert ids(answers) == plain.short
         found[budget] = passes(answers)
     assert found[BUDGET] == foretell() < found[3] < found[0]
-    assert found[0] > 0.95 * len(prompts) * (TOKENS - 1)  # padding, a run of the last token, is right at times
+    assert found[0] > 0.95 * len(prompts) * (
+        TOKENS - 1
+    )  # padding, a run of the last token, is right at times
 
 
 def test_an_unknown_corpus_drafts_nothing(server: Server, prompts: Texts, plain: Plain) -> None:
@@ -221,6 +228,14 @@ def test_prompts_that_are_in_the_cache(server: Server, prompts: Texts, plain: Pl
     assert all(answer.cached >= len(prompt) for answer, prompt in zip(answers, prompts, strict=True))
 
 
+def test_requests_that_are_put_back(server: Server, prompts: Texts, plain: Plain) -> None:
+    answers = server.ask(prompts, max_new_tokens=LONG)
+    assert ids(answers) == plain.answers
+    assert sum(answer.retractions for answer in answers) > 0
+    print(f"{len(prompts) * (LONG - 1) / passes(answers):.2f} tokens a pass")
+    assert passes(answers) < 0.5 * len(prompts) * LONG
+
+
 def test_a_grammar(server: Server, prompts: Texts, plain: Plain) -> None:
     [answer] = server.ask(prompts[:1], max_new_tokens=TOKENS, regex=PATTERN, ignore_eos=False)
     assert answer.ids == plain.grammar
@@ -247,29 +262,34 @@ def test_chains(
     model: Path, prompts: Texts, plain: Plain, stores: dict[str, Path], foretell: Foretell, tmp_path: Path
 ) -> None:
     """Verify chains, in pages of 4 tokens."""
-    chains = ("--speculative-ngram-max-bfs-breadth", "1", "--speculative-num-draft-tokens", "9", "--page-size", "4")
+    chains = (
+        "--speculative-ngram-max-bfs-breadth",
+        "1",
+        "--speculative-num-draft-tokens",
+        "9",
+        "--page-size",
+        "4",
+    )
     with started(model, tmp_path, *DRAFTS, *chains, DRAFTSTORE_STORES=str(stores["common"])) as server:
         answers = server.ask(prompts, max_new_tokens=TOKENS)
     assert ids(answers) == plain.short
     assert passes(answers) == foretell(budget=8, chain=8)
 
 
-def test_two_processes_for_a_model_and_little_memory(
-    model: Path, prompts: Texts, plain: Plain, stores: dict[str, Path], tmp_path: Path
+def test_two_processes_for_a_model(
+    model: Path, prompts: Texts, plain: Plain, stores: dict[str, Path], foretell: Foretell, tmp_path: Path
 ) -> None:
-    """Have memory for a few texts only, so that requests are put back."""
-    options = (*DRAFTS, "--tp", "2", "--max-total-tokens", "1000")
     two = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "DRAFTSTORE_STORES": str(stores["common"])}
-    with started(model, tmp_path, *options, **two) as server:
-        answers = server.ask(prompts, max_new_tokens=LONG)
-    assert ids(answers) == plain.answers
-    assert sum(answer.retractions for answer in answers) > 0
-    assert passes(answers) < 0.9 * len(prompts) * LONG
+    with started(model, tmp_path, *DRAFTS, "--tp", "2", **two) as server:
+        answers = server.ask(prompts, max_new_tokens=TOKENS)
+    assert ids(answers) == plain.short
+    assert passes(answers) == foretell()
 
 
 def test_what_is_refused_at_the_start(
     model: Path, stores: dict[str, Path], small_tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
+    (tmp_path / "small").mkdir()
     small_tokenizer.save(tmp_path / "small")
     store = str(stores["common"])
     cases: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -279,7 +299,7 @@ def test_what_is_refused_at_the_start(
     }
 
     def said(place: int, options: list[str], environment: dict[str, str]) -> str:
-        process = launch(model, tmp_path / f"log{place}", *DRAFTS, *options, port=0, **environment)
+        process = launch(model, tmp_path / f"log{place}", *DRAFTS, *options, **environment)
         try:
             assert process.wait(240) != 0
         finally:

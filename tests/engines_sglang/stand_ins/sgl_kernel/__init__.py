@@ -210,4 +210,4 @@ class _Operators:
     extend_attention_cpu = staticmethod(extend_attention_cpu)
 
 
-torch.ops.sgl_kernel = _Operators()
+torch.ops.sgl_kernel = _Operators()  # type: ignore[attr-defined]

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from tests.fakes.waiting import until
 
 START_SECONDS = 240.0
-MEMORY_TOKENS = 2000
+MEMORY_TOKENS = 1500
+"""For all short answers of a test at once, but not for the long ones."""
 STAND_INS = Path(__file__).parent / "stand_ins"
 DRAFTS = ("--speculative-algorithm", "DRAFTSTORE")
 
@@ -115,14 +116,15 @@ def launch(
         *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port or 30000)),
         *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
         *("--max-running-requests", "12", "--context-length", "512", "--skip-server-warmup", "--sleep-on-idle"),
-        # Little memory, and requests begin as if their answers took none: all at once, long ones are put back.
-        *("--max-total-tokens", str(MEMORY_TOKENS), "--schedule-conservativeness", "0.1"),
+        *("--max-total-tokens", str(MEMORY_TOKENS)),
         *options,
     ]  # fmt: skip
     settings = {
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        # Requests begin as if their answers were short: all at once, and long ones are put back.
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16",
         "PYTHONPATH": str(STAND_INS),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # ninja is there
     }

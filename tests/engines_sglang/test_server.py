@@ -197,7 +197,6 @@ def test_an_unknown_corpus_drafts_nothing(server: Server, prompts: Texts, plain:
 def test_answers_of_a_moment_ago(server: Server, prompts: Texts, plain: Plain) -> None:
     team, off = {"corpus": "team"}, {"corpus": "team", "live": False}
     [first] = server.ask(prompts[:1], team, max_new_tokens=TOKENS)
-    server.ask(prompts[1:2], team, max_new_tokens=TOKENS)
     [again] = server.ask(prompts[:1], team, max_new_tokens=TOKENS)
     [without] = server.ask(prompts[:1], off, max_new_tokens=TOKENS)
     assert ids([first, again, without]) == plain.short[:1] * 3

@@ -108,12 +108,10 @@ class Server:
                     yield Answer.read(json.loads(line.removeprefix(b"data: ")))
 
 
-def launch(
-    model: Path, log: Path, *options: str, port: int = 0, **environment: str
-) -> "subprocess.Popen[bytes]":
+def launch(model: Path, log: Path, *options: str, **environment: str) -> "subprocess.Popen[bytes]":
     """Start the command."""
     command = [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port or 30000)),
+        *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)),
         *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
         *("--max-running-requests", "12", "--context-length", "512", "--skip-server-warmup", "--sleep-on-idle"),
         *("--max-total-tokens", str(MEMORY_TOKENS)),
@@ -144,7 +142,7 @@ def started(model: Path, folder: Path, *options: str, **environment: str) -> Ite
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = launch(model, folder / "log", *options, port=port, **environment)
+    process = launch(model, folder / "log", *options, "--port", str(port), **environment)
     server = Server(process, port, folder / "log")
     try:
         until(server.is_ready, lambda: server.log.read_text()[-4000:], START_SECONDS)

@@ -1,8 +1,7 @@
 """What SGLang 0.5.23 does with the arrays of its n-gram worker, and the objects that it hands to it.
 
 Read from its files `kernels/ops/speculative/reconstruct_tree.py` (links), `srt/speculative/ngram_worker.py` (calls of
-the worker), `srt/managers/schedule_batch.py` (requests). `tests/unit/engines/test_sglang_itself.py` compares the links
-with its own code where it is installed.
+the worker), `srt/managers/schedule_batch.py` (requests). `make test-sglang` runs the links in its own server.
 """
 
 from array import array
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = "0.5.23"
 Says = Callable[[Sequence[int]], int]
 """A model: the next token of a text."""
 

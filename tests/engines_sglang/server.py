@@ -1,0 +1,158 @@
+"""The command `sglang.launch_server` on a CPU, in processes of its own, with stand-ins for its compiled kernels.
+
+with started(model, folder, "--speculative-algorithm", "DRAFTSTORE") as server:
+    answers = server.ask([[1, 403], [1, 378]], max_new_tokens=64)
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.fakes.waiting import until
+
+START_SECONDS = 240.0
+MEMORY_TOKENS = 1500
+"""For all short answers of a test at once, but not for the long ones."""
+STAND_INS = Path(__file__).parent / "stand_ins"
+DRAFTS = ("--speculative-algorithm", "DRAFTSTORE")
+
+
+class Answer(NamedTuple):
+    """A greedy answer.
+
+    Attributes:
+        ids: int [any].
+        passes: after the one that read the prompt; 0 without drafts.
+        cached: tokens of the prompt that were in the cache.
+        retractions: times that the request was put back.
+    """
+
+    ids: list[int]
+    passes: int
+    cached: int
+    retractions: int
+
+    @classmethod
+    def read(cls, reply: dict[str, Any]) -> "Answer":
+        about = reply["meta_info"]
+        return cls(
+            reply["output_ids"],
+            about.get("spec_verify_ct", 0),
+            about["cached_tokens"],
+            about["num_retractions"],
+        )
+
+
+class Server:
+    """A running server."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+        self.process, self.port, self.log = process, port, log
+
+    def _open(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+        )
+        return urllib.request.urlopen(request, timeout=120)
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+        try:
+            with self._open("/health"):
+                return True
+        except OSError:  # not there yet, or status 503
+            return False
+
+    def ask(
+        self, prompts: Sequence[Sequence[int]], wishes: Any = None, rid: str | None = None, **sampling: Any
+    ) -> list[Answer]:
+        """Answer prompts, all at once.
+
+        Args:
+            wishes: a request's `custom_params.draftstore`.
+            rid: what the server knows the first by; the others are numbered.
+            sampling: other parameters; for as many tokens as `max_new_tokens`, if not given.
+        """
+        parameters = {
+            "temperature": 0,
+            "ignore_eos": True,
+            "custom_params": {"draftstore": wishes},
+        } | sampling
+        body: dict[str, Any] = {"input_ids": prompts, "sampling_params": parameters}
+        if rid is not None:
+            body["rid"] = [f"{rid}{place or ''}" for place in range(len(prompts))]
+        with self._open("/generate", body) as reply:
+            return [Answer.read(each) for each in json.load(reply)]
+
+    def stream(self, prompt: Sequence[int], wishes: Any = None, **sampling: Any) -> Iterator[Answer]:
+        """Answer a prompt piece by piece; each has the ids so far."""
+        parameters = {
+            "temperature": 0,
+            "ignore_eos": True,
+            "custom_params": {"draftstore": wishes},
+        } | sampling
+        body = {"input_ids": prompt, "sampling_params": parameters, "stream": True}
+        with self._open("/generate", body) as reply:
+            for line in reply:
+                if line.startswith(b"data: {"):
+                    yield Answer.read(json.loads(line.removeprefix(b"data: ")))
+
+
+def launch(model: Path, log: Path, *options: str, **environment: str) -> "subprocess.Popen[bytes]":
+    """Start the command."""
+    command = [
+        *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)),
+        *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+        *("--max-running-requests", "12", "--context-length", "512", "--skip-server-warmup", "--sleep-on-idle"),
+        *("--max-total-tokens", str(MEMORY_TOKENS)),
+        *options,
+    ]  # fmt: skip
+    settings = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # Requests begin as if their answers were short: all at once, and long ones are put back.
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16",
+        "PYTHONPATH": str(STAND_INS),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # ninja is there
+    }
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | settings | environment,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def started(model: Path, folder: Path, *options: str, **environment: str) -> Iterator[Server]:
+    """Run a server, and wait until it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = launch(model, folder / "log", *options, "--port", str(port), **environment)
+    server = Server(process, port, folder / "log")
+    try:
+        until(server.is_ready, lambda: server.log.read_text()[-4000:], START_SECONDS)
+        yield server
+    finally:
+        end(process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server and the processes that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

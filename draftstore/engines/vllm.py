@@ -89,6 +89,12 @@ class Drafter:
     ) -> list[list[int]]:
         rows = [Row(row, ids[row, : sizes[row]], len(new)) for row, new in enumerate(sampled) if len(new)]
         keys = self._rows.find(rows)
+        for key, row in zip(keys, rows, strict=True):
+            text = proposer.texts.get(key)
+            if text is not None and len(text) < len(
+                row.before
+            ):  # the next turn, which begins with the text before
+                proposer.forget([key])
         trees = proposer.propose(
             [DraftRequest(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]
         )

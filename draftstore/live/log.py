@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.errors import DraftstoreError
 from draftstore.storage.files import write_json
-from draftstore.storage.locks import hold, lock
+from draftstore.storage.locks import lock
 
 LEAD = 8
 """Tokens of a prompt before its answer: the turn marks of chat templates, and a little more."""
@@ -113,7 +113,7 @@ def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
 
 def is_open(path: Path) -> bool:
     """Return True if a process appends to a segment."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -151,6 +151,7 @@ class Writer:
         """Write to a folder, which is made; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
+        self._file = -1
         self._open()
 
     def append(self, taken: Iterable[Document]) -> None:
@@ -176,16 +177,19 @@ class Writer:
             self.apply(state)
 
     def drop_oldest(self) -> None:
-        """Remove the oldest closed segments where all take too many bytes."""
+        """Remove the oldest closed segments where all take too many bytes, and empty ones of processes that died."""
         total = 0
         for path in reversed(segments(self._folder)):
-            total += path.stat().st_size
-            if total > self._most and not is_open(path):
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                size = path.stat().st_size
+                total += size
+                if (total > self._most or not size) and _is_closed(path):
+                    path.unlink()
 
     def close(self) -> None:
         """Close the segment; an empty one goes."""
         os.close(self._file)
+        self._file = -1
         if not self.size:
             self.path.unlink(missing_ok=True)
 
@@ -193,7 +197,11 @@ class Writer:
         now = time.time()
         path = self._folder / f"{int(now * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-        hold(file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # without locks, nobody would know that it is in use
+        except OSError:
+            os.close(file)
+            raise
         self._began, self.size, self._state, self.path, self._file = now, 0, 0, path, file
 
     def _write(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """What was taken down from a live log: documents that neither log nor memory may hold, now and later.
 
-    {"state": 3, "digests": ["9c1f..."], "containing": [{"length": 16, "roll": 1234, "digest": "..."}]}
+    {"state": 1767225600000, "digests": ["9c1f..."], "containing": [{"length": 16, "roll": 1234, "digest": "..."}]}
 
 `take_down` overwrites the documents that it hits, and waits until the memory of every process that holds the log is
 without them. Texts are not kept, see `draftstore.text.fragments`.
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from draftstore.errors import DraftstoreError
@@ -29,7 +30,7 @@ TAIL = 32
 
 @dataclasses.dataclass(frozen=True)
 class TakeDowns:
-    """The documents that a log may not hold: `state` counts the changes, `digests` are of answers, in hexadecimal."""
+    """The documents that a log may not hold: `state` grows with changes, `digests` are of answers, in hexadecimal."""
 
     state: int = 0
     digests: frozenset[str] = frozenset()
@@ -55,7 +56,8 @@ class TakeDowns:
         fragments = tuple({fragment.key: fragment for fragment in (*self.containing, *containing)}.values())
         if (len(more), len(fragments)) == (len(self.digests), len(self.containing)):
             return self
-        return TakeDowns(self.state + 1, more, fragments)
+        # Past every state that a process may have applied, also where the file was removed.
+        return TakeDowns(max(self.state + 1, int(1000 * time.time())), more, fragments)
 
     def refuse(self, document: Document, tokenizer: TextTokenizer) -> bool:
         """Return True if a document was taken down, now or before."""
@@ -108,7 +110,10 @@ def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragmen
                 f"forget them within {SECONDS:g} s: stop it, and see that `draftstore corpus prove-removed` finds none"
             )
         time.sleep(0.02)
-    return erased
+    # Once more: a process may have ended between the first time and its notice.
+    return erased + sum(
+        erase(path, lambda found: rules.refuse(found, tokenizer)) for path in segments(folder)
+    )
 
 
 def answers_of(folder: Path, texts: Iterable[str]) -> set[str]:
@@ -143,7 +148,12 @@ def _bare(text: str, specials: tuple[str, ...]) -> str:
 
 def memory_behind(folder: Path, state: int) -> list[Path]:
     """Return the segments of running processes whose memory has not applied a state of take-downs."""
-    return [path for path in segments(folder, LIVE) if is_open(path) and applied(path) < state]
+    behind = []
+    for path in segments(folder, LIVE):
+        with suppress(FileNotFoundError):
+            if is_open(path) and applied(path) < state:
+                behind.append(path)
+    return behind
 
 
 def still_held(folder: Path, digests: Iterable[str], containing: Iterable[Fragment]) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from draftstore.live.log import (
     Writer,
     agree,
     erase,
+    is_open,
     read_since,
     segments,
     vocabulary_of,
@@ -36,6 +37,8 @@ from draftstore.text.tokenizer import TextTokenizer
 LOG = logging.getLogger(__name__)
 FOLLOW_SECONDS = 0.25
 WARN_SECONDS = 60.0
+UNLOGGED = 1000
+"""Documents that the log could not take, and that stay when memory is read anew."""
 
 
 class LiveStore:
@@ -70,6 +73,7 @@ class LiveStore:
         self._unread: list[Document] | None = None  # appended while the log is read anew
         self._rules, self._change = TakeDowns(), (0, 0)
         self._tokenizer: TextTokenizer | None = None
+        self._unlogged: list[Document] = []  # the latest that the log could not take
         self._warned = -WARN_SECONDS
         self._writer: Writer | None = None
         self._stop = threading.Event()
@@ -94,7 +98,12 @@ class LiveStore:
             TokenizerError: the store speaks another vocabulary.
         """
         if self.vocabulary is None:
-            found = vocabulary if self._folder is None else agree(self._folder, vocabulary)
+            found = vocabulary
+            if self._folder is not None:
+                try:
+                    found = agree(self._folder, vocabulary)
+                except OSError as error:
+                    self._warn("the log of a live store cannot be written, memory goes on: %s", error)
             with self._lock:
                 self._begin(found)
         if self.vocabulary and vocabulary != self.vocabulary:
@@ -117,16 +126,23 @@ class LiveStore:
             taken = [document for document in documents if not self._refuses(document)]
             self.refused += len(documents) - len(taken)
             self.appended += len(taken)
-            if self._writer is not None:
-                try:
-                    self._writer.append(taken)
-                except OSError as error:
-                    self.unlogged += len(taken)
-                    self._warn("the log of a live store cannot be written, memory goes on: %s", error)
-            if self._unread is not None:
+            if not self._log(taken):
+                self._unlogged = self._unlogged[-UNLOGGED:] + taken
+                self.unlogged += len(taken)
+            elif self._unread is not None:
                 self._unread += taken
             for document in taken:
                 self._memory.append(document.ids)
+
+    def _log(self, documents: list[Document]) -> bool:
+        """Write documents to the log, if there is one; False if that fails."""
+        try:
+            if self._writer is not None:
+                self._writer.append(documents)
+        except OSError as error:
+            self._warn("the log of a live store cannot be written, memory goes on: %s", error)
+            return False
+        return True
 
     def drafter(self, strategy: str) -> MemoryDrafter:
         """Return a drafter over what memory holds at each draft."""
@@ -140,18 +156,19 @@ class LiveStore:
         """Take in what other processes changed in the folder."""
         assert self._folder is not None
         assert self._writer is not None
-        if self.vocabulary is None:
-            found = vocabulary_of(self._folder)
-            if found is None:
-                return
-            with self._lock:
-                self._begin(found)
         if (change := last_change(self._folder)) != self._change:
             rules = TakeDowns.read(self._folder)
             tokenizer = tokenizer_of(self._folder)
             with self._lock:
                 self._rules, self._tokenizer = rules, tokenizer
             self._change, self._loaded = change, False
+        if self.vocabulary is None and (found := vocabulary_of(self._folder)) is not None:
+            with self._lock:
+                self._begin(found)
+        if self.vocabulary is None:  # memory is empty
+            with self._lock:
+                self._writer.apply(self._rules.state)
+            return
         with self._lock:
             self._writer.roll()
         self._writer.drop_oldest()
@@ -172,7 +189,8 @@ class LiveStore:
         if self._thread is not None:
             self._thread.join()
         if self._writer is not None:
-            self._writer.close()
+            with self._lock:
+                self._writer.close()
 
     def _begin(self, vocabulary: Vocabulary) -> None:
         """Take the vocabulary, and begin with an empty memory."""
@@ -208,6 +226,9 @@ class LiveStore:
         room = self._tokens
         for path in reversed(present):
             with suppress(FileNotFoundError):
+                if room <= 0 and not is_open(path):
+                    seen[path] = path.stat().st_size
+                    continue
                 found, seen[path] = read_since(path, stop=stop if path == own else None)
                 if room > 0:
                     documents += found
@@ -216,7 +237,7 @@ class LiveStore:
         for document in sorted(documents, key=lambda document: document.created):
             self._take(memory, document)
         with self._lock:
-            for document in self._unread or ():
+            for document in (*self._unlogged, *(self._unread or ())):
                 self._take(memory, document)
             self._memory, self._unread, self._seen = memory, None, seen
             for drafter in self._drafters:
@@ -233,7 +254,7 @@ class LiveStore:
         while not self._stop.wait(FOLLOW_SECONDS):
             try:
                 self.follow()
-            except (DraftstoreError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 (the thread must go on)
                 self._warn("the log of a live store cannot be followed: %s", error)
 
     def _warn(self, message: str, error: Exception) -> None:

@@ -70,6 +70,8 @@ CONTEXT_SIZE = 16
 DEADLINE = 0.002
 APPEND_SECONDS = 0.05
 """Minimum time limit in seconds for an append, once for each answer: it may wait for a disk."""
+TOKEN_SECONDS = 2e-6
+"""More for each token of the answer."""
 MAX_DOCUMENT = 1 << 16
 """Maximum tokens of a document that is appended, the last ones."""
 CHECK_SECONDS = 5.0
@@ -340,7 +342,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         """
         self._notice_fork()
         if not self._closed and not self._append_quiet.holds:
-            end = monotonic() + max(self.deadline, APPEND_SECONDS)
+            end = monotonic() + max(self.deadline, APPEND_SECONDS) + TOKEN_SECONDS * len(ids)
             cut = max(0, len(ids) - MAX_DOCUMENT)
             data = self._append_frame([(ids[cut:], max(0, lead - cut))], elsewhere)
             try:

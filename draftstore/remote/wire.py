@@ -20,6 +20,8 @@ from draftstore.trees.codec import MAX_NODES
 VERSION = 1
 MAX_PAYLOAD = 1 << 24
 """Maximum bytes; longer data are not valid frames."""
+MAX_DOCUMENTS = 64
+"""Maximum documents of an append."""
 MAX_NAME = 255
 """Bytes of the name of a release."""
 ANSWER = 0x80
@@ -261,12 +263,15 @@ def decode_append(payload: bytes) -> AppendRequest:
     """Decode the payload of an append; WireError if a length does not match."""
     try:
         vocab_size, count, named, elsewhere, digest = _APPEND.unpack_from(payload)
+        count = min(count, MAX_DOCUMENTS)  # more do not match the length below
         sizes, leads = np.frombuffer(payload, _NUMBER, 2 * count, _APPEND.size).reshape(2, count).tolist()
         start = _APPEND.size + 8 * count
         ids = np.frombuffer(payload, _TOKEN, sum(sizes), start)
         name = payload[start + 4 * sum(sizes) :].decode()
     except (struct.error, ValueError) as error:
         raise WireError(f"an append cannot be read: {error}") from None
+    if not 0 < vocab_size < 1 << 31:
+        raise WireError(f"an append for a vocabulary of {vocab_size:,} ids")
     if len(name.encode()) != named or any(lead > size for size, lead in zip(sizes, leads, strict=True)):
         raise WireError("an append whose lengths do not match")
     parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []

@@ -192,6 +192,10 @@ class Drafting:
             found = await asyncio.get_running_loop().run_in_executor(self._asking, live.append, request)
         except DraftstoreError as error:
             raise RefusedError(Status.BAD_REQUEST, f"{name!r}: {error}", release=name) from None
+        except Exception as error:  # one append must not end the connection
+            LOG.exception("an append to %r failed", name)
+            message = f"{name!r} cannot be appended to; the log of the service says why"
+            raise RefusedError(Status.INTERNAL, message, AGAIN_SECONDS, name) from error
         self.metrics.of(name).counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
         return found
 

@@ -153,6 +153,9 @@ class LookupSettings(Access):
             raise LookupServiceError(
                 "two stores, releases or live stores have the same name: give one another, as in --store NAME=DIR"
             )
+        folders = [target.folder for target in self.live if target.folder]
+        if len(set(folders)) < len(folders):
+            raise LookupServiceError("two live stores have the same folder: give each one of its own")
         self.check_access(listen=self.listen, http=self.http_address)
         return self
 

@@ -42,17 +42,22 @@ class Living:
             DraftstoreError: they have another vocabulary, or an id outside it.
         """
         self.store.agree(Vocabulary(request.vocab_size, request.fingerprint))
+        for strategy in RULES:  # now: later a draft would wait for an append
+            self._drafter(strategy)
         self.store.append([Document(ids, lead, request.elsewhere) for ids, lead in request.documents])
         return {"appended": len(request.documents), "tokens": len(self.store)}
 
     def draft(self, request: DraftRequest) -> DraftBatch:
         """Draft for the contexts of a request; thread-safe; StoreError while the vocabulary is unknown."""
-        strategy = request.strategy or DEFAULT
+        if self.store.vocabulary is None:
+            raise StoreError("nothing has been appended to it yet")
+        drafter = self._drafter(request.strategy or DEFAULT)
+        return drafter.draft_batch(request.contexts, request.budget, request.min_prob)
+
+    def _drafter(self, strategy: str) -> MemoryDrafter:
         if strategy not in self._drafters:
-            if self.store.vocabulary is None:
-                raise StoreError("nothing has been appended to it yet")
             self._drafters[strategy] = self.store.drafter(strategy)
-        return self._drafters[strategy].draft_batch(request.contexts, request.budget, request.min_prob)
+        return self._drafters[strategy]
 
     def describe(self) -> dict[str, Any]:
         """Return its public description as JSON values."""

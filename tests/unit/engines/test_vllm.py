@@ -160,3 +160,27 @@ def test_what_is_wrong_is_said_at_the_start(
         monkeypatch.setenv("DRAFTSTORE_" + name, text)
     with pytest.raises(EngineError, match=reason):
         drafter(**about)
+
+
+def test_answers_alone_are_remembered_where_a_prompt_begins_with_the_text_before(
+    small_store: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSTORE_LIVE", "team")
+    monkeypatch.setenv("DRAFTSTORE_REQUEST", "false")
+    made = drafter(tokenizer=str(small_store / "tokenizer"), vocab=small_tokenizer.vocab_size)
+
+    def step(text: list[int], new: int = 1) -> list[int]:
+        table = np.zeros((ROWS, LONGEST), np.int32)
+        table[0, : len(text)] = text
+        return made.propose([text[-new:]], np.array([len(text), 0, 0, 0], np.int32), table)[0]
+
+    text = [*range(1, 10)]
+    for token in range(20, 24):
+        text.append(token)
+        step(text)
+    text += [*range(30, 40), 50]  # what the user says next, and the first token of the next answer
+    step(text)
+    step([*text, 51])
+    assert step([5, 20, 21]) == [22, 23]
+    assert step([5, 30, 31]) == []
+    assert step([5, 50]) == [51]

@@ -223,3 +223,19 @@ def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_app
         finally:
             given.close()
             follower.close()
+
+
+def test_a_take_down_does_not_wait_for_a_process_that_has_taken_nothing_yet(
+    tmp_path: Path, small_tokenizer: TextTokenizer
+) -> None:
+    folder = tmp_path / "chat"
+    adopt(folder, small_tokenizer)
+    store = LiveStore(TOKENS, folder)
+    try:
+        assert take_down(folder, [], [Fragment.of("forget me")]) == 0
+        assert still_held(folder, [], []) == (0, 0)
+        store.agree(Vocabulary(small_tokenizer.vocab_size, small_tokenizer.fingerprint))
+        store.append([Document(small_tokenizer.encode("please forget me", bos=False))])
+        assert (len(store), store.refused) == (0, 1)
+    finally:
+        store.close()

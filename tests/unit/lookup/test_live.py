@@ -61,6 +61,8 @@ def test_another_vocabulary_is_refused() -> None:
             (OURS, 50, -TEXT),
         ):
             assert failure(append(caller, ids=ids, whose=whose, size=size)).status == Status.BAD_REQUEST
+        many = AppendRequest("team", 50, OURS.fingerprint, False, [(TEXT[:0], 0)] * 60_000)
+        assert failure(caller.ask(wire.encode_append(9, many))).status == Status.BAD_REQUEST
         assert drafted(running, tokenizer=OURS) == [10, 11, 12, 13]
         assert drafted(running, tokenizer=OTHERS) == []
 

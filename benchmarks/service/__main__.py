@@ -3,6 +3,8 @@
 roundtrips   one caller, 1 and 32 contexts of a REST and of a CREST store: `draftstore.remote.client`, an echo of as
              many bytes over the same kind of socket, and the same drafts in the caller's process, in turn in random
              order. The ratio is the client's median over echo and lookup together. Every draft is compared.
+appends      answers of 100 and 1,000 tokens to a live store with a log, one after the other, and drafts of the CREST
+             store for one context without and with them beside.
 load         the peak over 16 connections, also with HTTP requests beside it, one after the other; then requests at even
              distances at 80 % of it, also with 20 HTTP requests a second beside it, and the echo under the same load:
              latency, and the share answered within the client's default deadline.
@@ -46,7 +48,7 @@ from benchmarks.processes import NO_ANSWER, Program, ask, lookup_service
 from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.service.echo import HEADER, Caller, echo_frame
 from benchmarks.service.load import Load, run_load
-from benchmarks.service.roundtrips import BUDGET, roundtrips
+from benchmarks.service.roundtrips import BUDGET, appends, roundtrips
 from draftstore.remote.client import DEADLINE
 from draftstore.remote.wire import encode_request
 from draftstore.stores.crest.build import CrestOptions, build_crest
@@ -57,9 +59,13 @@ SAMPLES = {1: 4000, 32: 600}
 """Timed requests by their contexts."""
 REQUESTS = 512
 """Different requests of a load."""
+ANSWERS = (100, 1000)
+"""Tokens of the answers that are appended."""
+LIVE = "live"
 SHARE = 0.8
 TITLES = {
     "roundtrips": "round trips of one caller, µs",
+    "appends": "appends to a live store, and drafts beside them, µs",
     "load": "loads over 16 connections; latency from when a request was due",
 }
 HTTP_PAUSE, HTTP_PAUSE_PACED = 0.005, 0.05
@@ -149,13 +155,22 @@ def main() -> None:
         folder = stack.enter_context(TemporaryDirectory(prefix="draftstore-bench-"))
         address, echo, log = f"{folder}/lookup.sock", f"{folder}/echo.sock", space.work / "service.log"
         served = [f"--store={name}={path}" for name, path in stores.items()]
-        service = lookup_service(Path(address), log, *served)
+        service = lookup_service(Path(address), log, *served, f"--live={LIVE}={folder}/live")
         stack.enter_context(closing(service))
         service.wait_until_ready()
         beside = stack.enter_context(closing(Program("echo", ("benchmarks.service.echo", echo), log)))
         beside.wait_for(Path(echo).exists)
         for part in parts:
             rows: list[dict[str, Any]] = []
+            if part == "appends":
+                batches = _batches(contexts, 1, SAMPLES[1] // (20 if args.quick else 1))
+                rows += [
+                    call_fresh(appends, address, LIVE, "crest", batches, tokens, one_core=False)
+                    for tokens in ANSWERS
+                ]
+                show_rows(TITLES[part], rows)
+                figures[part] = rows
+                continue
             for (name, path), (size, count) in itertools.product(stores.items(), SAMPLES.items()):
                 count = count // 20 if args.quick else count
                 if part == "roundtrips":

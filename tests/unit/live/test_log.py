@@ -97,7 +97,7 @@ def test_what_is_erased_goes_in_place_while_others_are_appended(writer: Writer) 
     assert erased + log.erase(writer.path, odd) == len(numbers[::2])
     assert read(writer.path) == [[number] * 9 for number in numbers if number % 2 == 0]
     assert all(places[found.ids[0]] == place for place, found in log.documents(writer.path))
-    assert np.int32(1_001).tobytes() not in writer.path.read_bytes()
+    assert np.full(9, 1_001, np.int32).tobytes() not in writer.path.read_bytes()
 
 
 def test_closed_segments_rest_when_all_is_held_and_go_when_nothing_is_wanted(tmp_path: Path) -> None:

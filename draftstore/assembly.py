@@ -114,7 +114,7 @@ class Sources(Options):
         None,
         description="Remember finished answers, at most TOKENS of them (a million), and draft from them: with --lookup "
         "or --release in the live store NAME of the service, shared by all that name it; with DIR, or without a "
-        "service, in this process. See PRIVACY in docs/security.md.",
+        "service, in this process. See docs/security.md.",
         examples=["team", "team=live/team:200000"],
     )
     request: bool = Field(True, description="Draft from the prompt and the output so far.")

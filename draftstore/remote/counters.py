@@ -71,10 +71,10 @@ class Counters:
             self._totals["drafted"] += len(sizes) - sizes.count(0)
             self._totals["nodes"] += sum(sizes)
 
-    def add(self, name: str, count: int = 1) -> None:
-        """Increase another counter."""
+    def add(self, name: str) -> None:
+        """Increase another counter by one."""
         with self._lock:
-            self._totals[name] += count
+            self._totals[name] += 1
 
     def __getitem__(self, name: str) -> int:
         return self._totals[name]

@@ -4,6 +4,7 @@ Written from the calls of SGLang 0.5.23, for tests: slow, and for plain attentio
 """
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -135,8 +136,14 @@ def verify_tree_greedy_cpu(
         accept_token_num[text] = len(path) - 1
 
 
-def _ranges(req_pool_indices: Tensor, start: Tensor, end: Tensor) -> list[tuple[int, int, int]]:
-    return list(zip(req_pool_indices.tolist(), start.tolist(), end.tolist(), strict=True))
+def _ranges(
+    req_pool_indices: Tensor, start: Tensor, end: Tensor
+) -> Iterator[tuple[tuple[int, slice], slice]]:
+    """Yield where the pool has a range of each text, and where that is among all of them, one after the other."""
+    done = 0
+    for text, first, last in zip(req_pool_indices.tolist(), start.tolist(), end.tolist(), strict=True):
+        yield (text, slice(first, last)), slice(done, done + last - first)
+        done += last - first
 
 
 def assign_req_to_token_pool_cpu(
@@ -148,10 +155,8 @@ def assign_req_to_token_pool_cpu(
     pool_len: int,
 ) -> None:
     """Write new slots, one text's after the other's, where the texts have them."""
-    done = 0
-    for text, start, end in _ranges(req_pool_indices, start_offset, end_offset):
-        req_to_token[text, start:end] = out_cache_loc[done : done + end - start]
-        done += end - start
+    for there, here in _ranges(req_pool_indices, start_offset, end_offset):
+        req_to_token[there] = out_cache_loc[here]
 
 
 def assign_extend_cache_locs_cpu(
@@ -163,10 +168,8 @@ def assign_extend_cache_locs_cpu(
     pool_len: int,
 ) -> None:
     """Read the slots of a range of each text, one text's after the other's."""
-    done = 0
-    for text, start, end in _ranges(req_pool_indices, start_offset, end_offset):
-        out_cache_loc[done : done + end - start] = req_to_token[text, start:end]
-        done += end - start
+    for there, here in _ranges(req_pool_indices, start_offset, end_offset):
+        out_cache_loc[here] = req_to_token[there]
 
 
 def fill_accept_out_cache_loc_cpu(

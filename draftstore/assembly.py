@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
+from draftstore.decoding.grammars import Grammar, GrammarDrafter
 from draftstore.drafting.drafter import Drafter, Session
 from draftstore.drafting.faults import DisabledSession
 from draftstore.drafting.fitting import FittedDrafter
@@ -43,7 +44,7 @@ from draftstore.stores.registry import KINDS, Store, kind_of, open_store, strate
 from draftstore.stores.rest.store import KIND as REST
 
 LOG = logging.getLogger(__name__)
-REQUEST, LIVE = "request", "live"
+REQUEST, LIVE, GRAMMAR = "request", "live", "grammar"
 
 TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
 
@@ -128,7 +129,7 @@ class Part(NamedTuple):
     """One drafter of an assembly.
 
     Attributes:
-        kind: `rest`, `crest`, `dresd`, `lookup`, `live`, `request` or `recycling`.
+        kind: `rest`, `crest`, `dresd`, `lookup`, `live`, `request`, `recycling` or `grammar`.
         name: display name.
         drafter: the drafter.
         strategy: the requested strategy, if supported.
@@ -144,7 +145,7 @@ class Part(NamedTuple):
     @property
     def label(self) -> str:
         """Its kind; of stores and releases `KIND:NAME`."""
-        return self.kind if self.kind in (REQUEST, RECYCLING) else f"{self.kind}:{self.name}"
+        return self.kind if self.kind in (REQUEST, RECYCLING, GRAMMAR) else f"{self.kind}:{self.name}"
 
 
 class Assembly(AbstractContextManager["Assembly"]):
@@ -184,6 +185,11 @@ class Assembly(AbstractContextManager["Assembly"]):
         return Assembly([part for part in self.parts if part.kind != LIVE], ExitStack())
 
     @property
+    def labels(self) -> list[str]:
+        """The labels of its parts, in order."""
+        return [part.label for part in self.parts]
+
+    @property
     def needs_candidates(self) -> bool:
         """Whether a drafter needs the candidates of a prompt, see `Drafter.session`."""
         return bool(getattr(self.drafter, "needs_candidates", False))
@@ -200,8 +206,8 @@ class Assembly(AbstractContextManager["Assembly"]):
             return DisabledSession()
         return self.drafter.session(prompt_ids, hidden=hidden, candidates=candidates)
 
-    def predicting(self, prediction: ArrayLike, vocab_size: int) -> Drafter:
-        """Return a drafter that also drafts from a prediction of one answer.
+    def predicting(self, prediction: ArrayLike, vocab_size: int) -> "Assembly":
+        """Return the same drafters for an answer with a prediction, from which they draft, too.
 
         Args:
             prediction: int32 [any], what is expected to follow the prompt.
@@ -210,8 +216,17 @@ class Assembly(AbstractContextManager["Assembly"]):
         Raises:
             TokenRangeError: an id of the prediction lies outside the vocabulary.
         """
-        others = [part.drafter for part in self.parts if part.kind != REQUEST]
-        return Mixture([RequestDrafter(vocab_size, prediction=prediction), *others])
+        return self._with(
+            Part(REQUEST, "the request itself", RequestDrafter(vocab_size, prediction=prediction))
+        )
+
+    def following(self, grammar: Grammar, prompt_size: int) -> "Assembly":
+        """Return the same drafters for an answer that follows a grammar behind `prompt_size` tokens."""
+        return self._with(Part(GRAMMAR, "the grammar", GrammarDrafter(grammar, prompt_size)))
+
+    def _with(self, part: Part) -> "Assembly":
+        """Return the same drafters with a part in place of that of its kind; closing it does nothing."""
+        return Assembly([part, *(other for other in self.parts if other.kind != part.kind)], ExitStack())
 
     def close(self) -> None:
         """Close stores and connections; no more drafts may be made."""

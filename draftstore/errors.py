@@ -45,6 +45,10 @@ class DecodingError(DraftstoreError):
     """A way of generating without support for drafts: beams, several texts at once, a cache without rollback."""
 
 
+class GrammarError(DraftstoreError):
+    """A JSON schema is invalid or not supported, or an answer cannot follow it."""
+
+
 class ProbabilityError(DraftstoreError):
     """The settings of a request leave no finite probabilities: a penalty, bias or temperature is extreme."""
 

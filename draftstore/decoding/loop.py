@@ -20,6 +20,7 @@ from draftstore.decoding.acceptance import Acceptance, accept
 from draftstore.decoding.budget import trim_together
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Session
+from draftstore.drafting.outcomes import SourceOutcome, outcomes
 from draftstore.drafting.together import propose_many
 from draftstore.trees.tree import DraftTree
 
@@ -103,6 +104,7 @@ class Step(NamedTuple):
         forward_ns: nanoseconds to verify; on an asynchronous device to queue the pass, and `accept_ns` waits for it.
         accept_ns: nanoseconds to walk the tree and update the cache.
         text: number of the text, where several are decoded together.
+        sources: what each source drafted; empty if no draft was wanted.
     """
 
     tree: DraftTree
@@ -112,6 +114,7 @@ class Step(NamedTuple):
     forward_ns: int
     accept_ns: int
     text: int = 0
+    sources: Sequence[SourceOutcome] = ()
 
 
 @dataclasses.dataclass
@@ -178,6 +181,8 @@ class _Turn:
     def __init__(self, text: Text) -> None:
         self.text = text
         self.proposed = self.tree = DraftTree.empty()
+        self.wanted = 0  # maximum nodes of the draft
+        self.sources: Sequence[SourceOutcome] = ()
         self.accepted: Acceptance | None = None
         self.error: Exception | None = None
 
@@ -202,6 +207,8 @@ class _Turn:
                 candidates=verdict.candidates() if session.needs_candidates else None,
                 hidden=verdict.hidden(path[-1] + 1 if path else 0) if session.needs_hidden else None,
             )
+            if self.wanted:
+                self.sources = outcomes(session, self.proposed, self.accepted.tokens)
             self.text.planner.learn(self.proposed, self.tree, self.accepted)
         except Exception as error:  # noqa: BLE001 (of this text alone)
             self.error = error
@@ -210,7 +217,8 @@ class _Turn:
         """Return the text's result of the pass."""
         if self.error is not None or self.accepted is None:
             return self.error or RuntimeError("the text was not decoded")
-        return Step(self.tree, self.accepted.path, self.accepted.tokens, draft_ns, forward_ns, accept_ns)
+        times = draft_ns, forward_ns, accept_ns
+        return Step(self.tree, self.accepted.path, self.accepted.tokens, *times, sources=self.sources)
 
 
 def _draft(turns: Sequence[_Turn]) -> None:
@@ -228,5 +236,5 @@ def _draft(turns: Sequence[_Turn]) -> None:
             for turn in turns:
                 _draft([turn])
         return
-    for turn, offered, tree in zip(turns, proposed, trees, strict=True):
-        turn.proposed, turn.tree = offered, tree
+    for turn, wanted, offered, tree in zip(turns, budgets, proposed, trees, strict=True):
+        turn.wanted, turn.proposed, turn.tree = wanted, offered, tree

@@ -21,6 +21,7 @@ from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import LOWEST_LEVEL, DraftTree, highest_level
 
+NO_MATCH = "no_match"
 FEW_IDS = 32
 """Number of ids up to which Python checks their range faster than NumPy."""
 
@@ -187,6 +188,7 @@ class ContextSession:
     Attributes:
         context: int32 [1, context_size], the last tokens, padded with -1 on the left.
         state: float16 [1, hidden_size], NaN if unknown; None if the drafter is not dense.
+        reason: why the last draft is empty, if it is; see `draftstore.drafting.outcomes`.
     """
 
     needs_candidates = False
@@ -201,11 +203,14 @@ class ContextSession:
         self.needs_hidden = drafter.hidden_size > 0
         self.context = np.full((1, drafter.context_size), -1, np.int32)
         self.state = np.empty((1, drafter.hidden_size), np.float16) if self.needs_hidden else None
+        self.reason = NO_MATCH
         self.observe(prompt_ids, hidden=hidden)
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft for the text so far; see `Session`."""
-        return self.drafter.draft(self.context, budget, min_prob, self.state)[0].tree
+        draft = self.drafter.draft(self.context, budget, min_prob, self.state)[0]
+        self.reason = draft.reason
+        return draft.tree
 
     def observe(
         self, accepted_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_feedback: Any
@@ -235,4 +240,7 @@ def propose_batch(
     contexts = np.concatenate([session.context for session in sessions])
     states = [session.state for session in sessions if session.state is not None]
     hidden = np.concatenate(states) if states else None
-    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob, hidden)]
+    drafts = drafter.draft(contexts, budget, min_prob, hidden)
+    for session, draft in zip(sessions, drafts, strict=True):
+        session.reason = draft.reason
+    return [draft.tree for draft in drafts]

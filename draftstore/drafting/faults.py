@@ -13,6 +13,7 @@ class DisabledSession:
 
     needs_candidates = False
     needs_hidden = False
+    reason = "failed"
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
         """Return the empty tree."""

@@ -89,7 +89,8 @@ class MixtureSession:
     Attributes:
         sessions: the drafters' sessions, in order; `DisabledSession` where one has failed.
         seen: float64 [drafters, 2], expected and correct tokens of each drafter.
-        proposed: the last draft of each session, in order; empty before the first.
+        proposed: the last draft of each session, in order; empty if none was wanted.
+        accepted: tokens of each of these drafts that became part of the text.
     """
 
     def __init__(self, sessions: Sequence[Session], faults: Faults | None = None) -> None:
@@ -99,6 +100,7 @@ class MixtureSession:
         self.needs_hidden = any(session.needs_hidden for session in sessions)
         self.seen = np.zeros((len(sessions), 2))
         self.proposed: Sequence[DraftTree] = ()
+        self.accepted: Sequence[int] = ()
         self._forest: _Forest | None = None
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
@@ -120,7 +122,7 @@ class MixtureSession:
     def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
         """Return the draft from every session's proposal for `budget` nodes; see `propose`."""
         level = check_budget(budget, min_prob)
-        self.proposed, self._forest = (), None
+        self.proposed, self.accepted, self._forest = (), (), None
         if budget == 0 or level < 0:
             return DraftTree.empty()
         while True:
@@ -154,7 +156,7 @@ class MixtureSession:
             except Exception as error:  # noqa: BLE001 (of one source: the others go on)
                 self._disable(place, error)
         if self._forest is not None and len(ids):
-            self._forest.learn(ids, self.seen)
+            self.accepted = self._forest.learn(ids, self.seen)
             self._forest = None
 
 
@@ -178,8 +180,9 @@ class _Forest:
             )
         return DraftTree(*arrays)
 
-    def learn(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> None:
-        count_outcomes(*self._arrays, as_input(ids, np.int32), seen)
+    def learn(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> list[int]:
+        accepted: list[int] = count_outcomes(*self._arrays, as_input(ids, np.int32), seen).tolist()
+        return accepted
 
 
 @kernel
@@ -203,13 +206,18 @@ def merge_trees(
 
 @kernel
 def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any, seen: Any) -> Any:
-    """Count in `seen` what each tree of `merge_trees` expected along the actual tokens, int32 [any], and the hits."""
-    start = np.int64(0)
+    """Count in `seen` what each tree of `merge_trees` expected along the actual tokens, int32 [any], and the hits.
+
+    Returns:
+        int64 [trees], the actual tokens that each tree had.
+    """
+    start, accepted = np.int64(0), np.empty(len(stops), np.int64)
     for tree in range(len(stops)):
         stop = stops[tree]
         state = parents[start:stop], levels[start:stop], seen[tree]
-        walk(tokens[start:stop], parents[start:stop], ids, _count_children, state)
+        accepted[tree] = walk(tokens[start:stop], parents[start:stop], ids, _count_children, state)
         start = stop
+    return accepted
 
 
 @leaf_kernel

@@ -22,28 +22,34 @@ class DraftFigures:
         """Start from zero."""
         self.engine = engine
         self.failures = 0
-        self._counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self._counts: defaultdict[tuple[str, str], Counter[tuple[str, ...]]] = defaultdict(Counter)
 
-    def add(self, corpus: str, tree: DraftTree, path: Sequence[int], shares: Mapping[str, int]) -> None:
+    def add(self, corpus: str, tree: DraftTree, path: Sequence[int]) -> None:
         """Count a step of one request."""
-        self._count("steps", corpus, "", 1)
-        self._count("drafted_tokens", corpus, "", len(tree))
-        self._count("accepted_tokens", corpus, "", len(path))
+        self._count("steps", corpus, 1)
+        self._count("drafted_tokens", corpus, len(tree))
+        self._count("accepted_tokens", corpus, len(path))
         for place in range(len(path)):
-            self._count("accepted_tokens_per_position", corpus, str(place), 1)
-        for source, count in shares.items():
-            self._count("predicted_tokens", corpus, source, count)
+            self._count("accepted_tokens_per_position", corpus, 1, str(place))
 
-    def _count(self, name: str, corpus: str, label: str, count: int) -> None:
-        self._counts[name, corpus][label] += count
+    def add_sources(self, corpus: str, counts: Mapping[tuple[str, str], int]) -> None:
+        """Count what the sources of one request drafted in a step, see `draftstore.drafting.outcomes.counted`."""
+        for (source, what), count in counts.items():
+            if what in ("drafted", "accepted"):
+                self._count(f"source_{what}_tokens", corpus, count, source)
+            else:
+                self._count("source_empty_drafts", corpus, count, source, what)
+
+    def _count(self, name: str, corpus: str, count: int, *labels: str) -> None:
+        self._counts[name, corpus][labels] += count
 
     def total(self, name: str, corpus: str = "") -> int:
         """Return a count over all its labels."""
         return sum(self._counts.get((name, corpus), Counter()).values())
 
     def by_label(self, name: str, corpus: str = "") -> dict[str, int]:
-        """Return a count by position or source."""
-        return dict(self._counts.get((name, corpus), {}))
+        """Return a count by position, source, or source and reason."""
+        return {" ".join(labels): count for labels, count in self._counts.get((name, corpus), {}).items()}
 
     @property
     def accepted_length(self) -> float:
@@ -56,24 +62,25 @@ class DraftFigures:
         """Yield the counts as metrics of `prometheus_client`."""
         from prometheus_client.core import CounterMetricFamily
 
-        for name, text, label in _METRICS:
-            labels = ["engine", "corpus", *([label] if label else [])]
-            family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+        for name, text, *labels in _METRICS:
+            family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["engine", "corpus", *labels])
             for (counted, corpus), counts in list(self._counts.items()):
-                for value, count in list(counts.items()) if counted == name else ():
-                    family.add_metric([self.engine, corpus, *([value] if label else [])], count)
+                for values, count in list(counts.items()) if counted == name else ():
+                    family.add_metric([self.engine, corpus, *values], count)
             yield family
         failures = CounterMetricFamily(f"{PREFIX}_failures", "Texts whose drafter failed.", labels=["engine"])
         failures.add_metric([self.engine], self.failures)
         yield failures
 
 
-_METRICS = (
-    ("steps", "Steps of requests.", ""),
-    ("drafted_tokens", "Draft tokens that were verified.", ""),
-    ("accepted_tokens", "Draft tokens that became part of an answer.", ""),
+_METRICS: tuple[tuple[str, ...], ...] = (
+    ("steps", "Steps of requests."),
+    ("drafted_tokens", "Draft tokens that were verified."),
+    ("accepted_tokens", "Draft tokens that became part of an answer."),
     ("accepted_tokens_per_position", "The same by their place in the draft, from 0.", "position"),
-    ("predicted_tokens", "Tokens of answers that a source's own draft had.", "source"),
+    ("source_drafted_tokens", "Tokens of a source's own drafts, verified or not.", "source"),
+    ("source_accepted_tokens", "Those of them that became part of an answer.", "source"),
+    ("source_empty_drafts", "Steps in which a source drafted nothing, by reason.", "source", "reason"),
 )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.drafting.drafter import Session
 from draftstore.drafting.growing import GrowingIds
-from draftstore.drafting.mixture import MixtureSession
+from draftstore.drafting.outcomes import counted, outcomes
 from draftstore.drafting.request import SPARE
 from draftstore.drafting.together import propose_many
 from draftstore.engines.config import EngineConfig
@@ -51,6 +51,7 @@ class DraftRequest(NamedTuple):
         corpus: name of its corpus; empty for the common sources.
         budget: maximum nodes; None: what is configured. 0 turns drafts off.
         live: whether drafts come from the live store, if there is one, and the answer goes there.
+        prediction: ids, int32 [any], that are expected to follow the prompt; read at the first step.
     """
 
     key: Hashable
@@ -58,6 +59,7 @@ class DraftRequest(NamedTuple):
     corpus: str = ""
     budget: int | None = None
     live: bool = True
+    prediction: ArrayLike = ()
 
 
 class _Text(GrowingIds):
@@ -66,6 +68,7 @@ class _Text(GrowingIds):
     def __init__(self, corpus: str, live: bool = True) -> None:
         super().__init__()
         self.session: Session | None = None
+        self.sources: list[str] = []
         self.corpus, self.live = corpus, live
         self.remembered = 0  # tokens that are the prompt, or in the live store
         self.tree = DraftTree.empty()
@@ -93,6 +96,7 @@ class Proposer:
     ) -> None:
         """Open all sources."""
         self.budget = config.budget
+        self._vocab_size = vocab_size
         self._min_prob, self._shape = config.min_prob, shape
         self.texts: dict[Hashable, _Text] = {}
         self._steps = 0
@@ -110,8 +114,7 @@ class Proposer:
     def sources(self) -> str:
         """Where drafts come from, in words for the log."""
         found = {
-            corpus: ", ".join(part.label for part in assembly.parts) or "nothing"
-            for corpus, assembly in self._corpora.items()
+            corpus: ", ".join(assembly.labels) or "nothing" for corpus, assembly in self._corpora.items()
         }
         common = found.pop("")
         return "; ".join(
@@ -193,9 +196,10 @@ class Proposer:
         try:
             if known == 0:
                 text.remembered = len(new) - 1  # the last is the first of the answer
-                text.session = self._sources(request.corpus, request.live).session(new)
+                sources = self._sources(request)
+                text.session, text.sources = sources.session(new), sources.labels
             elif text.session is not None and len(new):
-                self._learn(text, text.session, new)
+                self._learn(text, text.session, new, budget)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a text gets no more drafts", error)
             text.session = None
@@ -210,24 +214,24 @@ class Proposer:
             text = self.texts[request.key] = _Text(request.corpus, request.live)
         return text
 
-    def _sources(self, corpus: str, live: bool) -> Assembly:
-        """Return the sources of a corpus, with its live store or without."""
-        if corpus not in self._corpora:
-            raise EngineError(f"no corpus {corpus!r:.100}: add it to [corpora] in the settings")
-        return self._corpora[corpus] if live else self._without_live[corpus]
+    def _sources(self, request: DraftRequest) -> Assembly:
+        """Return the sources of a request."""
+        if request.corpus not in self._corpora:
+            self.figures.add_sources("", {("", "unknown_corpus"): 1})
+            raise EngineError(f"no corpus {request.corpus!r:.100}: add it to [corpora] in the settings")
+        sources = (self._corpora if request.live else self._without_live)[request.corpus]
+        prediction = np.asarray(request.prediction, np.int32)
+        return sources.predicting(prediction, self._vocab_size) if len(prediction) else sources
 
-    def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
+    def _learn(self, text: _Text, session: Session, new: NDArray[np.int32], budget: int) -> None:
         """Give a session the new tokens, and count what was accepted."""
         path = text.tree.accepted(new)
         known = len(path) + 1 == len(new)  # else the engine has verified something else
-        shares = {}
-        if len(text.tree):
-            parts = session.proposed if isinstance(session, MixtureSession) else [text.tree]
-            names = [part.label for part in self._sources(text.corpus, text.live).parts]
-            shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
         # The last token is the model's own, even where it is one of a draft that the engine has cut.
-        self.figures.add(text.corpus, text.tree, path[: len(new) - 1], shares)
+        self.figures.add(text.corpus, text.tree, path[: len(new) - 1])
         session.observe(new, tree=text.tree if known else None)
+        parts = outcomes(session, text.tree, new) if budget > 0 else []
+        self.figures.add_sources(text.corpus, counted(text.sources, parts))
 
     def _propose_together(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
         """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""

@@ -2,7 +2,8 @@
 
 SGLang verifies a tree for every request in every step. Its n-gram worker does all of that; here it gets other drafts,
 from the whole text of each request. Questions of SGLang to an algorithm are answered as for NGRAM. A request may
-carry `"custom_params": {"draftstore": {"corpus": "acme", "budget": 0}}`. Written for SGLang 0.5.23.
+carry `"custom_params": {"draftstore": {"corpus": "acme", "budget": 8, "prediction": "..."}}`. Written for SGLang
+0.5.23.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,7 @@ class _Text(GrowingIds):
     def __init__(self, request: Any) -> None:
         super().__init__(request.origin_input_ids_unpadded)
         self.outputs = request.output_ids
+        self.wishes = _Wishes.of(request)
         self.prompt = len(self)
         self.settled = 0
 
@@ -133,7 +135,7 @@ class BatchDrafts:
         """Return the arrays of a step, see `draftstore.engines.masks.rows_and_mask`.
 
         Args:
-            requests: `Req` of SGLang, or what has its `rid`, `origin_input_ids_unpadded`, `output_ids` and
+            requests: `Req` of SGLang, or what has its `rid`, `origin_input_ids_unpadded`, `output_ids`, `tokenizer` and
                 `sampling_params.custom_params`.
             pending: tokens of each that are accepted, but not in its `output_ids` yet.
         """
@@ -148,8 +150,8 @@ class BatchDrafts:
     def _request(self, request: Any, pending: Sequence[int]) -> DraftRequest:
         """Return what a request wants; nothing, if it cannot be read. Never raises."""
         try:
-            corpus, budget, live = _wishes(request.sampling_params.custom_params)
-            return DraftRequest(request.rid, self._ids(request, pending), corpus, budget, live)
+            ids = self._ids(request, pending)
+            return DraftRequest(request.rid, ids, *self._texts[request.rid].wishes)
         except Exception as error:  # noqa: BLE001 (an engine must not end, nor its other ranks wait)
             self.proposer.failed("a request gets no draft", error)
             return DraftRequest(request.rid, np.empty(0, np.int32), budget=0)
@@ -196,15 +198,32 @@ def _last(request: Any, pending: Sequence[int]) -> int:
     return next((int(part[-1]) for part in parts if part), 0)
 
 
-def _wishes(params: Any) -> tuple[str, int | None, bool]:
-    """Return a request's corpus, budget, and use of live stores; nonsense names a corpus that does not exist."""
-    wishes = params.get("draftstore") if isinstance(params, Mapping) else None
-    if wishes is None:
-        return "", None, True
-    if not isinstance(wishes, Mapping):
-        return f"{wishes!r}", 0, False
-    budget, live = wishes.get("budget"), wishes.get("live") is not False
-    return str(wishes.get("corpus") or ""), budget if isinstance(budget, int) else None, live
+class _Wishes(NamedTuple):
+    """What a request says about its drafts; see `DraftRequest`."""
+
+    corpus: str = ""
+    budget: int | None = None
+    live: bool = True
+    prediction: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, request: Any) -> "_Wishes":
+        """Read `custom_params`; nonsense names a corpus that does not exist."""
+        params = request.sampling_params.custom_params
+        wishes = params.get("draftstore") if isinstance(params, Mapping) else None
+        if wishes is None:
+            return cls()
+        if not isinstance(wishes, Mapping):
+            return cls(f"{wishes!r}", 0, False)
+        budget, prediction = wishes.get("budget"), wishes.get("prediction") or ()
+        if isinstance(prediction, str):
+            prediction = request.tokenizer.encode(prediction, add_special_tokens=False)
+        return cls(
+            corpus=str(wishes.get("corpus") or ""),
+            budget=budget if isinstance(budget, int) else None,
+            live=wishes.get("live") is not False,
+            prediction=prediction,
+        )
 
 
 class StoreDrafts:

@@ -13,6 +13,7 @@ from draftstore.decoding.loop import Step
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf.generation import prepare_text, seeded
+from draftstore.hf.grammar import GrammarMask
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.members import Member
 from draftstore.hf.penalties import Penalties
@@ -103,12 +104,15 @@ def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dic
         **({"min_new_tokens": request.min_tokens} if request.min_tokens else {}),
         **_choices(sampling, model.generation_config),
     }
+    processors, size = LogitsProcessorList(), len(request.prompt)
     if sampling.presence or sampling.frequency or sampling.bias:
         penalties = Penalties(
-            len(request.prompt), presence=sampling.presence, frequency=sampling.frequency, bias=sampling.bias
+            size, presence=sampling.presence, frequency=sampling.frequency, bias=sampling.bias
         )
-        arguments["logits_processor"] = LogitsProcessorList([penalties])
-    return arguments
+        processors.append(penalties)
+    if request.grammar is not None:
+        processors.append(GrammarMask(request.grammar, size))
+    return {**arguments, "logits_processor": processors} if processors else arguments
 
 
 def _choices(sampling: Sampling, own: Any) -> dict[str, Any]:

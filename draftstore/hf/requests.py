@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from draftstore.decoding.grammars import Grammar
 from draftstore.options import Options, Shown
 
 GREEDY = 1e-5
@@ -76,6 +77,7 @@ class GenerationRequest:
         budget: maximum nodes of a draft; 0 decodes without drafts, None leaves it to the planner.
         prediction: int32 [any], what is expected as the answer: drafts are taken from it too. None: nothing is.
         live: whether drafts come from the live store, if there is one, and the answer goes there.
+        grammar: what the answer must follow; None: nothing.
     """
 
     prompt: NDArray[np.int32]
@@ -87,6 +89,7 @@ class GenerationRequest:
     budget: int | None = None
     prediction: NDArray[np.int32] | None = None
     live: bool = True
+    grammar: Grammar | None = None
 
     def ends(self, own: Iterable[int]) -> list[int]:
         """Return the ids that end the answer of a model with its `own`."""

@@ -44,7 +44,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import ContextSession, check_request, check_states
+from draftstore.drafting.drafter import NO_MATCH, ContextSession, check_request, check_states
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address
@@ -115,6 +115,7 @@ class DraftCall:
         # Rounding to float32 may cross a level's bound, so the level's own probability is sent.
         self._min_prob = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
         self._drafts: list[Draft] = []
+        self._reason = NO_MATCH
         self._sent: tuple[Connection, int, int] | None = None
         if size := drafter.hidden_size:
             if hidden is None:
@@ -124,12 +125,12 @@ class DraftCall:
             return
         store._notice_fork()
         if store._closed or store._quiet.holds:
-            store.counters.failed(Outcome.SKIPPED, self._batch)
+            self._failed(Outcome.SKIPPED)
             return
         try:
             self._send()
         except RequestFailed as trouble:
-            store.counters.failed(trouble.outcome, self._batch)
+            self._failed(trouble.outcome)
             store._fail(trouble, store._quiet, "no drafts of")
 
     def finish(self) -> list[Draft]:
@@ -142,14 +143,18 @@ class DraftCall:
                 if len(self._drafts) < batch:
                     self._send()
         except RequestFailed as trouble:
-            store.counters.failed(trouble.outcome, batch)
+            self._failed(trouble.outcome)
             store._fail(trouble, store._quiet, "no drafts of")
             self._drafts = []
         if not self._drafts:
-            return [Draft(DraftTree.empty(), 0, 0) for _ in range(batch)]
+            return [Draft(DraftTree.empty(), 0, 0, self._reason) for _ in range(batch)]
         store._quiet.succeed()
         store.counters.answered([len(draft.tree.tokens) for draft in self._drafts])
         return self._drafts
+
+    def _failed(self, outcome: Outcome) -> None:
+        self._reason = str(outcome)
+        self._store.counters.failed(outcome, self._batch)
 
     def _send(self) -> None:
         """Send the request for the next contexts: few batches need a second one."""

@@ -68,6 +68,11 @@ class TextTokenizer:
         """Largest token id + 1, added tokens included."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    @property
+    def serialized(self) -> str:
+        """The tokenizer as `tokenizer.json`."""
+        return self._backend.to_str()
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 in hexadecimal digits over everything that affects encoding.
@@ -77,7 +82,7 @@ class TextTokenizer:
         template, names, the layout of the JSON, and options that are off (null, false, empty), which versions of
         `tokenizers` may write or omit.
         """
-        state = json.loads(self._backend.to_str())
+        state = json.loads(self.serialized)
         model = state["model"]
         if isinstance(model["vocab"], dict):
             model["vocab"] = sorted((i, token) for token, i in model["vocab"].items())

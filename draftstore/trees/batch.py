@@ -13,11 +13,15 @@ from draftstore.trees.tree import DraftTree, explain
 
 
 class Draft(NamedTuple):
-    """A draft tree, with the length of the longest match in the store in tokens, and its number of occurrences."""
+    """A draft tree, with the length of the longest match in the store in tokens, and its number of occurrences.
+
+    `reason` says why the tree is empty, if it is; see `draftstore.drafting.outcomes`.
+    """
 
     tree: DraftTree
     match_length: int
     match_count: int
+    reason: str = "no_match"
 
 
 class DraftBatch(NamedTuple):

@@ -14,8 +14,11 @@ def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
     Args:
         visit: leaf kernel, called as `visit(state, node, child)` for the context (-1) and each node on the path; child
             is the next node, -1 if the tree has none. Compiled into the walk.
+
+    Returns:
+        The number of nodes on the path.
     """
-    node = np.int64(-1)
+    node, depth = np.int64(-1), 0
     for token in ids:
         child = np.int64(-1)
         for i in range(node + 1, len(tokens)):
@@ -24,7 +27,8 @@ def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
         visit(state, node, child)
         if child < 0:
             break
-        node = child
+        node, depth = child, depth + 1
+    return depth
 
 
 @leaf_kernel

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from draftstore.decoding.incremental import Pieces
 from draftstore.decoding.loop import Step
+from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.problems import ApiError
@@ -31,17 +32,26 @@ class Usage:
     steps: Counter[int] = field(default_factory=Counter)  # passes with a draft, by accepted tokens
     predicted: int = 0
     missed: int = 0
+    sources: Counter[tuple[str, str]] = field(default_factory=Counter)  # see `draftstore.drafting.outcomes`
 
     def __add__(self, other: "Usage") -> "Usage":
         names = [each.name for each in fields(self)]
         return Usage(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    def _sources(self) -> dict[str, Any]:
+        """Return what each source drafted, and in how many passes it drafted nothing, by reason."""
+        found: dict[str, Any] = {}
+        for (source, what), count in self.sources.items():
+            figures = found.setdefault(source, {"drafted": 0, "accepted": 0, "empty": {}})
+            (figures if what in figures else figures["empty"])[what] = count
+        return found
 
     @property
     def accepted(self) -> int:
         """Draft tokens that became part of an answer."""
         return sum(accepted * count for accepted, count in self.steps.items())
 
-    def public(self, drafters: Sequence[str]) -> dict[str, Any]:
+    def public(self) -> dict[str, Any]:
         """Return OpenAI's `usage`, with the passes of this worker, and vLLM's `metrics`.
 
         Passes without a draft are no steps of speculative decoding.
@@ -60,7 +70,7 @@ class Usage:
                 "draftstore": {
                     "passes": self.passes,
                     "accepted_length": round(decoded / self.passes, 3) if self.passes else 0.0,
-                    "drafters": list(drafters),
+                    "sources": self._sources(),
                 },
             },
             "metrics": {
@@ -134,6 +144,7 @@ class Answer:
         """Prepare the answer number `choice` in a reply; `post` takes its events, in any thread."""
         prediction = [] if request.prediction is None else request.prediction.tolist()
         self.choice, self.request, self.terms, self.post = choice, request, terms, post
+        self.sources: Sequence[str] = ()  # labels of its drafters
         self.usage = Usage(prompt_tokens=len(request.prompt), missed=len(prediction))
         self.reason = "length"  # until it ends by itself
         self.tokens: list[int] = []  # those that ended it included
@@ -160,6 +171,7 @@ class Answer:
             self.usage.answers = 1
         else:
             self.usage.passes += 1
+            self.usage.sources.update(counted(self.sources, step.sources))
         tokens = step.tokens[: self._room].tolist()
         taken, text = self._read(tokens)
         self.tokens += tokens[:taken]

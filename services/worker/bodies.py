@@ -8,7 +8,7 @@ leaves a field out.
 import json
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from draftstore.text.chat import Message
 from draftstore.trees.frontier import MAX_BUDGET
@@ -95,6 +95,28 @@ class Prediction(_Strict):
     content: Text
 
 
+class JsonSchema(_Strict):
+    """A JSON schema; an answer follows it, strict or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """The format of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError("json_schema belongs to the type json_schema, and to no other")
+        return self
+
+
 class Drafting(_Strict):
     """How this answer is drafted."""
 
@@ -123,6 +145,7 @@ class Body(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
     # vLLM's
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Share | None = None
@@ -147,7 +170,6 @@ class Body(_Strict):
     cache_salt: Any = None
     # what happens anyway
     best_of: Literal[1] | None = None
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
 
 
 class CompletionBody(Body):

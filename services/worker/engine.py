@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from draftstore.decoding.grammars import Grammars
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.answers import Answer
 
@@ -18,10 +19,11 @@ class Facts(NamedTuple):
 
 
 class Engine(Protocol):
-    """A loaded model with its drafters, used by one thread; its tokenizer and facts by all."""
+    """A loaded model with its drafters, used by one thread; its attributes by all."""
 
     facts: Facts
     tokenizer: TextTokenizer
+    grammars: Grammars
 
     @property
     def room(self) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 from transformers.utils import logging as transformers_log
 
 from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.planners import Planner
-from draftstore.drafting.drafter import Drafter
 from draftstore.errors import LookupServiceError
 from draftstore.hf.answering import batch_member, decode_plainly
 from draftstore.hf.batches import Batch
@@ -46,6 +46,7 @@ class BatchEngine:
         """Decode with a batch; `name` is that for clients, `min_prob` the least probability of a drafted node."""
         self.tokenizer = loaded.text
         self.facts = _facts(loaded, name, batch.positions, tuple(part.label for part in drafters.parts))
+        self.grammars = Grammars(loaded.text, loaded.vocab_size, loaded.ends)
         self._loaded, self._batch = loaded, batch
         self._drafters, self._planner, self._min_prob = drafters, planner, min_prob
         self._others = drafters.without_live()
@@ -56,18 +57,20 @@ class BatchEngine:
         """Number of answers that can be started now."""
         return self._batch.most - len(self._batch)
 
-    def _drafter(self, request: GenerationRequest) -> Drafter | None:
-        """Return the drafter for a request: none if it wants none, and one that knows its prediction."""
-        if request.budget == 0:
-            return None
+    def _sources(self, request: GenerationRequest) -> Assembly:
+        """Return the drafters for a request."""
         drafters = self._drafters if request.live else self._others
         if request.prediction is not None and len(request.prediction):
-            return drafters.predicting(request.prediction, self._loaded.vocab_size)
-        return drafters if drafters.parts else None
+            drafters = drafters.predicting(request.prediction, self._loaded.vocab_size)
+        if request.grammar is not None:
+            drafters = drafters.following(request.grammar, len(request.prompt))
+        return drafters
 
     def join(self, answer: Answer) -> None:
         """Start an answer."""
-        request, drafter, least = answer.request, self._drafter(answer.request), self._min_prob
+        request, sources, least = answer.request, self._sources(answer.request), self._min_prob
+        answer.sources = sources.labels
+        drafter = sources if sources.parts and request.budget != 0 else None
         member = batch_member(self._loaded, request, drafter=drafter, planner=self._planner, min_prob=least)
         self._batch.join(member)
         self._answers[member] = answer
@@ -118,6 +121,7 @@ class PlainEngine:
         """Decode with `generate` of transformers."""
         self.tokenizer = loaded.text
         self.facts = _facts(loaded, name)
+        self.grammars = Grammars(loaded.text, loaded.vocab_size, loaded.ends)
         self._loaded = loaded
         self._answer: Answer | None = None
 

@@ -69,7 +69,7 @@ class Completion:
 
     def _document(self, kind: str, choices: Sequence[Any], usage: Usage | None = None) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self._created, "model": self._facts.name}
-        figures = usage.public(self._facts.drafters) if usage else {}
+        figures = usage.public() if usage else {}
         return {**head, "system_fingerprint": FINGERPRINT, "choices": choices, **figures}
 
 

@@ -119,7 +119,10 @@ def run(model: Path, prompts: Texts, *, drafts: bool, tokens: int = TOKENS, **se
     assert made.proposer is not None
     assert made.proposer.figures.failures == 0
     return Run(
-        answers, made.passes - len(answers), preempted, made.proposer.figures.by_label("predicted_tokens")
+        answers,
+        made.passes - len(answers),
+        preempted,
+        made.proposer.figures.by_label("source_accepted_tokens"),
     )
 
 

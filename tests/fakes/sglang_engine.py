@@ -70,6 +70,7 @@ class Request:
         self.origin_input_ids_unpadded = array("q", prompt)
         self.output_ids = array("q")
         self.sampling_params = SimpleNamespace(custom_params=params)
+        self.tokenizer: Any = None
 
 
 class Accepted(NamedTuple):

@@ -23,6 +23,7 @@ from starlette.datastructures import Headers
 
 from draftstore.cli.options import takes
 from draftstore.cli.output import print_json
+from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
 from draftstore.hf.requests import GenerationRequest
@@ -79,6 +80,7 @@ class FakeEngine:
         self.tokenizer = tokenizer
         ends, vocab_size = frozenset([tokenizer.eos_id]), vocab_size or tokenizer.vocab_size
         self.facts = Facts(MODEL, positions, vocab_size, ends, ("request",))
+        self.grammars = Grammars(tokenizer, vocab_size, ends)
         self.works: list[GenerationRequest] = []
         self.closed = False
         self.most = most

@@ -296,7 +296,7 @@ def test_every_service_starts_by_its_own_command_and_a_release_drafts_in_the_wor
         with urllib.request.urlopen(request, timeout=60) as response:
             reply: dict[str, Any] = json.load(response)
         assert reply["choices"][0]["text"].startswith(", there was a little girl")
-        assert "lookup:chat" in reply["usage"]["draftstore"]["drafters"]
+        assert "lookup:chat" in reply["usage"]["draftstore"]["sources"]
         return reply
 
     # Drafts that take more than 2 ms are not waited for: on a busy machine, an answer may come without any.

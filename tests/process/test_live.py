@@ -67,7 +67,7 @@ def test_workers_learn_from_each_other(data: Path, tmp_path: Path) -> None:
         assert logged(log) == 1
         learned, unlearned = ask(workers[1]), ask(workers[1], live=False)
         assert learned["choices"] == unlearned["choices"] == plain["choices"]
-        assert learned["usage"]["draftstore"]["drafters"] == ["live:team"]
+        assert learned["usage"]["draftstore"]["sources"].keys() == {"live:team"}
         assert unlearned["usage"]["draftstore"]["accepted_length"] == 1.0
         assert learned["usage"]["draftstore"]["accepted_length"] > 3.0
 

@@ -156,6 +156,26 @@ def test_a_request_turns_drafts_off_or_takes_fewer() -> None:
     assert nodes({"draftstore": "off"}) == nodes({"draftstore": {"corpus": "unknown"}}) == 0
 
 
+def test_a_prediction_drafts_for_its_request_alone(small_tokenizer: TextTokenizer) -> None:
+    text = "12312412351246"
+    answer = small_tokenizer.encode(text, bos=False).tolist()
+
+    def drafted(**wishes: Any) -> list[int]:
+        request = Request("one", [answer[-1], answer[0]], {"draftstore": wishes})
+        request.tokenizer = SimpleNamespace(
+            encode=lambda given, add_special_tokens: small_tokenizer.encode(
+                given, bos=add_special_tokens
+            ).tolist()
+        )
+        tokens, _ = drafts(vocab_size=small_tokenizer.vocab_size).draft([request], [[]])
+        found: list[int] = tokens.tolist()[1:]
+        return found
+
+    assert drafted() == [answer[0]] * (ROWS - 1)
+    assert drafted(prediction=text) == drafted(prediction=answer) == answer[1:ROWS]
+    assert drafted(prediction=7) == drafted(prediction=[-1]) == drafted()
+
+
 def test_without_overlap_and_with_grammars_the_outputs_are_whole() -> None:
     accepted = Accepted(np.array([4, 0, 0, 0, 0, 0]), np.array([1]))
     for overlap, grammar, row in ((True, False, 4), (True, True, 2), (False, False, 2)):

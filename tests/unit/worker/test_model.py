@@ -156,7 +156,13 @@ def test_a_request_without_drafts(service: Service) -> None:
     assert (
         service.metric("vllm:spec_decode_num_accepted_tokens_total", model_name="stories260K") >= accepted > 0
     )
-    assert drafted["usage"]["draftstore"]["drafters"] == ["request", "rest:tales", "dresd:dense", "recycling"]
+    sources = drafted["usage"]["draftstore"]["sources"]
+    assert [*sources] == ["request", "rest:tales", "dresd:dense", "recycling"]
+    assert sources["rest:tales"]["drafted"] > sources["rest:tales"]["accepted"] > 0
+    passes = without["usage"]["draftstore"]["passes"]
+    assert {str(each) for each in without["usage"]["draftstore"]["sources"].values()} == {
+        str({"drafted": 0, "accepted": 0, "empty": {"budget": passes}})
+    }
     few = speculation(ask(service, "completions", **asked, draftstore={"budget": 2}))
     assert 0 < few["num_draft_tokens"] <= 2 * few["num_spec_steps"]
 
@@ -182,6 +188,37 @@ def test_a_prediction_changes_nothing_but_the_passes(service: Service) -> None:
     assert all(
         each["accepted_prediction_tokens"] == each["rejected_prediction_tokens"] == 0 for each in details[::2]
     )
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "top_p": 0.9, "seed": 3}])
+def test_an_answer_in_json_is_the_same_where_what_its_schema_forces_is_drafted(
+    service: Service, sampling: dict[str, Any]
+) -> None:
+    properties = {
+        "favourite_colour": {"enum": ["red", "green"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    }
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "child", "schema": schema, "strict": True}}
+    asked = {"prompt": PROMPTS[1], "max_tokens": 100, "response_format": wanted, **sampling}
+    drafted, without = (
+        ask(service, "completions", **asked, draftstore=given) for given in ({}, {"budget": 0})
+    )
+    assert drafted["choices"] == without["choices"]
+    answer = drafted["choices"][0]
+    assert answer["finish_reason"] == "stop"
+    found = json.loads(answer["text"])
+    assert [*found] == [*properties]
+    assert found["favourite_colour"] in ("red", "green")
+    assert isinstance(found["age"], int)
+    assert drafted["usage"]["draftstore"]["sources"]["grammar"]["accepted"] >= 20
+    assert drafted["usage"]["draftstore"]["passes"] < without["usage"]["draftstore"]["passes"] / 2
+    assert stream(service, "completions", **asked) == answer["text"]
 
 
 def test_the_plain_engine_answers_one_after_the_other(

@@ -21,6 +21,7 @@ from draftstore.stores.dresd.files import FILES
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
 from draftstore.stores.dresd.kernels.nearest import ALL
 from draftstore.stores.dresd.store import STRATEGIES, DresdStore
+from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.fakes.dense_stores import (
@@ -297,7 +298,7 @@ def test_a_batch_drafts_what_each_of_it_drafts_alone(built: Path) -> None:
         assert len(draft.tree) <= 30
         assert np.all(draft.tree.probs >= 0.01)
     for row in (3, 5, 6, 7, 8):
-        assert together[row] == (DraftTree.empty(), 0, 0)
+        assert together[row] == Draft(DraftTree.empty(), 0, 0)
     assert sum(len(draft.tree) > 0 for draft in together) > len(together) // 2
     assert drafter.draft_batch(wide, 30, 0.01, hidden=hidden).encode_trees()[0].shape == (len(wide),)
 
@@ -306,12 +307,12 @@ def test_without_states_or_entries_nothing_is_drafted(built: Path, tmp_path: Pat
     drafter = DresdStore.open(built).drafter()
     contexts, hidden = questions(most=4)
     for draft in [*drafter.draft(contexts), *drafter.draft(np.empty((4, 0), np.int32), hidden=hidden)]:
-        assert draft == (DraftTree.empty(), 0, 0)
+        assert draft == Draft(DraftTree.empty(), 0, 0)
     assert drafter.draft(np.empty((0, 1), np.int32), hidden=np.empty((0, 16), np.float16)) == []
     drafter.warm_up()
     empty = DresdStore.open(make_dense_store(tmp_path / "none", [[3, 4], [5]], vocab_size=6)).drafter()
     assert empty.draft(np.array([[4]], np.int32), hidden=np.ones((1, 16), np.float16)) == [
-        (DraftTree.empty(), 0, 0)
+        Draft(DraftTree.empty(), 0, 0)
     ]
 
 

@@ -1,0 +1,138 @@
+"""Answers in JSON: the tokens that may come next by a schema, and those that must, which are drafted.
+
+    grammars = Grammars(tokenizer, vocab_size, ends)
+    grammar = grammars.compiled({"type": "object", ...})     None: any JSON object
+    state = grammar.start()
+    state.extend(tokens)                                     of the answer, as they come
+    state.allowed(), state.forced()
+
+The package llguidance reads schemas and follows grammars. JSON is compact, without whitespace between its parts: so
+names of properties and most punctuation are forced, and cost no pass of their own.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.drafter import check_budget
+from draftstore.errors import GrammarError, needs_extra
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.frontier import MAX_DEPTH
+from draftstore.trees.tree import DraftTree
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class Grammars:
+    """The grammars of one model; threads may share it."""
+
+    def __init__(self, tokenizer: TextTokenizer, vocab_size: int, ends: Iterable[int]) -> None:
+        """Compile for a tokenizer, logits of `vocab_size` ids, and the ids that end an answer."""
+        self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, frozenset(ends)
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+
+    def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
+        """Return the grammar of a JSON schema; the first call takes seconds, for the vocabulary.
+
+        Raises:
+            GrammarError: the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
+            MissingExtraError: llguidance is not installed.
+        """
+        with needs_extra("llguidance", "hf"):
+            from llguidance import LLMatcher
+        if not self._ends:
+            raise GrammarError("this model has no token that ends an answer")
+        text = json.dumps({"type": "object"} if schema is None else schema)
+        grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
+        matcher = LLMatcher(self._read(), grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error().splitlines()[0])
+        return Grammar(matcher, self._vocab_size, self._ends)
+
+    def _read(self) -> "LLTokenizer":
+        """Return the vocabulary as llguidance needs it."""
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = LLTokenizer(
+                    self._tokenizer.serialized, n_vocab=self._vocab_size, eos_token=list(self._ends)
+                )
+            return self._vocabulary
+
+
+class Grammar:
+    """A compiled grammar."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: frozenset[int]) -> None:
+        """Wrap a matcher at its start."""
+        self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
+
+    def start(self) -> "GrammarState":
+        """Return the state of an answer without tokens."""
+        return GrammarState(self._matcher.deep_copy(), self._vocab_size, self._ends)
+
+
+class GrammarState:
+    """The state of one answer in its grammar."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: frozenset[int]) -> None:
+        self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens of the answer; GrammarError if the grammar does not allow them, or is too complex."""
+        if not self._matcher.consume_tokens([token for token in tokens if token not in self._ends]):
+            raise GrammarError(self._matcher.get_error().splitlines()[0])
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return bool [vocab_size], whether each token may follow."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
+        if self._matcher.is_error():
+            raise GrammarError(self._matcher.get_error().splitlines()[0])
+        return allowed
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow, without the last one if more text may change it."""
+        return list(self._matcher.compute_ff_tokens())
+
+
+class GrammarDrafter:
+    """A drafter of what a grammar forces, for one answer."""
+
+    def __init__(self, grammar: Grammar, prompt_size: int) -> None:
+        """Draft for the answer behind `prompt_size` tokens."""
+        self._grammar, self._prompt_size = grammar, prompt_size
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "GrammarSession":
+        """Start the drafts of the answer; see `Drafter.session`."""
+        session = GrammarSession(self._grammar.start())
+        session.observe(np.asarray(prompt_ids)[self._prompt_size :])
+        return session
+
+
+class GrammarSession:
+    """The drafts for one answer: a `Session`."""
+
+    needs_candidates = needs_hidden = False
+
+    def __init__(self, state: GrammarState) -> None:
+        self._state = state
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        """Return the forced tokens as a chain; see `Session`."""
+        most = min(budget, MAX_DEPTH) if check_budget(budget, min_prob) >= 0 else 0
+        tokens = np.array(self._state.forced()[:most], np.int32)
+        return DraftTree(
+            tokens, np.arange(-1, len(tokens) - 1, dtype=np.int16), np.zeros(len(tokens), np.uint8)
+        )
+
+    def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
+        """Append ids to the answer."""
+        self._state.extend(np.asarray(accepted_ids).tolist())

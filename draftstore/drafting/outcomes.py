@@ -1,0 +1,66 @@
+"""What became of each source's own draft in a step, and why a source drafted nothing.
+
+    tree = session.propose(16)
+    session.observe(new)
+    counts += counted(labels, outcomes(session, tree, new))     after every step of a text
+
+Reasons are `no_match`; `budget`, if no nodes were wanted; `failed`, if the source was disabled for the text; of a
+lookup service the `Outcome` of the call: `skipped` in a pause after failures, `timeout`, `unreachable`, ...
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafting.drafter import NO_MATCH, Session
+from draftstore.drafting.mixture import MixtureSession
+from draftstore.trees.tree import DraftTree
+
+
+class SourceOutcome(NamedTuple):
+    """One source's part of a step.
+
+    Attributes:
+        drafted: tokens of its own draft, verified or not.
+        accepted: those of them that became part of the text.
+        reason: why it drafted nothing; empty if it drafted.
+    """
+
+    drafted: int
+    accepted: int
+    reason: str = ""
+
+
+NOT_WANTED = SourceOutcome(0, 0, "budget")
+
+
+def outcomes(session: Session, tree: DraftTree, new: NDArray[np.int32]) -> list[SourceOutcome]:
+    """Return the part of each source in the last step of a session, in order; none if no nodes were wanted.
+
+    Args:
+        session: after `observe`.
+        tree: its last proposal.
+        new: int32 [any], what it observed.
+    """
+    if not isinstance(session, MixtureSession):
+        return [_outcome(session, tree, len(tree.accepted(new)))]
+    parts = zip(session.sessions, session.proposed, session.accepted, strict=False)
+    return [_outcome(*part) for part in parts]
+
+
+def _outcome(session: Session, tree: DraftTree, accepted: int) -> SourceOutcome:
+    return SourceOutcome(len(tree), accepted, "" if len(tree) else getattr(session, "reason", NO_MATCH))
+
+
+def counted(labels: Sequence[str], parts: Sequence[SourceOutcome]) -> Counter[tuple[str, str]]:
+    """Return a step's `drafted`, `accepted` and reasons by source; without parts no nodes were wanted."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for label, part in zip(labels, parts or [NOT_WANTED] * len(labels), strict=True):
+        counts[label, "drafted"] = part.drafted
+        counts[label, "accepted"] = part.accepted
+        if part.reason:
+            counts[label, part.reason] = 1
+    return counts

@@ -71,7 +71,7 @@ class _Text(GrowingIds):
         self.sources: list[str] = []
         self.corpus, self.live = corpus, live
         self.remembered = 0  # tokens that are the prompt, or in the live store
-        self.tree = DraftTree.empty()
+        self.tree, self.budget = DraftTree.empty(), 0  # the last draft, and its maximum nodes
         self.step = 0
 
 
@@ -199,12 +199,13 @@ class Proposer:
                 sources = self._sources(request)
                 text.session, text.sources = sources.session(new), sources.labels
             elif text.session is not None and len(new):
-                self._learn(text, text.session, new, budget)
+                self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a text gets no more drafts", error)
             text.session = None
         text.tree = DraftTree.empty()
-        return text, 0 if text.session is None else budget
+        text.budget = 0 if text.session is None else budget
+        return text, text.budget
 
     def _text(self, request: DraftRequest) -> _Text:
         """Return a request's text as it was, or a new one where another text has its key now."""
@@ -223,14 +224,14 @@ class Proposer:
         prediction = np.asarray(request.prediction, np.int32)
         return sources.predicting(prediction, self._vocab_size) if len(prediction) else sources
 
-    def _learn(self, text: _Text, session: Session, new: NDArray[np.int32], budget: int) -> None:
+    def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
         """Give a session the new tokens, and count what was accepted."""
         path = text.tree.accepted(new)
         known = len(path) + 1 == len(new)  # else the engine has verified something else
         # The last token is the model's own, even where it is one of a draft that the engine has cut.
         self.figures.add(text.corpus, text.tree, path[: len(new) - 1])
         session.observe(new, tree=text.tree if known else None)
-        parts = outcomes(session, text.tree, new) if budget > 0 else []
+        parts = outcomes(session, text.tree, new) if text.budget > 0 else []
         self.figures.add_sources(text.corpus, counted(text.sources, parts))
 
     def _propose_together(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:

@@ -64,7 +64,11 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
     drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9, 9, 8], budget=0)])
     drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9, 9, 8, 7])])
     drafts.propose([asked(1, [1, 2], corpus="acme")])
-    assert figures.by_label("source_empty_drafts") == {"request no_match": 1, "request budget": 1, " unknown_corpus": 1}
+    assert figures.by_label("source_empty_drafts") == {
+        "request no_match": 1,
+        "request budget": 1,
+        " unknown_corpus": 1,
+    }
 
 
 def test_budgets_of_requests_cut_their_drafts() -> None:

@@ -6,7 +6,7 @@ The model is SmolLM2-135M-Instruct. The file is exported from a store of every o
 import struct
 import subprocess
 import urllib.error
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,15 +15,16 @@ import pytest
 from draftstore.engines.llama_cpp import export_cache
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from tests.engines_llama_cpp.server import Answer, Server, launch, started
-from tests.fakes.llama_cpp import SIMPLE_MATCH, SIMPLE_MOST, Drafts, Slot, read_cache
+from tests.engines_llama_cpp.server import Answer, launch, started
+from tests.fakes.llama_cpp import Drafts, Simple, Slot, read_cache
 
 TOKENS = 40
 WHAT = ["rain", "bread", "the moon", "a volcano", "honey", "ice", "a river", "the heart", "sleep", "a tree"]
 ASKED = ["What is {}?", "Explain {} to a child."]
 CACHE = ("--spec-type", "ngram-cache", "--lookup-cache-static")
+SHORT = Simple(3, 8)
 SIMPLE = (
-    *("--spec-ngram-simple-size-n", str(SIMPLE_MATCH), "--spec-ngram-simple-size-m", str(SIMPLE_MOST)),
+    *("--spec-ngram-simple-size-n", str(SHORT.match), "--spec-ngram-simple-size-m", str(SHORT.most)),
     *("--spec-type", "ngram-simple,ngram-cache", "--lookup-cache-static"),
 )
 RECORD = 28
@@ -63,18 +64,17 @@ def plain(prompts: Texts, tokenizer: TextTokenizer, tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="module")
 def file(plain: Texts, tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("file")
-    (folder / "answers.txt").write_text("\n\n".join(tokenizer.decode(answer) for answer in plain[: len(WHAT)]))
+    (folder / "answers.txt").write_text(
+        "\n\n".join(tokenizer.decode(answer) for answer in plain[: len(WHAT)])
+    )
     build_rest(RestOptions(corpus=(folder / "answers.txt",)), tokenizer, folder / "store", workers=1)
     return export_cache(folder / "store", folder / "cache.bin").path
 
 
-def check(found: Sequence[Answer], prompts: Texts, plain: Texts, slot: Slot) -> list[Drafts]:
-    """Compare answers of a slot with those without drafts, and what was drafted with what the double foretells."""
-    assert [answer.ids for answer in found] == plain
-    foretold = [slot.answer(prompt, answer) for prompt, answer in zip(prompts, plain, strict=True)]
-    assert [(answer.drafted, answer.accepted) for answer in found] == [
-        (each.drafted, each.accepted) for each in foretold
-    ]
+def check(found: Sequence[Answer], prompts: Texts, slot: Slot) -> list[Drafts]:
+    """Compare what a slot has drafted for all its answers with what the double foretells."""
+    foretold = [slot.answer(prompt, answer.ids) for prompt, answer in zip(prompts, found, strict=True)]
+    assert [(answer.drafted, answer.accepted) for answer in found] == [each[1:] for each in foretold]
     return foretold
 
 
@@ -83,13 +83,14 @@ def rate(drafts: Sequence[Drafts]) -> str:
     return f"{len(drafts) * (TOKENS - 1) / sum(each.passes for each in drafts):.2f}"
 
 
-@pytest.mark.parametrize(("options", "simple"), [(CACHE, False), (SIMPLE, True)])
+@pytest.mark.parametrize(("options", "simple"), [(CACHE, None), (SIMPLE, SHORT)])
 def test_an_exported_file(
-    options: Sequence[str], simple: bool, prompts: Texts, plain: Texts, file: Path, tmp_path: Path
+    options: Sequence[str], simple: Simple | None, prompts: Texts, plain: Texts, file: Path, tmp_path: Path
 ) -> None:
     with started(tmp_path, *options, str(file)) as server:
         found = [server.ask(prompt, TOKENS) for prompt in prompts]
-    drafts = check(found, prompts, plain, Slot(read_cache(file), simple=simple))
+    assert [answer.ids for answer in found] == plain
+    drafts = check(found, prompts, Slot(read_cache(file), simple=simple))
     stored, others = drafts[: len(WHAT)], drafts[len(WHAT) :]
     print(f"{options[-2]}: {rate(stored)} tokens a pass where the answer is stored, {rate(others)} elsewhere")
     assert sum(each.accepted for each in stored) > sum(each.passes for each in stored)
@@ -97,6 +98,7 @@ def test_an_exported_file(
 
 
 def test_two_slots_at_once(prompts: Texts, plain: Texts, file: Path, tmp_path: Path) -> None:
+    """Answers that are read together may differ where two tokens are as likely but for rounding."""
     part = 4
     with started(tmp_path, *CACHE, str(file), slots=2) as server, ThreadPoolExecutor(2) as pool:
 
@@ -104,26 +106,25 @@ def test_two_slots_at_once(prompts: Texts, plain: Texts, file: Path, tmp_path: P
             return [server.ask(prompt, TOKENS, slot) for prompt in prompts[slot : 2 * part : 2]]
 
         found = list(pool.map(ask, range(2)))
+    same = 0
     for slot in range(2):
         places = slice(slot, 2 * part, 2)
-        check(found[slot], prompts[places], plain[places], Slot(read_cache(file)))
+        check(found[slot], prompts[places], Slot(read_cache(file)))
+        same += sum(answer.ids == ids for answer, ids in zip(found[slot], plain[places], strict=True))
+    assert same > part
 
 
-def test_a_slot_is_never_reset(tokenizer: TextTokenizer, prompts: Texts, plain: Texts, tmp_path: Path) -> None:
-    """A long text is drafted from as long as the server runs; of shorter ones after it nothing is learned."""
+def test_a_slot_is_never_reset(
+    tokenizer: TextTokenizer, prompts: Texts, plain: Texts, tmp_path: Path
+) -> None:
+    """A long text is drafted from as long as the server runs, and of shorter ones after it nothing is learned."""
     long = ask_of(tokenizer, "Say again: " + tokenizer.decode(plain[0]) * 3)
+    asked = [long, prompts[0], prompts[1]]
     with started(tmp_path, "--spec-type", "ngram-cache") as server:
-        found = [server.ask(prompt, TOKENS) for prompt in (long, prompts[0], prompts[1], prompts[1])]
-    [*_, first, again] = check(found[1:], prompts[:2] + prompts[1:2], plain[:2] + plain[1:2], read(long, found[0]))
+        found = [server.ask(prompt, TOKENS) for prompt in asked]
+    check(found, asked, Slot({}))
     assert found[1].accepted > TOKENS / 2
-    assert again == first
-
-
-def read(prompt: list[int], answer: Answer) -> Slot:
-    """Return a slot without a file that has answered one prompt."""
-    slot = Slot({})
-    assert slot.answer(prompt, answer.ids)[1:] == (answer.drafted, answer.accepted)
-    return slot
+    assert found[1].drafted > Slot({}).answer(prompts[0], found[1].ids).drafted
 
 
 def outcome(log: Path, file: Path) -> str:

@@ -1,4 +1,4 @@
-"""llama.cpp's lookup decoding, slow and plain: how it reads a static n-gram cache, and what a slot of its server drafts.
+"""llama.cpp's lookup decoding, slow and plain: how it reads a static n-gram cache, and what its server drafts.
 
 Read from common/ngram-cache.cpp of llama.cpp at 5c5f166e, and from common/speculative.cpp, common/ngram-map.cpp and
 tools/server/server-context.cpp of build 11434. Of two tokens that are half of all each, llama.cpp's hash maps give the
@@ -20,8 +20,13 @@ STATIC = 2
 """Tokens of the n-grams of a static cache."""
 MOST = 8
 """Tokens that `ngram-cache` drafts at most."""
-SIMPLE_MATCH, SIMPLE_MOST = 4, 8
-"""Tokens that `ngram-simple` must find again, and drafts at most, as docs/llama-cpp.md advises (not the defaults)."""
+
+
+class Simple(NamedTuple):
+    """How `ngram-simple` drafts: the tokens that it must find again, and those that it drafts at most."""
+
+    match: int = 12
+    most: int = 48
 
 
 def read_cache(path: Path) -> dict[Ngram, Part]:
@@ -58,15 +63,16 @@ def from_static(cache: Mapping[Ngram, Part], last: Sequence[int]) -> int | None:
     return _best(part, part, STATIC)
 
 
-def from_text(text: Sequence[int]) -> list[int]:
+def from_text(text: Sequence[int], simple: Simple) -> list[int]:
     """Return what `ngram-simple` drafts: what followed the last tokens when they stood in the text before."""
-    known, pattern = text[:-1], text[-SIMPLE_MATCH:]
-    if len(known) <= SIMPLE_MATCH + SIMPLE_MOST + 1:
+    known, pattern = text[:-1], text[-simple.match :]
+    if len(known) <= simple.match + simple.most + 1:
         return []
-    for start in range(len(known) - SIMPLE_MATCH - 1, 0, -1):
-        end = start + SIMPLE_MATCH
+    for start in range(len(known) - simple.match - 1, 0, -1):
+        end = start + simple.match
         if known[start:end] == pattern:
-            return list(known[end : end + SIMPLE_MOST]) if len(known) - end >= SIMPLE_MATCH else []
+            found = list(known[end : end + simple.most])
+            return found if len(found) >= simple.match else []
     return []
 
 
@@ -83,10 +89,10 @@ class Slot:
 
     Attributes:
         static: a static cache, or an empty one.
-        simple: whether the server has `ngram-simple,ngram-cache`.
+        simple: set where the server has `ngram-simple,ngram-cache`.
     """
 
-    def __init__(self, static: Mapping[Ngram, Part], *, simple: bool = False) -> None:
+    def __init__(self, static: Mapping[Ngram, Part], simple: Simple | None = None) -> None:
         self.static, self.simple = static, simple
         self._context: defaultdict[Ngram, Counter[int]] = defaultdict(Counter)
         self._seen = 0
@@ -111,7 +117,7 @@ class Slot:
 
     def draft(self, text: Sequence[int]) -> list[int]:
         """Return the chain that is drafted after a text."""
-        if self.simple and (found := from_text(text)):
+        if self.simple and (found := from_text(text, self.simple)):
             return found
         self._observe(text)
         chain: list[int] = []

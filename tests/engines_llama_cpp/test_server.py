@@ -39,7 +39,8 @@ def tokenizer(data: Path) -> TextTokenizer:
 
 def ask_of(tokenizer: TextTokenizer, question: str) -> list[int]:
     chat = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    return tokenizer.encode(chat, bos=True).tolist()
+    ids: list[int] = tokenizer.encode(chat, bos=True).tolist()
+    return ids
 
 
 @pytest.fixture(scope="module")

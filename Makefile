@@ -39,7 +39,7 @@ test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this
 test-sglang: .venv-sglang/.done  ## Run real SGLang servers on this CPU that verify drafts, in .venv-sglang (3 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_sglang $(ARGS)
 
-test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU with exported files, in .venv-llama-cpp (1 GB; needs DRAFTSTORE_TEST_DATA)
+test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU with exported files, in .venv-llama-cpp (1.2 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-llama-cpp/bin/python -m pytest -p no:cacheprovider tests/engines_llama_cpp $(ARGS)
 
 lint: .venv/.dev  ## Style, types and the one-way imports

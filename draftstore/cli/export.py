@@ -33,12 +33,13 @@ def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: boo
     """Write what follows two tokens as a static cache for llama.cpp's lookup decoding.
 
     From a REST store, or from what `draftstore count` made of one. The file holds ids of the store's tokenizer: only
-    models with the same tokenizer can use it.
+    models with the same tokenizer can use it. In memory it takes 17 times its size for each slot of llama-server.
 
     \b
     Example:
       draftstore export llama-cpp stores/chat --out chat.bin --max-bytes 10MB
-      llama-server -m model.gguf --spec-type ngram-cache --lookup-cache-static chat.bin
+      llama-server -m model.gguf --spec-type ngram-simple,ngram-cache --lookup-cache-static chat.bin --parallel 1 \\
+          --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 8
     """
     begin = time.perf_counter()
     with build_bars() as progress:

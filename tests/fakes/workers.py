@@ -25,6 +25,7 @@ from draftstore.cli.options import takes
 from draftstore.cli.output import print_json
 from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.loop import Step
+from draftstore.drafting.outcomes import SourceOutcome
 from draftstore.errors import DraftstoreError
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -108,6 +109,7 @@ class FakeEngine:
 
     def join(self, answer: Answer) -> None:
         self._answers[answer] = self.passes(answer.request)
+        answer.sources = self.facts.drafters
         self.works.append(answer.request)  # last: who waits for it finds the room taken
 
     def leave(self, answer: Answer) -> None:
@@ -119,7 +121,8 @@ class FakeEngine:
         for start in [0, *range(1, len(tokens), self._chunk)]:
             come = tokens[start : start + self._chunk] if start else tokens[:1]
             tree = chain(come[:-1])
-            yield Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1)
+            source = SourceOutcome(len(tree), len(tree), "" if len(tree) else "no_match")
+            yield Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1, sources=[source])
 
     def step(self) -> list[tuple[Answer, Exception | None]]:
         ended: list[tuple[Answer, Exception | None]] = []

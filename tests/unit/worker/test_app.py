@@ -31,6 +31,7 @@ def test_a_completion(worker: Worker, engine: FakeEngine) -> None:
     assert work.prompt.tolist() == engine.tokenizer.encode("zero", bos=True).tolist()
     tokens = len(engine.tokens_of(work))
     passes, last = -(-(tokens - 1) // 3), (tokens - 1) % 3
+    accepted = tokens - 1 - passes
     assert reply["usage"] == {
         "prompt_tokens": len(work.prompt),
         "completion_tokens": tokens,
@@ -39,11 +40,16 @@ def test_a_completion(worker: Worker, engine: FakeEngine) -> None:
         "draftstore": {
             "passes": passes,
             "accepted_length": round((tokens - 1) / passes, 3),
-            "drafters": ["request"],
+            "sources": {
+                "request": {
+                    "drafted": accepted,
+                    "accepted": accepted,
+                    "empty": {"no_match": 1} if last == 1 else {},
+                }
+            },
         },
     }
     steps = passes - (last == 1)  # a last pass of one token had no draft
-    accepted = tokens - 1 - passes
     assert reply["metrics"]["speculative_decoding"] == {
         "mean_acceptance_length": pytest.approx(1 + accepted / steps),
         "draft_acceptance_rate": 1.0,

@@ -108,7 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}},
         "response_format",
-        "odd",
+        "must be a string",
     ),
     ({"guided_json": {}}, "guided_json", "not permitted"),
     ({"prediction": {"type": "text", "content": "a"}}, "prediction", "content"),

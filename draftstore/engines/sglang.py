@@ -289,6 +289,10 @@ class StoreDrafts:
     def _update_ngram_corpus(self, batch: Any) -> None:
         """Do nothing: the whole text comes with the next step."""
 
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:  # noqa: ARG002
+        """Forget a request that has ended now, and remember its answer; by itself SGLang waits for another step."""
+        self.ngram_corpus.erase_match_state([rid])
+
 
 def _serve(proposer: Proposer, address: str | int) -> None:
     """Serve metrics; the second replica on a machine finds the port taken, and does without."""

@@ -158,6 +158,7 @@ def predicted(plain: Run, prompts: Texts, store: Path, vocab_size: int, tokenize
         return replay(alone, recordings, budget=16, chain=CHAIN).accepted_length
 
 
+@pytest.mark.case("one request", "several requests at once", "chains", "passes as the replay foretells")
 def test_a_local_store_and_the_request(
     model: Path, plain: Run, prompts: Texts, store: Path, predicted: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +170,13 @@ def test_a_local_store_and_the_request(
     assert done.predicted[f"rest:{RELEASE}"] > PROMPTS
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param(False, marks=pytest.mark.case("a lookup service")),
+        pytest.param(True, marks=pytest.mark.case("a lookup service killed in the middle")),
+    ],
+)
 def test_the_lookup_service(
     killed: bool,
     model: Path,
@@ -196,6 +203,7 @@ def test_the_lookup_service(
         assert done.accepted_length == pytest.approx(predicted, rel=0.02)
 
 
+@pytest.mark.case("a live store")
 def test_answers_of_a_moment_ago(
     model: Path, plain: Run, prompts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +215,7 @@ def test_answers_of_a_moment_ago(
     assert done.predicted["live:team"] > PROMPTS * TOKENS / 2
 
 
+@pytest.mark.case("prompts read in chunks", "requests put back")
 def test_prompts_in_chunks_and_preemptions(
     model: Path, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

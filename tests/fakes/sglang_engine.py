@@ -129,6 +129,9 @@ class NgramWorker:
         self._prev_decode_rids = rids
         return found
 
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        pass
+
     def clear_cache_pool(self) -> None:
         self.ngram_corpus.reset()
 
@@ -176,6 +179,7 @@ class Engine:
                 self._settle(request)
             if len(request.output_ids) >= self.longest:
                 self.leave(request)
+                self.worker.note_request_finished(rid=request.rid, natural_stop=False)
                 ended.append(request)
         return ended
 

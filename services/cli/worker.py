@@ -31,7 +31,8 @@ def worker(
 ) -> None:
     """Answer OpenAI's API with a model that decodes with drafts: the same words, in fewer forward passes.
 
-    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz, /readyz and /metrics.
+    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz (or /health), /readyz and
+    /metrics.
     Requests are decoded together: each joins the batch when it comes and leaves it when it is answered. Drafts come
     from stores, from a release of the lookup service, and from the request itself; `metrics` of each answer says how
     many were accepted. Without a chat template, conversations are written as `USER: hi ASSISTANT:`.

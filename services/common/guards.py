@@ -18,7 +18,7 @@ BODY_SECONDS = 5.0
 """Time limit in seconds for a body to arrive."""
 REQUESTS = 512
 """Maximum requests in progress; beyond that the answer is 503, except to health checks."""
-HEALTH = ("/healthz", "/readyz")
+HEALTH = ("/healthz", "/health", "/readyz")
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",

@@ -116,6 +116,7 @@ def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlett
             Route("/v1/models", site.models),
             Route("/v1/models/{name:path}", site.models),
             Route("/healthz", site.health),
+            Route("/health", site.health),  # as engines name it: clients ask for it
             Route("/readyz", site.ready),
             Route("/metrics", site.metrics),
         ],

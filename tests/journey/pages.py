@@ -14,6 +14,7 @@ PAGES = (
     "docs/corpora.md",
     "docs/service.md",
     "docs/decoding.md",
+    "docs/measure.md",
     "docs/python.md",
     "docs/engines.md",
     "docs/vllm.md",

@@ -259,7 +259,7 @@ def test_while_the_model_is_loaded(small_tokenizer: TextTokenizer) -> None:
         status, headers, body = worker.post("completions", {})
         assert refusal((status, body), 503)["code"] == "model_loading"
         assert int(headers["retry-after"]) >= 1
-        for path, expected in (("/readyz", 503), ("/healthz", 200), ("/v1/models", 503)):
+        for path, expected in (("/readyz", 503), ("/healthz", 200), ("/health", 200), ("/v1/models", 503)):
             assert worker.request("GET", path)[0] == expected
         assert worker.metric("ready") == 0
         decoder.engine, decoder.state = loaded, state
@@ -321,7 +321,7 @@ def test_a_model_that_fails(
             found = refusal(worker.ask("completions", prompt="a", stream=stream), status)
             assert words in found["message"]
             assert "secret" not in found["message"]
-        assert worker.request("GET", "/healthz")[0] == 503
+        assert worker.request("GET", "/healthz")[0] == worker.request("GET", "/health")[0] == 503
 
 
 def test_a_model_that_fails_in_the_middle_of_a_stream(small_tokenizer: TextTokenizer) -> None:

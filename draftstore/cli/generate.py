@@ -38,7 +38,7 @@ class Question(Drawing):
         None, description="Use the model's chat template, or continue the text as it is."
     )
     system: str | None = Field(None, description="System message of the chat.")
-    max_new_tokens: int = Field(256, ge=1, description="Maximum number of tokens in the answer.")
+    max_tokens: int = Field(256, ge=1, description="Maximum number of tokens in the answer.")
     seed: Annotated[int | None, Shown(unset="a new one")] = Field(
         None, ge=0, le=2**63 - 1, description="Seed of the random numbers."
     )
@@ -136,7 +136,7 @@ def _request(loaded: "LoadedModel", question: Question, text: str) -> Generation
     seed = secrets.randbits(32) if question.seed is None else question.seed
     sampling = Sampling(temperature=question.temperature, top_p=question.top_p, seed=seed)
     prompt = encode_conversation(loaded.text, question.content(loaded.text, text))
-    return check_positions(loaded, GenerationRequest(prompt, question.max_new_tokens, sampling))
+    return check_positions(loaded, GenerationRequest(prompt, question.max_tokens, sampling))
 
 
 def _report(

@@ -71,7 +71,7 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
 
     A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
     its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
-    override. Both builds replay the recordings of the release (`draftstore replays`), and one that accepts fewer
+    override. Both builds replay the recordings of the release (`draftstore recordings`), and one that accepts fewer
     tokens is refused too. A directory that the catalogue does not know yet is registered first, and stays so.
 
     \b

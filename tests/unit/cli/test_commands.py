@@ -314,8 +314,8 @@ def test_replay_filters(run: Runner, store: Path, replays: Path) -> None:
         found: int = run("replay", store, "--replays", replays, "--json", *more).json()["rows"]
         return found
 
-    assert (rows(), rows("--model", "chat"), rows("--limit", 1)) == (2, 1, 1)
-    ran = run("replay", store, "--replays", replays, "--model", "x", "--json")
+    assert (rows(), rows("--recorded-by", "chat"), rows("--limit", 1)) == (2, 1, 1)
+    ran = run("replay", store, "--replays", replays, "--recorded-by", "x", "--json")
     assert ran.error().endswith("holds no recording of model 'x', its models are chat, coder")
 
 

@@ -10,7 +10,7 @@
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -70,6 +70,7 @@ class Shown(NamedTuple):
         choices: allowed values, where the type cannot list them.
         alone: what the option means without a value; None: it needs one.
         hidden: whether only Python code sets it.
+        expert: whether few need it: help lists it last.
     """
 
     unset: str = ""
@@ -79,6 +80,7 @@ class Shown(NamedTuple):
     choices: tuple[str, ...] = ()
     alone: int | None = None
     hidden: bool = False
+    expert: bool = False
 
     @classmethod
     def of(cls, field: FieldInfo) -> Self:
@@ -86,8 +88,17 @@ class Shown(NamedTuple):
         return next((each for each in field.metadata if isinstance(each, cls)), cls())
 
 
+EXPERT = Shown(expert=True)
+
+
 class Options(BaseModel):
-    """Base of all options: immutable, without unknown fields; an invalid value raises an OptionsError."""
+    """Base of all options: immutable, without unknown fields; an invalid value raises an OptionsError.
+
+    Attributes:
+        section: title of the model's own fields in help.
+    """
+
+    section: ClassVar[str] = "Options"
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.cli.answering import Printer, TimedAnswer, answer, check_positions, first_difference
 from draftstore.cli.common import status
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import console, json_option, print_json, print_table, say
 from draftstore.decoding.conversation import Content, encode_conversation
 from draftstore.decoding.incremental import Pieces
@@ -71,7 +71,7 @@ class Question(Drawing):
         return text
 
 
-@click.command()
+@click.command(cls=Command)
 @takes(model=ModelOptions, question=Question, sources=Sources, effort=Effort)
 @json_option
 def generate(

@@ -1,15 +1,18 @@
 """Options of commands from models: `draftstore.options`.
 
-@click.command(cls=Command)
+@click.command(cls=SpreadCommand)
 @takes(options=RestOptions)
 def rest(options: RestOptions) -> None: ...
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import get_annotations
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import click
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -17,6 +20,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from draftstore.options import BYTES, LENGTH, Bytes, Duration, Options, OptionsError, Shown
+
+EXPERTS = "Expert options"
 
 
 class Written(click.ParamType[Any]):
@@ -39,7 +44,48 @@ SIZE = Written("size", BYTES)
 DURATION = Written("duration", LENGTH)
 
 
+class Option(click.Option):
+    """An option under a title of help."""
+
+    def __init__(self, names: Sequence[str], *, section: str, **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.section = section
+
+
 class Command(click.Command):
+    """A command whose help lists options under titles, those of experts last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options."""
+        sections: dict[str, list[tuple[str, str]]] = {Options.section: []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record and isinstance(param, click.Option):
+                sections.setdefault(getattr(param, "section", Options.section), []).append(record)
+        for title in sorted(sections, key=EXPERTS.__eq__):
+            with formatter.section(title):
+                formatter.write_dl(sections[title])
+
+
+class Group(click.Group):
+    """A group whose help lists commands under titles, those without one last, with their whole summaries."""
+
+    command_class = Command
+    titles: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = {name: command.get_short_help_str(sys.maxsize) for name, command in found.items() if command}
+        others = sorted(rows.keys() - set(chain(*self.titles.values())))
+        width = max(map(len, rows))
+        for title, names in {**self.titles, "Commands": others}.items():
+            if listed := [(name.ljust(width), rows[name]) for name in names if name in rows]:
+                with formatter.section(title):
+                    formatter.write_dl(listed)
+
+
+class SpreadCommand(Command):
     """A command whose repeatable options also take several values at once: `--corpus a b c`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -77,7 +123,8 @@ def takes(**models: type[Options]) -> Callable[[Callable[..., None]], Callable[.
         for model in reversed(models.values()):
             for name, field in reversed(_in_order(model)):
                 if not Shown.of(field).hidden:
-                    gathered = click.option(*_flags(name, field), **_settings(field))(gathered)
+                    settings = _settings(field) | {"section": _section(model, name, field)}
+                    gathered = click.option(*_flags(name, field), cls=Option, **settings)(gathered)
         return gathered
 
     return decorate
@@ -89,6 +136,14 @@ def _in_order(model: type[Options]) -> list[tuple[str, FieldInfo]]:
     return sorted(
         model.model_fields.items(), key=lambda each: (not each[1].is_required(), each[0] not in own)
     )
+
+
+def _section(model: type[Options], name: str, field: FieldInfo) -> str:
+    """Return the title of a field in help: that of the class that defines it, unless few need it."""
+    if field.is_required():
+        return Options.section
+    owner = next(each for each in model.__mro__ if name in get_annotations(each))
+    return EXPERTS if Shown.of(field).expert else vars(owner).get("section", Options.section)
 
 
 def _instance(model: type[Options], values: dict[str, Any]) -> Options:

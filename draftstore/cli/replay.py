@@ -8,7 +8,7 @@ import click
 from pydantic import Field
 
 from draftstore.cli.common import STORE, Drafting, count_progress, status, warm
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, printable, say
 from draftstore.decoding.replay import Recording, ReplayResult, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
             self.memory.append(Document.of(recording.prompt, recording.output).ids)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directories", nargs=-1, type=STORE, metavar="DIR...")
 @takes(options=Replaying, drafting=Drafting)
 @json_option

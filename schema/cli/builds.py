@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.cli.common import STORE, count_progress
-from draftstore.cli.options import DURATION
+from draftstore.cli.options import DURATION, Group
 from draftstore.cli.output import (
     Columns,
     json_option,
@@ -46,7 +46,7 @@ COLUMNS: Columns = {
 }
 
 
-@click.group()
+@click.group(cls=Group)
 def builds() -> None:
     """List, show, add, drop and prune the builds in the catalogue.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from draftstore.cli.options import Command, takes
+from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import Columns, json_option, print_result, print_rows
 from draftstore.decoding.replay import check_recordings
 from draftstore.errors import counted
@@ -15,7 +15,7 @@ from schema.cli.common import catalogue_session
 from schema.models import Recording
 
 
-@click.group()
+@click.group(cls=Group)
 def recordings() -> None:
     """Register recorded outputs that a new build must do well on before a release moves to it.
 
@@ -29,7 +29,7 @@ def recordings() -> None:
     """
 
 
-@recordings.command(cls=Command)
+@recordings.command(cls=SpreadCommand)
 @click.argument("name")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from draftstore.cli.common import count_progress, status
+from draftstore.cli.options import Group
 from draftstore.cli.output import Columns, json_option, print_json, print_result, print_rows, print_table, say
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
@@ -17,7 +18,7 @@ from schema.cli.common import build_fields, catalogue_session
 from schema.models import Build
 
 
-@click.group()
+@click.group(cls=Group)
 def releases() -> None:
     """Point a name at a build, move it back, see where it was.
 

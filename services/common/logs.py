@@ -29,6 +29,8 @@ _USUAL = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 class LogOptions(Options):
     """What a service logs."""
 
+    section = "Log"
+
     log_format: Literal["text", "json"] = Field("text", description="Lines for people, or JSON documents.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="The least level that is logged."

@@ -234,9 +234,7 @@ def test_empty_answers_and_special_tokens_are_left_out(
     ids.append([0, *tokenizer.encode("fine too", bos=False).tolist()])
     say(monkeypatch, ids)
     questions = write_records(tmp_path / "q.jsonl", *({"prompt": f"question {i}"} for i in range(7)))
-    made = make(
-        ResponseOptions(prompts=(questions,), max_tokens=NEW), model_folder, tmp_path / "out.jsonl"
-    )
+    made = make(ResponseOptions(prompts=(questions,), max_tokens=NEW), model_folder, tmp_path / "out.jsonl")
     outputs = {record["id"].rpartition("#")[2]: record["output"] for record in read_records(made.path)}
     # Special tokens vanish; text that would be taken for one makes an answer useless.
     assert outputs == {"1": "fine", "4": "a  b", "5": "and ", "7": "fine too"}

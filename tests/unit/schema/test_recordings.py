@@ -22,8 +22,8 @@ from schema.catalogue.gates import replay_rows
 from schema.catalogue.recordings import Replayed, Rule, rules_of
 from schema.catalogue.replaying import measure
 from schema.cli.builds import builds as builds_command
-from schema.cli.releases import releases as releases_command
 from schema.cli.recordings import recordings as recordings_command
+from schema.cli.releases import releases as releases_command
 from schema.models import Build, Replay
 from tests.fakes.databases import publish, rollback
 from tests.unit.schema.test_releases import live, vary

@@ -80,8 +80,6 @@ class Sources(Options):
         threads: maximum threads for drafts of several texts from a REST store.
     """
 
-    section = "Drafts"
-
     stores: Annotated[tuple[Path, ...], Shown(flags=("--store",), metavar="DIR")] = Field(
         (),
         description="Draft from this store; Token Recycling starts from a store of kind recycling. Stores of kind "

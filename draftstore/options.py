@@ -10,7 +10,7 @@
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -92,13 +92,7 @@ EXPERT = Shown(expert=True)
 
 
 class Options(BaseModel):
-    """Base of all options: immutable, without unknown fields; an invalid value raises an OptionsError.
-
-    Attributes:
-        section: title of the model's own fields in help.
-    """
-
-    section: ClassVar[str] = "Options"
+    """Base of all options: immutable, without unknown fields; an invalid value raises an OptionsError."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 

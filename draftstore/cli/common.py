@@ -35,8 +35,6 @@ STORE = click.Path(path_type=Path)
 class Drafting(Options):
     """How the commands that draft without a model ask stores."""
 
-    section = "Drafts"
-
     budget: int = Field(BUDGET, ge=0, le=MAX_BUDGET, description="Maximum number of nodes in a draft.")
     min_prob: float = Field(0.0, ge=0, le=1, description="Minimum probability of a node.")
     strategy: Strategy = None

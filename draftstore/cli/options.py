@@ -8,7 +8,6 @@ def rest(options: RestOptions) -> None: ...
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from inspect import get_annotations
 from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
@@ -20,8 +19,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from draftstore.options import BYTES, LENGTH, Bytes, Duration, Options, OptionsError, Shown
-
-EXPERTS = "Expert options"
 
 
 class Written(click.ParamType[Any]):
@@ -44,27 +41,20 @@ SIZE = Written("size", BYTES)
 DURATION = Written("duration", LENGTH)
 
 
-class Option(click.Option):
-    """An option under a title of help."""
-
-    def __init__(self, names: Sequence[str], *, section: str, **settings: Any) -> None:
-        super().__init__(names, **settings)
-        self.section = section
+class ExpertOption(click.Option):
+    """An option that few need."""
 
 
 class Command(click.Command):
-    """A command whose help lists options under titles, those of experts last."""
+    """A command whose help lists the options that few need last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options."""
-        sections: dict[str, list[tuple[str, str]]] = {Options.section: []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record and isinstance(param, click.Option):
-                sections.setdefault(getattr(param, "section", Options.section), []).append(record)
-        for title in sorted(sections, key=EXPERTS.__eq__):
-            with formatter.section(title):
-                formatter.write_dl(sections[title])
+        for title, expert in (("Options", False), ("Expert options", True)):
+            found = [each for each in self.get_params(ctx) if isinstance(each, ExpertOption) == expert]
+            if records := [record for each in found if (record := each.get_help_record(ctx))]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class Group(click.Group):
@@ -123,8 +113,7 @@ def takes(**models: type[Options]) -> Callable[[Callable[..., None]], Callable[.
         for model in reversed(models.values()):
             for name, field in reversed(_in_order(model)):
                 if not Shown.of(field).hidden:
-                    settings = _settings(field) | {"section": _section(model, name, field)}
-                    gathered = click.option(*_flags(name, field), cls=Option, **settings)(gathered)
+                    gathered = click.option(*_flags(name, field), **_settings(field))(gathered)
         return gathered
 
     return decorate
@@ -136,14 +125,6 @@ def _in_order(model: type[Options]) -> list[tuple[str, FieldInfo]]:
     return sorted(
         model.model_fields.items(), key=lambda each: (not each[1].is_required(), each[0] not in own)
     )
-
-
-def _section(model: type[Options], name: str, field: FieldInfo) -> str:
-    """Return the title of a field in help: that of the class that defines it, unless few need it."""
-    if field.is_required():
-        return Options.section
-    owner = next(each for each in model.__mro__ if name in get_annotations(each))
-    return EXPERTS if Shown.of(field).expert else vars(owner).get("section", Options.section)
 
 
 def _instance(model: type[Options], values: dict[str, Any]) -> Options:
@@ -181,6 +162,7 @@ def _settings(field: FieldInfo) -> dict[str, Any]:
         "metavar": shown.metavar,
         "envvar": shown.variable,
         "show_envvar": shown.variable is not None,
+        "cls": ExpertOption if shown.expert else click.Option,
     }
     if any(get_origin(each) in (tuple, list) for each in (of, *get_args(of))):
         return settings | {"multiple": True, "type": _type(field, shown, types)}

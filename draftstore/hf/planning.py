@@ -29,8 +29,6 @@ its bandwidth and arithmetic. They keep drafts that do not pay from being verifi
 class Effort(Options):
     """How much of a draft to verify."""
 
-    section = "Drafts"
-
     budget: Annotated[
         int | None, Shown(unset=f"{BUDGET}; with --fixed-budget on a CPU {FIXED_BUDGETS['cpu']}")
     ] = Field(None, ge=0, le=MAX_BUDGET, description="Maximum number of nodes in a draft.", examples=[16])

@@ -12,15 +12,16 @@ from services.common.addresses import LOOPBACK, Access, ListenAddress
 class WorkerSettings(Access):
     """Settings of one run; `body` is the maximum bytes of a request."""
 
-    name: Annotated[str | None, Shown(unset="that of the directory, the file or the hub")] = Field(
-        None, description="Name of the model for clients."
-    )
+    name: Annotated[
+        str | None,
+        Shown(flags=("--name", "--served-model-name"), unset="that of the directory, the file or the hub"),
+    ] = Field(None, description="Name of the model for clients.")
     wait: Annotated[bool, Shown(unset="give up after 10 seconds")] = Field(
         False, description="Wait for the lookup service to serve the release."
     )
     host: str = Field(LOOPBACK, description="Address to listen at.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen at; 0 takes a free one.")
-    max_batch: int = Field(
+    max_batch: Annotated[int, Shown(flags=("--max-batch", "--max-num-seqs"))] = Field(
         8,
         ge=1,
         le=64,

@@ -50,8 +50,9 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         for title, expert in (("Options", False), ("Expert options", True)):
-            found = [each for each in self.get_params(ctx) if isinstance(each, ExpertOption) == expert]
+            found = [each for each in options if isinstance(each, ExpertOption) == expert]
             if records := [record for each in found if (record := each.get_help_record(ctx))]:
                 with formatter.section(title):
                     formatter.write_dl(records)

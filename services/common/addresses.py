@@ -84,8 +84,6 @@ class ListenAddress(NamedTuple):
 class Access(Options):
     """Who may ask a service."""
 
-    section = "Access"
-
     tokens: Path | None = Field(
         None,
         description="Require bearer tokens from this file, see `draftstore tokens`; a worker takes those for a release "

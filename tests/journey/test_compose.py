@@ -80,7 +80,7 @@ def test_services_are_pinned_bounded_and_closed_to_others(
 ) -> None:
     for name, service in services.items():
         assert service.keys() <= KEYS, name
-        assert re.search(r":\d+\.\d+", service["image"]), name
+        assert re.search(r":v?\d+\.\d+", service["image"]), name
         assert service["mem_limit"], name
         assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
         assert ("healthcheck" in service) != one_shot(service), name
@@ -93,9 +93,9 @@ def test_services_are_pinned_bounded_and_closed_to_others(
 
 
 def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(services: Services) -> None:
-    assert {name: service["profiles"] for name, service in services.items() if "profiles" in service} == {
-        "worker": ["gpu"]
-    }
+    profiles = {name: service["profiles"] for name, service in services.items() if "profiles" in service}
+    assert (profiles["worker"], profiles["worker-cpu"]) == (["gpu"], ["cpu"])
+    assert not services["worker-cpu"]["deploy"]
     [device] = services["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert not any("worker" in service.get("depends_on", {}) for service in services.values())
@@ -120,7 +120,7 @@ def test_the_images_are_what_the_project_is(dockerfile: list[list[str]], service
         f"draftstore:{version}",
         f"draftstore-worker:{version}",
     }
-    (usual,) = [words[1] for words in dockerfile if words[0] == "ARG"]
+    usual, _ = [words[1] for words in dockerfile if words[0] == "ARG"]
     named = [service["build"] for service in builds if isinstance(service["build"], dict)]
     for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in named)]:
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
@@ -135,6 +135,35 @@ def test_the_images_are_what_the_project_is(dockerfile: list[list[str]], service
     exec(statement, names)
     assert callable(names[call.removesuffix("()")])
     assert [words[1] for words in dockerfile if words[0] == "USER"] == ["draftstore"]
+
+
+def test_prometheus_and_grafana_find_the_services_rules_and_dashboard(services: Services) -> None:
+    monitoring = {
+        name: service for name, service in services.items() if "monitoring" in service.get("profiles", [])
+    }
+    mounted = {
+        inside: ROOT / source
+        for service in monitoring.values()
+        for source, inside, *_ in (volume.split(":") for volume in service["volumes"])
+        if source.startswith(".")
+    }
+    prometheus, datasources, dashboards = (
+        yaml.safe_load(mounted[place].read_text())
+        for place in (
+            "/etc/prometheus/prometheus.yml",
+            "/etc/grafana/provisioning/datasources/draftstore.yml",
+            "/etc/grafana/provisioning/dashboards/draftstore.yml",
+        )
+    )
+    assert all(f"/etc/prometheus/{name}" in mounted for name in prometheus["rule_files"])
+    for job in prometheus["scrape_configs"]:
+        for found in job["dns_sd_configs"]:
+            for name in found["names"]:
+                assert services[name]["ports"][0].endswith(f":{found['port']}")
+    [source], [provider] = datasources["datasources"], dashboards["providers"]
+    address, port = source["url"].removeprefix("http://").split(":")
+    assert monitoring[address]["ports"][0].endswith(f":{port}")
+    assert mounted[f"{provider['options']['path']}/draftstore.json"].is_file()
 
 
 def order(services: Services, *profiles: str) -> list[str]:

@@ -26,8 +26,6 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text.tokenizer import load_tokenizer
 from schema.db.home import find_programs
 from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
@@ -251,6 +249,10 @@ class Machine:
         )  # the kernels of this checkout: to compile them anew takes over a minute
         return here
 
+    def run(self, name: str, command: list[str]) -> None:
+        """Run a command in a service, as `docker compose exec` does."""
+        subprocess.run(self._here(command), cwd=ROOT, env=self.environment(name), check=True)
+
     def place(self, name: str, here: object) -> None:
         """Have something of this machine stand for a name."""
         self._changes = {name: str(here)} | self._changes
@@ -313,7 +315,8 @@ def test_every_service_starts_by_its_own_command_and_a_release_drafts_in_the_wor
     assert "CREATE DATABASE" not in machine.log("prefect-database")
     check_that_prefect_has_deployments_and_a_password(machine)
     machine.launch("worker")  # it waits for the release
-    publish_tales(machine, model, tmp_path)
+    (tmp_path / "texts").mkdir()
+    make_the_release(machine, tmp_path / "texts")
     machine.wait("worker")
     request = urllib.request.Request(
         f"http://127.0.0.1:{machine.worker_port}/v1/completions",
@@ -345,15 +348,11 @@ def check_that_prefect_has_deployments_and_a_password(machine: Machine) -> None:
         assert {deployment["name"] for deployment in json.load(answer)} == {"default"}
 
 
-def publish_tales(machine: Machine, model: Path, folder: Path) -> None:
-    """Publish a store of what the model of the test says, by the command of the image."""
+def make_the_release(machine: Machine, folder: Path) -> None:
+    """Publish a store of what the model of the test says, by the command at the top of the file."""
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
     (folder / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
-    options = RestOptions(corpus=(folder / "tales.jsonl",), name="tales")
-    build_rest(options, load_tokenizer(model), folder / "tales", workers=1)
-    subprocess.run(
-        ["draftstore", "releases", "publish", "chat", str(folder / "tales")],
-        cwd=ROOT,
-        env=machine.environment("flows"),
-        check=True,
-    )
+    machine.place("/corpora", folder)
+    lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
+    (command,) = (line.partition(" exec flows ")[2] for line in lines if "release=chat" in line)
+    machine.run("flows", shlex.split(command))

@@ -259,7 +259,7 @@ def _choose(
 
 
 def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a CREST store: ready-made draft trees of the most useful n-grams, a hundredth of a REST store's size.
+    """Build a CREST store: ready-made draft trees of the most useful n-grams, as small as you choose.
 
     \b
     Examples:

@@ -251,7 +251,8 @@ class Machine:
 
     def run(self, name: str, command: list[str]) -> None:
         """Run a command in a service, as `docker compose exec` does."""
-        subprocess.run(self._here(command), cwd=ROOT, env=self.environment(name), check=True)
+        ran = subprocess.run(self._here(command), cwd=ROOT, env=self.environment(name), check=False)
+        assert ran.returncode == 0, self.log(name)
 
     def place(self, name: str, here: object) -> None:
         """Have something of this machine stand for a name."""
@@ -315,8 +316,7 @@ def test_every_service_starts_by_its_own_command_and_a_release_drafts_in_the_wor
     assert "CREATE DATABASE" not in machine.log("prefect-database")
     check_that_prefect_has_deployments_and_a_password(machine)
     machine.launch("worker")  # it waits for the release
-    (tmp_path / "texts").mkdir()
-    make_the_release(machine, tmp_path / "texts")
+    make_the_release(machine, tmp_path)
     machine.wait("worker")
     request = urllib.request.Request(
         f"http://127.0.0.1:{machine.worker_port}/v1/completions",
@@ -351,7 +351,7 @@ def check_that_prefect_has_deployments_and_a_password(machine: Machine) -> None:
 def make_the_release(machine: Machine, folder: Path) -> None:
     """Publish a store of what the model of the test says, by the command at the top of the file."""
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
-    (folder / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
+    (folder / "chats.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
     machine.place("/corpora", folder)
     lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
     (command,) = (line.partition(" exec flows ")[2] for line in lines if "release=chat" in line)

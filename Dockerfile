@@ -23,6 +23,9 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY draftstore/__init__.py draftstore/__init__.py
 ARG EXTRAS=pipelines,services,quickstart
+# An index of torch wheels, such as PyTorch's own for CPUs; without one, pip's index has those for NVIDIA GPUs.
+ARG TORCH_INDEX=
+RUN if [ -n "$TORCH_INDEX" ]; then pip install --constraint constraints.txt --index-url "$TORCH_INDEX" torch; fi
 # Editable: the packages beside draftstore are not part of its wheel.
 RUN pip install --constraint constraints.txt --editable ".[${EXTRAS}]"
 

@@ -63,7 +63,7 @@ def _known_strategies() -> str:
 
 Strategy = Annotated[
     str | None,
-    Shown(choices=tuple(sorted(strategies_of(KINDS))), unset="each store's own"),
+    Shown(choices=tuple(sorted(strategies_of(KINDS))), unset="each store's own", expert=True),
     Field(
         description="How stores draft; a store that does not know the strategy uses its default. "
         f"{_known_strategies()}.",
@@ -102,7 +102,7 @@ class Sources(Options):
         None,
         description="Bearer token, if the service asks for one; the variable keeps it out of process lists.",
     )
-    deadline: Annotated[float, Shown(flags=("--lookup-deadline",), metavar="SECONDS")] = Field(
+    deadline: Annotated[float, Shown(flags=("--lookup-deadline",), metavar="SECONDS", expert=True)] = Field(
         DEADLINE,
         gt=0,
         le=60,

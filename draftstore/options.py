@@ -70,6 +70,7 @@ class Shown(NamedTuple):
         choices: allowed values, where the type cannot list them.
         alone: what the option means without a value; None: it needs one.
         hidden: whether only Python code sets it.
+        expert: whether few need it: help lists it last.
     """
 
     unset: str = ""
@@ -79,11 +80,15 @@ class Shown(NamedTuple):
     choices: tuple[str, ...] = ()
     alone: int | None = None
     hidden: bool = False
+    expert: bool = False
 
     @classmethod
     def of(cls, field: FieldInfo) -> Self:
         """Return how people see a field."""
         return next((each for each in field.metadata if isinstance(each, cls)), cls())
+
+
+EXPERT = Shown(expert=True)
 
 
 class Options(BaseModel):

@@ -63,7 +63,7 @@ def examine(transaction: Transaction, home: Path, verify: Verify = verify_presen
         found += _collection_findings(session)
     for removal in prune(transaction, home, ALL, dry_run=True).removed:
         what = f"{removal.what} {removal.path} is left over, {removal.bytes:,} bytes"
-        found.append(Finding(False, what, "remove it: draftstore builds prune --keep 3"))
+        found.append(Finding(False, what, "remove it: draftstore catalogue prune --keep 3"))
     return found
 
 
@@ -83,7 +83,7 @@ def _build_findings(session: Session, live: set[int]) -> Iterator[Finding]:
     for build in finished:
         if build.id not in live and not Path(build.path).exists():
             what = f"build {build.id} is registered, and {build.path} is gone"
-            yield Finding(False, what, f"forget it: draftstore builds drop {build.id}")
+            yield Finding(False, what, f"forget it: draftstore catalogue drop {build.id}")
 
 
 def _unknown_folders(session: Session, stores: Path) -> Iterator[Finding]:
@@ -91,7 +91,7 @@ def _unknown_folders(session: Session, stores: Path) -> Iterator[Finding]:
     known = set(session.scalars(select(Build.path)))
     for folder in sorted(stores.resolve().glob("*/[!.]*")):
         if storable(str(folder)) not in known:
-            advice = f"register it (draftstore builds add {folder}), or remove it"
+            advice = f"register it (draftstore catalogue add {folder}), or remove it"
             yield Finding(False, f"{folder} belongs to no build", advice)
 
 

@@ -89,5 +89,5 @@ def _own_answers(space: Workspace, model: Path, questions: list[str], args: Name
         write_records(prompts, ({"prompt": [{"role": "user", "content": each}]} for each in reworded))
     progress("the model's own answers")
     out = prompts.with_name(f"own_answers_{digest}.jsonl")
-    options = ResponseOptions(prompts=(prompts,), max_new_tokens=args.tokens)
+    options = ResponseOptions(prompts=(prompts,), max_tokens=args.tokens)
     return make_responses(options, model, out, dtype="float32", device=args.device, batch=24).path

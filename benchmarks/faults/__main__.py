@@ -168,7 +168,7 @@ def run(site: Site, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
     figures["strange_requests"] = dict(sent)
     for name in ("worker", "lookup"):  # what has stores open
         site.programs[name].close()
-    command("builds", "prune", "--keep", 1)
+    command("catalogue", "prune", "--keep", 1)
     problems["draftstore doctor"] = [each["what"] for each in command("doctor", "--full")["findings"]]
     return figures, problems
 
@@ -203,7 +203,7 @@ def judge(site: Site, watch: Watch, events: Sequence[Event]) -> tuple[dict[str, 
 
 def builds() -> list[Path]:
     """Return the folders of the finished REST stores, newest first."""
-    found = command("builds", "list", "--kind", "rest", "--state", "finished", "--limit", 100_000)
+    found = command("catalogue", "list", "--kind", "rest", "--state", "finished", "--limit", 100_000)
     return [Path(each["path"]) for each in found]
 
 

@@ -98,7 +98,7 @@ def _instructions(space: Workspace, tokenizer: TextTokenizer, count: int) -> lis
 def _answer(prompts: Path, model: Path, out: Path, extent: Extent, dtype: str) -> Path:
     """Return a file of the model's greedy answers; it goes on where an earlier run was interrupted."""
     progress(f"answers {out.name}")
-    options = ResponseOptions(prompts=(prompts,), max_new_tokens=extent.tokens)
+    options = ResponseOptions(prompts=(prompts,), max_tokens=extent.tokens)
     return make_responses(options, model, out, dtype=dtype, batch=BATCH).path
 
 

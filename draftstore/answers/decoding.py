@@ -49,7 +49,7 @@ def _request(options: ResponseOptions, prompt: Prompt, number: int) -> Generatio
     """Return the request for an answer, with a seed of its own."""
     seed = int(np.random.SeedSequence((options.seed, number)).generate_state(1, np.uint64)[0])
     sampling = Sampling(options.temperature, options.top_p, seed=seed)
-    return GenerationRequest(prompt.ids, options.max_new_tokens, sampling)
+    return GenerationRequest(prompt.ids, options.max_tokens, sampling)
 
 
 def _together(

@@ -35,7 +35,7 @@ class ResponseOptions(Drawing):
         "`messages` (the turns before the assistant's first are the prompt) or `text`; may be repeated.",
         examples=[["/data/prompts.jsonl.zst"]],
     )
-    max_new_tokens: int = Field(128, ge=1, description="Maximum number of tokens in an answer.")
+    max_tokens: int = Field(128, ge=1, description="Maximum number of tokens in an answer.")
     samples: int = Field(
         1, ge=1, description="Number of answers to each prompt; several need a temperature above 0."
     )
@@ -76,7 +76,7 @@ def read_prompts(
         CorpusError: a file is not JSON Lines, or a bad record if the first one ends the run.
     """
     chat = loaded.text.has_chat_template if options.chat is None else options.chat
-    most = [loaded.positions and loaded.positions - options.max_new_tokens, options.max_prompt_tokens]
+    most = [loaded.positions and loaded.positions - options.max_tokens, options.max_prompt_tokens]
     longest = min((tokens for tokens in most if tokens is not None), default=sys.maxsize)
     found, skipped, report = dict[bytes, Prompt](), Counter[str](), ReadReport()
     for place, record in chain.from_iterable(map(read_objects, options.prompts)):

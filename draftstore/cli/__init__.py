@@ -21,6 +21,7 @@ from draftstore.cli.count import count
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
+from draftstore.cli.options import Group
 from draftstore.cli.output import say
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
@@ -35,9 +36,19 @@ ADVICE = {
     errno.EROFS: "the file system is read-only: choose another path",
 }
 
+TITLES = {
+    "First steps": ("quickstart", "generate"),
+    "Stores": ("build", "query", "info", "replay", "responses", "export", "count", "verify"),
+    "Models and services": ("worker", "serve", "tune", "check-model", "tokens"),
+    "Catalogue and renewal": ("catalogue", "releases", "recordings", "corpus", "doctor", "sql", "db"),
+}
+"""The commands by title in help, those that one needs first before others."""
 
-class Commands(click.Group):
+
+class Commands(Group):
     """Our own commands, and those from entry points."""
+
+    titles = TITLES
 
     added: ClassVar = {
         entry_point.name: entry_point

@@ -10,7 +10,7 @@ import click
 from rich.progress import Progress as Bars
 
 from draftstore.cli.common import bytes_text, count_progress, status
-from draftstore.cli.options import Command, takes
+from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
 from draftstore.errors import counted, needs_extra
 from draftstore.hf.loading import EXTRA, load_model
@@ -33,7 +33,7 @@ out_option = click.option(
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing store.")
 
 
-class Kinds(click.Group):
+class Kinds(Group):
     """The commands of the kinds."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -54,7 +54,7 @@ def build() -> None:
 def command_of(kind: str, builder: Builder) -> click.Command:
     """Return the command that builds stores of a kind."""
 
-    @click.command(kind, cls=Command, help=builder.build.__doc__)
+    @click.command(kind, cls=SpreadCommand, help=builder.build.__doc__)
     @takes(sources=builder.sources, options=builder.options)
     @out_option
     @overwrite_option

@@ -6,13 +6,13 @@ from time import perf_counter
 import click
 
 from draftstore.cli.common import status
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.errors import needs_extra
 from draftstore.hf.loading import Loading
 
 
-@click.command("check-model")
+@click.command("check-model", cls=Command)
 @click.argument("model")
 @takes(loading=Loading)
 @json_option

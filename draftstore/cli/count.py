@@ -7,12 +7,12 @@ import click
 
 from draftstore.cli.build import build_bars, report_build
 from draftstore.cli.common import STORE
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option
 from draftstore.stores.crest.counts import CountOptions, build_counts
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=STORE)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the counts.")
 @takes(options=CountOptions)

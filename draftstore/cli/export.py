@@ -7,13 +7,13 @@ import click
 
 from draftstore.cli.build import build_bars
 from draftstore.cli.common import STORE
-from draftstore.cli.options import takes
+from draftstore.cli.options import Group, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.engines.llama_cpp import ExportOptions, export_cache
 from draftstore.errors import counted
 
 
-@click.group()
+@click.group(cls=Group)
 def export() -> None:
     """Write what a store knows as a file of another program.
 

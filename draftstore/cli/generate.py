@@ -12,7 +12,7 @@ from pydantic import Field
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.cli.answering import Printer, TimedAnswer, answer, check_positions, first_difference
 from draftstore.cli.common import status
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import console, json_option, print_json, print_table, say
 from draftstore.decoding.conversation import Content, encode_conversation
 from draftstore.decoding.incremental import Pieces
@@ -38,7 +38,7 @@ class Question(Drawing):
         None, description="Use the model's chat template, or continue the text as it is."
     )
     system: str | None = Field(None, description="System message of the chat.")
-    max_new_tokens: int = Field(256, ge=1, description="Maximum number of tokens in the answer.")
+    max_tokens: int = Field(256, ge=1, description="Maximum number of tokens in the answer.")
     seed: Annotated[int | None, Shown(unset="a new one")] = Field(
         None, ge=0, le=2**63 - 1, description="Seed of the random numbers."
     )
@@ -71,7 +71,7 @@ class Question(Drawing):
         return text
 
 
-@click.command()
+@click.command(cls=Command)
 @takes(model=ModelOptions, question=Question, sources=Sources, effort=Effort)
 @json_option
 def generate(
@@ -136,7 +136,7 @@ def _request(loaded: "LoadedModel", question: Question, text: str) -> Generation
     seed = secrets.randbits(32) if question.seed is None else question.seed
     sampling = Sampling(temperature=question.temperature, top_p=question.top_p, seed=seed)
     prompt = encode_conversation(loaded.text, question.content(loaded.text, text))
-    return check_positions(loaded, GenerationRequest(prompt, question.max_new_tokens, sampling))
+    return check_positions(loaded, GenerationRequest(prompt, question.max_tokens, sampling))
 
 
 def _report(

@@ -1,15 +1,17 @@
 """Options of commands from models: `draftstore.options`.
 
-@click.command(cls=Command)
+@click.command(cls=SpreadCommand)
 @takes(options=RestOptions)
 def rest(options: RestOptions) -> None: ...
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import click
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -39,7 +41,42 @@ SIZE = Written("size", BYTES)
 DURATION = Written("duration", LENGTH)
 
 
+class ExpertOption(click.Option):
+    """An option that few need."""
+
+
 class Command(click.Command):
+    """A command whose help lists the options that few need last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        for title, expert in (("Options", False), ("Expert options", True)):
+            found = [each for each in options if isinstance(each, ExpertOption) == expert]
+            if records := [record for each in found if (record := each.get_help_record(ctx))]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """A group whose help lists commands under titles, those without one last, with their whole summaries."""
+
+    command_class = Command
+    titles: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = {name: command.get_short_help_str(sys.maxsize) for name, command in found.items() if command}
+        others = sorted(rows.keys() - set(chain(*self.titles.values())))
+        width = max(map(len, rows))
+        for title, names in {**self.titles, "Commands": others}.items():
+            if listed := [(name.ljust(width), rows[name]) for name in names if name in rows]:
+                with formatter.section(title):
+                    formatter.write_dl(listed)
+
+
+class SpreadCommand(Command):
     """A command whose repeatable options also take several values at once: `--corpus a b c`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -126,6 +163,7 @@ def _settings(field: FieldInfo) -> dict[str, Any]:
         "metavar": shown.metavar,
         "envvar": shown.variable,
         "show_envvar": shown.variable is not None,
+        "cls": ExpertOption if shown.expert else click.Option,
     }
     if any(get_origin(each) in (tuple, list) for each in (of, *get_args(of))):
         return settings | {"multiple": True, "type": _type(field, shown, types)}

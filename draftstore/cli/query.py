@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.cli.common import STORE, Drafting, warm
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, counted
@@ -21,7 +21,7 @@ from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=STORE)
 @click.option("--text", required=True, help="Text to continue.")
 @takes(drafting=Drafting)

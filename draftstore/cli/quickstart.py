@@ -9,7 +9,7 @@ from pydantic import Field
 
 from draftstore.cli.build import build_bars
 from draftstore.cli.common import count_progress, index_bytes, status, warm
-from draftstore.cli.options import Command, takes
+from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.cli.query import describe, timed_draft
 from draftstore.decoding.replay import Recording, read_recordings
@@ -57,7 +57,7 @@ class QuickstartOptions(Options):
     budget: int = Field(BUDGET, ge=1, le=MAX_BUDGET, description="Maximum number of nodes in a draft.")
 
 
-@click.command(cls=Command)
+@click.command(cls=SpreadCommand)
 @takes(options=QuickstartOptions)
 @json_option
 def quickstart(options: QuickstartOptions, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import click
 from pydantic import Field
 
 from draftstore.cli.common import STORE, Drafting, count_progress, status, warm
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, printable, say
 from draftstore.decoding.replay import Recording, ReplayResult, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
@@ -39,7 +39,7 @@ class Replaying(Loading):
     """What is replayed, and how."""
 
     replays: Path = Field(description="Recorded outputs, .jsonl (.gz, .zst).")
-    model: str | None = Field(None, description="Replay only the outputs of this model.")
+    recorded_by: str | None = Field(None, description="Replay only the outputs of this model.")
     limit: int | None = Field(None, ge=1, description="Maximum number of outputs.")
     request: bool = Field(
         False,
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
             self.memory.append(Document.of(recording.prompt, recording.output).ids)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directories", nargs=-1, type=STORE, metavar="DIR...")
 @takes(options=Replaying, drafting=Drafting)
 @json_option
@@ -93,7 +93,7 @@ def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
 
     \b
     Example:
-      draftstore replay stores/chat --replays alpaca.jsonl.zst --model vicuna-7b-v1.5 --budget 32
+      draftstore replay stores/chat --replays alpaca.jsonl.zst --recorded-by vicuna-7b-v1.5 --budget 32
       draftstore replay stores/chat --request --replays alpaca.jsonl.zst
       draftstore replay stores/agent --request --live --replays agent.jsonl.zst
       draftstore replay stores/chat --chain 8 --replays alpaca.jsonl.zst
@@ -113,7 +113,7 @@ def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
         drafts = _drafts(subject, options)
         if options.record:
             report = load_plugin("draftstore.recorders", "catalogue", "the catalogue")
-            about = {"recordings": options.replays, "model": options.model, "budget": drafting.budget}
+            about = {"recordings": options.replays, "model": options.recorded_by, "budget": drafting.budget}
             report(directory, figures, strategy=drafts, **about)
         if as_json:
             named = {"store": directory, "strategy": subject.strategy, "request": options.request}
@@ -204,7 +204,7 @@ def _replay(subject: Subject, options: Replaying, drafting: Drafting) -> ReplayR
 
         recordings: Iterable[Recording]
         recordings = read_recordings(
-            options.replays, subject.tokenizer, model=options.model, limit=options.limit
+            options.replays, subject.tokenizer, model=options.recorded_by, limit=options.limit
         )
         if subject.model is not None:
             from draftstore.hf.states import with_states

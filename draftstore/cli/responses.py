@@ -8,7 +8,7 @@ import click
 from draftstore.answers.responses import Responder, ResponseOptions, Responses, make_responses
 from draftstore.cli.build import problems_json, show_problems
 from draftstore.cli.common import count_progress
-from draftstore.cli.options import Command, takes
+from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, say
 
 LEFT_OUT = {
@@ -20,7 +20,7 @@ LEFT_OUT = {
 }
 
 
-@click.command(cls=Command)
+@click.command(cls=SpreadCommand)
 @takes(by=Responder, options=ResponseOptions)
 @click.option(
     "--out",

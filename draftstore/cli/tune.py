@@ -8,7 +8,7 @@ import click
 from pydantic import Field
 
 from draftstore.cli.common import count_progress, status
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.decoding.curve import CostCurve
 from draftstore.errors import needs_extra
@@ -26,7 +26,7 @@ class Measuring(Options):
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @takes(model=ModelOptions, options=Measuring)
 @json_option
 def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:

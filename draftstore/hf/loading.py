@@ -32,7 +32,7 @@ class Loading(Device):
     """How a model is loaded."""
 
     dtype: Weights = Field(None, description="Data type of the weights.", examples=["bfloat16"])
-    attention: Annotated[str | None, Shown(unset="the model's")] = Field(
+    attention: Annotated[str | None, Shown(unset="the model's", expert=True)] = Field(
         None, description="Attention: sdpa or eager.", examples=["eager"]
     )
 

@@ -34,9 +34,9 @@ class Effort(Options):
     ] = Field(None, ge=0, le=MAX_BUDGET, description="Maximum number of nodes in a draft.", examples=[16])
     min_prob: float = Field(0.0, ge=0, le=1, description="Minimum probability of a node.", examples=[0.05])
     curve: Annotated[
-        Path | None, Shown(unset="that of `draftstore tune` for this model, else a typical one")
+        Path | None, Shown(unset="that of `draftstore tune` for this model, else a typical one", expert=True)
     ] = Field(None, description="Cost curve of forward passes.", examples=["curves/a100.json"])
-    fixed: Annotated[bool, Shown(flags=("--fixed-budget",))] = Field(
+    fixed: Annotated[bool, Shown(flags=("--fixed-budget",), expert=True)] = Field(
         False, description="Verify whole drafts, whatever they cost."
     )
 

@@ -59,7 +59,7 @@ class ModelSources(ModelChoice):
     """Made from the corpus that the options name, and from a model, which reads it."""
 
     model_dtype: Weights = Field(None, description="Data type of the weights.")
-    batch_tokens: Annotated[int | None, Shown(unset="2,048 on CPUs, 16,384 on GPUs")] = Field(
+    batch_tokens: Annotated[int | None, Shown(unset="2,048 on CPUs, 16,384 on GPUs", expert=True)] = Field(
         None,
         ge=1,
         description="Number of tokens that the model reads at once; fewer take less memory.",

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field
 
 from draftstore.errors import BuildError, NoTextError
-from draftstore.options import Options, Shown
+from draftstore.options import EXPERT, Options, Shown
 from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import (
     MANIFEST_NAME,
@@ -86,7 +86,7 @@ class ReadOptions(Options):
         False,
         description="Build also from files that are cut short or damaged, up to that place, instead of failing.",
     )
-    rehash: bool = Field(
+    rehash: Annotated[bool, EXPERT] = Field(
         False,
         description="Read large files to see whether they changed, even where size and times say that they did not.",
     )

@@ -180,7 +180,7 @@ def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
     build = session.scalars(query).one_or_none()
     if build is None:
         raise CatalogueError(
-            f"the catalogue has no build {build_id}: `draftstore builds list` shows all builds"
+            f"the catalogue has no build {build_id}: `draftstore catalogue list` shows all builds"
         )
     return build
 
@@ -199,7 +199,7 @@ def find_build(session: Session, reference: str | int | Path) -> Build:
     build_id = build.id if build else _by_digest(session, manifest_digest(path))
     if build_id is None:
         raise CatalogueError(
-            f"the catalogue does not know the store {path}: `draftstore builds add {path}` adds it"
+            f"the catalogue does not know the store {path}: `draftstore catalogue add {path}` adds it"
         )
     return get_build(session, build_id)
 

@@ -255,7 +255,7 @@ def _move(
 
 
 def _record(build: Build, name: str, verdict: Verdict) -> None:
-    """Record the verdict on a build, for `draftstore builds show`."""
+    """Record the verdict on a build, for `draftstore catalogue show`."""
     found = {how: reasons for how, reasons in verdict._asdict().items() if reasons}
     others = {release: old for release, old in (build.parameters.get(GATES) or {}).items() if release != name}
     gates = others | ({name: found} if found else {})

@@ -26,7 +26,7 @@ class Rule(Options):
 
     name: Annotated[str, Shown(hidden=True)] = Field(description="Its name.")
     path: Annotated[Path, Shown(hidden=True)] = Field(description="File of recorded outputs.")
-    model: Annotated[str | None, Shown(metavar="M")] = Field(
+    model: Annotated[str | None, Shown(flags=("--recorded-by",), metavar="M")] = Field(
         None, description="Replay only the outputs of this model."
     )
     request: Annotated[bool, Shown(flags=("--request",))] = Field(
@@ -75,7 +75,7 @@ def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Reco
     """
     if session.get(Recording, rule.name) is not None:
         raise CatalogueError(
-            f"there is a recording {rule.name!r} already: `draftstore replays remove {rule.name}` removes it"
+            f"there is a recording {rule.name!r} already: `draftstore recordings remove {rule.name}` removes it"
         )
     if not releases:
         raise CatalogueError(f"the recording {rule.name!r} holds for no release: name one with --release")
@@ -110,7 +110,7 @@ def remove_recording(session: Session, name: str) -> None:
         CatalogueError: there is none.
     """
     if session.scalar(delete(Recording).filter_by(name=name).returning(Recording.name)) is None:
-        raise CatalogueError(f"no recording {name!r}: `draftstore replays list` shows all recordings")
+        raise CatalogueError(f"no recording {name!r}: `draftstore recordings list` shows all recordings")
 
 
 def record(

@@ -1,4 +1,4 @@
-"""`draftstore builds`: the builds of the catalogue."""
+"""`draftstore catalogue`: the builds of the catalogue."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.cli.common import STORE, count_progress
-from draftstore.cli.options import DURATION
+from draftstore.cli.options import DURATION, Group
 from draftstore.cli.output import (
     Columns,
     json_option,
@@ -46,14 +46,14 @@ COLUMNS: Columns = {
 }
 
 
-@click.group()
+@click.group(cls=Group)
 def builds() -> None:
-    """List the builds in the catalogue, look at one, add a store, drop a build, remove old ones.
+    """List, show, add, drop and prune the builds in the catalogue.
 
     \b
     Examples:
-      draftstore builds list --kind crest
-      draftstore builds show 7
+      draftstore catalogue list --kind crest
+      draftstore catalogue show 7
     """
 
 
@@ -69,14 +69,14 @@ def list_builds(kind: str | None, state: str | None, limit: int, as_json: bool) 
 
     \b
     Example:
-      draftstore builds list --kind crest --state finished
+      draftstore catalogue list --kind crest --state finished
     """
     with catalogue_session() as session:
         catalogue.fail_cut_off(session)
         found = catalogue.list_builds(session, kind=kind, state=state, limit=limit)
         live = _live(session)
     rows = [build_fields(build) | {"releases": live[build.id]} for build in found]
-    print_rows(rows, COLUMNS, as_json, empty="no builds: `draftstore builds add DIR` adds a store")
+    print_rows(rows, COLUMNS, as_json, empty="no builds: `draftstore catalogue add DIR` adds a store")
 
 
 @builds.command()
@@ -87,8 +87,8 @@ def show(build: str, as_json: bool) -> None:
 
     \b
     Examples:
-      draftstore builds show 7
-      draftstore builds show stores/chat
+      draftstore catalogue show 7
+      draftstore catalogue show stores/chat
     """
     with catalogue_session() as session:
         catalogue.fail_cut_off(session)
@@ -151,8 +151,8 @@ def add(directory: Path, head: int, as_json: bool) -> None:
 
     \b
     Examples:
-      draftstore builds add stores/chat-crest
-      draftstore builds add stores/chat-ngrams --head 100000
+      draftstore catalogue add stores/chat-crest
+      draftstore catalogue add stores/chat-ngrams --head 100000
     """
     with catalogue_session() as session:
         build = catalogue.add_build(session, directory)
@@ -178,8 +178,8 @@ def drop(build: str, files: bool, as_json: bool) -> None:
 
     \b
     Examples:
-      draftstore builds drop 7
-      draftstore builds drop 7 --files
+      draftstore catalogue drop 7
+      draftstore catalogue drop 7 --files
     """
     with catalogue_session() as session:
         found = catalogue.find_build(session, build)
@@ -222,8 +222,8 @@ def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> Non
 
     \b
     Examples:
-      draftstore builds prune --keep 3 --dry-run
-      draftstore builds prune --keep 3 --older-than 7d
+      draftstore catalogue prune --keep 3 --dry-run
+      draftstore catalogue prune --keep 3 --older-than 7d
     """
     found = catalogue.prune(catalogue_session, data_home(), keep, older_than=older_than, dry_run=dry_run)
     if as_json:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import click
 
-from draftstore.cli.options import takes
+from draftstore.cli.options import Group, takes
 from draftstore.cli.output import (
     Columns,
     cell,
@@ -23,7 +23,7 @@ from schema.collections.collecting import NewSource, SourceOptions
 from schema.collections.live_logs import forget
 
 
-@click.group()
+@click.group(cls=Group)
 def corpus() -> None:
     """Name the sources of stores, see what is in them, take documents down, prove that they are gone.
 

@@ -8,6 +8,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from draftstore.cli.common import status
+from draftstore.cli.options import Group
 from draftstore.cli.output import json_option, print_fields, print_json, print_result
 from draftstore.errors import MissingExtraError
 from schema.db import embedded
@@ -19,7 +20,7 @@ from schema.db.home import data_home, find_programs
 HIDDEN = "***"
 
 
-@click.group()
+@click.group(cls=Group)
 def db() -> None:
     """Start, stop, look at and migrate the database of the catalogue.
 

@@ -5,6 +5,7 @@ import sys
 import click
 
 from draftstore.cli.common import status
+from draftstore.cli.options import Command
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.errors import counted
 from schema.catalogue.publishing import verify_build, verify_present
@@ -13,7 +14,7 @@ from schema.db.home import data_home
 from schema.doctor import examine
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--full", is_flag=True, help="Read every byte of the live stores, not only their sizes.")
 @json_option
 def doctor(full: bool, as_json: bool) -> None:

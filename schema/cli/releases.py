@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from draftstore.cli.common import count_progress, status
+from draftstore.cli.options import Group
 from draftstore.cli.output import Columns, json_option, print_json, print_result, print_rows, print_table, say
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
@@ -17,7 +18,7 @@ from schema.cli.common import build_fields, catalogue_session
 from schema.models import Build
 
 
-@click.group()
+@click.group(cls=Group)
 def releases() -> None:
     """Point a name at a build, move it back, see where it was.
 
@@ -71,7 +72,7 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
 
     A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
     its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
-    override. Both builds replay the recordings of the release (`draftstore replays`), and one that accepts fewer
+    override. Both builds replay the recordings of the release (`draftstore recordings`), and one that accepts fewer
     tokens is refused too. A directory that the catalogue does not know yet is registered first, and stays so.
 
     \b

@@ -13,6 +13,7 @@ from psycopg import errors
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, TransactionStatus
 
+from draftstore.cli.options import Command
 from draftstore.cli.output import json_option, print_csv, print_json, print_table, say
 from draftstore.errors import DraftstoreError, counted
 from schema.db.access import require_reader
@@ -39,7 +40,7 @@ class StatementResult(NamedTuple):
     done: str
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("query", metavar="QUERY|FILE.sql|-")
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header instead of a table.")

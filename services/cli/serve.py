@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.errors import needs_extra
 from services.common import logs
 from services.lookup.settings import LookupSettings
 
 
-@click.command()
+@click.command(cls=Command)
 @takes(settings=LookupSettings, log=logs.LogOptions)
 @json_option
 def serve(settings: LookupSettings, log: logs.LogOptions, as_json: bool) -> None:

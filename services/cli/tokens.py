@@ -6,7 +6,7 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from draftstore.cli.options import takes
+from draftstore.cli.options import Group, takes
 from draftstore.cli.output import json_option, print_result, print_rows, say
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown
@@ -40,7 +40,7 @@ class NewToken(TokenFile):
     )
 
 
-@click.group()
+@click.group(cls=Group)
 def tokens() -> None:
     """Give out bearer tokens for the lookup service, and take them back.
 

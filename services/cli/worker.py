@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftstore.assembly import Sources
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.errors import needs_extra
 from draftstore.hf.loading import ModelOptions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from services.worker.engine import Engine
 
 
-@click.command()
+@click.command(cls=Command)
 @takes(model=ModelOptions, sources=Sources, effort=Effort, settings=WorkerSettings, log=logs.LogOptions)
 @json_option
 def worker(

@@ -14,11 +14,11 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from draftstore.options import Options
+from draftstore.options import EXPERT, Options
 
 _LIBRARIES = (
     "uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "psycopg", "psycopg.pool", "numba", "alembic",
@@ -29,8 +29,10 @@ _USUAL = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 class LogOptions(Options):
     """What a service logs."""
 
-    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or JSON documents.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_format: Annotated[Literal["text", "json"], EXPERT] = Field(
+        "text", description="Lines for people, or JSON documents."
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], EXPERT] = Field(
         "info", description="The least level that is logged."
     )
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from draftstore.errors import LookupServiceError
 from draftstore.live.target import LiveTarget
-from draftstore.options import Shown, parsed
+from draftstore.options import EXPERT, Shown, parsed
 from draftstore.remote.sockets import default_socket
 from draftstore.stores.crest.entries import Backend
 from draftstore.trees.frontier import MAX_BUDGET
@@ -98,7 +98,7 @@ class LookupSettings(Access):
     socket: Annotated[Path, Shown(unset="$DRAFTSTORE_SOCKET, else a socket of this user")] = Field(
         default_factory=default_socket, description="Unix socket of the binary protocol."
     )
-    socket_mode: Annotated[str, AfterValidator(_mode), Shown(metavar="OCTAL")] = Field(
+    socket_mode: Annotated[str, AfterValidator(_mode), Shown(metavar="OCTAL", expert=True)] = Field(
         "600", description="Permissions of the Unix sockets: who on this machine may connect."
     )
     listen: Annotated[ListenAddress | None, ListenAddress.reader(DRAFT_PORT), Shown(metavar="HOST:PORT")] = (
@@ -130,13 +130,13 @@ class LookupSettings(Access):
         False,
         description="Start even if nothing can be served yet; a release is served once it is published.",
     )
-    poll_seconds: float = Field(
+    poll_seconds: Annotated[float, EXPERT] = Field(
         2.0, ge=0.05, le=3600, description="Seconds between two checks of the catalogue."
     )
-    notice_seconds: float = Field(
+    notice_seconds: Annotated[float, EXPERT] = Field(
         1.0, ge=0, le=3600, description="Seconds that /readyz answers 503 at the end, for load balancers."
     )
-    peer_connections: Annotated[int | None, Shown(unset="no such limit")] = Field(
+    peer_connections: Annotated[int | None, Shown(unset="no such limit", expert=True)] = Field(
         None, ge=1, description="Most connections of one address over TCP."
     )
     limits: Annotated[Limits, Shown(hidden=True)] = Limits()

@@ -26,8 +26,6 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text.tokenizer import load_tokenizer
 from schema.db.home import find_programs
 from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
@@ -80,7 +78,7 @@ def test_services_are_pinned_bounded_and_closed_to_others(
 ) -> None:
     for name, service in services.items():
         assert service.keys() <= KEYS, name
-        assert re.search(r":\d+\.\d+", service["image"]), name
+        assert re.search(r":v?\d+\.\d+", service["image"]), name
         assert service["mem_limit"], name
         assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
         assert ("healthcheck" in service) != one_shot(service), name
@@ -93,9 +91,9 @@ def test_services_are_pinned_bounded_and_closed_to_others(
 
 
 def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(services: Services) -> None:
-    assert {name: service["profiles"] for name, service in services.items() if "profiles" in service} == {
-        "worker": ["gpu"]
-    }
+    profiles = {name: service["profiles"] for name, service in services.items() if "profiles" in service}
+    assert (profiles["worker"], profiles["worker-cpu"]) == (["gpu"], ["cpu"])
+    assert not services["worker-cpu"]["deploy"]
     [device] = services["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert not any("worker" in service.get("depends_on", {}) for service in services.values())
@@ -120,7 +118,7 @@ def test_the_images_are_what_the_project_is(dockerfile: list[list[str]], service
         f"draftstore:{version}",
         f"draftstore-worker:{version}",
     }
-    (usual,) = [words[1] for words in dockerfile if words[0] == "ARG"]
+    usual, _ = [words[1] for words in dockerfile if words[0] == "ARG"]
     named = [service["build"] for service in builds if isinstance(service["build"], dict)]
     for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in named)]:
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
@@ -135,6 +133,35 @@ def test_the_images_are_what_the_project_is(dockerfile: list[list[str]], service
     exec(statement, names)
     assert callable(names[call.removesuffix("()")])
     assert [words[1] for words in dockerfile if words[0] == "USER"] == ["draftstore"]
+
+
+def test_prometheus_and_grafana_find_the_services_rules_and_dashboard(services: Services) -> None:
+    monitoring = {
+        name: service for name, service in services.items() if "monitoring" in service.get("profiles", [])
+    }
+    mounted = {
+        inside: ROOT / source
+        for service in monitoring.values()
+        for source, inside, *_ in (volume.split(":") for volume in service["volumes"])
+        if source.startswith(".")
+    }
+    prometheus, datasources, dashboards = (
+        yaml.safe_load(mounted[place].read_text())
+        for place in (
+            "/etc/prometheus/prometheus.yml",
+            "/etc/grafana/provisioning/datasources/draftstore.yml",
+            "/etc/grafana/provisioning/dashboards/draftstore.yml",
+        )
+    )
+    assert all(f"/etc/prometheus/{name}" in mounted for name in prometheus["rule_files"])
+    for job in prometheus["scrape_configs"]:
+        for found in job["dns_sd_configs"]:
+            for name in found["names"]:
+                assert services[name]["ports"][0].endswith(f":{found['port']}")
+    [source], [provider] = datasources["datasources"], dashboards["providers"]
+    address, port = source["url"].removeprefix("http://").split(":")
+    assert monitoring[address]["ports"][0].endswith(f":{port}")
+    assert mounted[f"{provider['options']['path']}/draftstore.json"].is_file()
 
 
 def order(services: Services, *profiles: str) -> list[str]:
@@ -222,6 +249,11 @@ class Machine:
         )  # the kernels of this checkout: to compile them anew takes over a minute
         return here
 
+    def run(self, name: str, command: list[str]) -> None:
+        """Run a command in a service, as `docker compose exec` does."""
+        ran = subprocess.run(self._here(command), cwd=ROOT, env=self.environment(name), check=False)
+        assert ran.returncode == 0, self.log(name)
+
     def place(self, name: str, here: object) -> None:
         """Have something of this machine stand for a name."""
         self._changes = {name: str(here)} | self._changes
@@ -284,7 +316,7 @@ def test_every_service_starts_by_its_own_command_and_a_release_drafts_in_the_wor
     assert "CREATE DATABASE" not in machine.log("prefect-database")
     check_that_prefect_has_deployments_and_a_password(machine)
     machine.launch("worker")  # it waits for the release
-    publish_tales(machine, model, tmp_path)
+    make_the_release(machine, tmp_path)
     machine.wait("worker")
     request = urllib.request.Request(
         f"http://127.0.0.1:{machine.worker_port}/v1/completions",
@@ -316,15 +348,11 @@ def check_that_prefect_has_deployments_and_a_password(machine: Machine) -> None:
         assert {deployment["name"] for deployment in json.load(answer)} == {"default"}
 
 
-def publish_tales(machine: Machine, model: Path, folder: Path) -> None:
-    """Publish a store of what the model of the test says, by the command of the image."""
+def make_the_release(machine: Machine, folder: Path) -> None:
+    """Publish a store of what the model of the test says, by the command at the top of the file."""
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
-    (folder / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
-    options = RestOptions(corpus=(folder / "tales.jsonl",), name="tales")
-    build_rest(options, load_tokenizer(model), folder / "tales", workers=1)
-    subprocess.run(
-        ["draftstore", "releases", "publish", "chat", str(folder / "tales")],
-        cwd=ROOT,
-        env=machine.environment("flows"),
-        check=True,
-    )
+    (folder / "chats.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
+    machine.place("/corpora", folder)
+    lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
+    (command,) = (line.partition(" exec flows ")[2] for line in lines if "release=chat" in line)
+    machine.run("flows", shlex.split(command))

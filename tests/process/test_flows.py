@@ -360,7 +360,7 @@ def test_answers_of_a_model_are_a_corpus_that_other_flows_build_from(
     flows: Any, site: Site, model_folder: Path
 ) -> None:
     prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
-    questions = {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
+    questions = {"prompts": [prompts], "max_tokens": 12, "limit": 10}
     asked = {"model": str(model_folder), "questions": questions, "name": "own"}
     made = flows.generate_responses(**asked)
     path = made["path"]

@@ -148,6 +148,21 @@ def test_boxes_stand_apart_and_nothing_hangs_over_the_edge(browser: Chrome, widt
         assert beside or abs(one["y"] - other["y"]) >= 20
 
 
+def test_captions_are_whole_and_the_tooltip_hides_no_node(browser: Chrome) -> None:
+    size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    found = draft(browser, "code", "if item is", 48)
+    cut = "return [...document.querySelectorAll('dd.sub')].filter(each => each.scrollWidth > each.clientWidth).length"
+    assert browser.execute_script(cut) == 0
+    browser.execute_script("arguments[0].focus({preventScroll: true})", found[5])
+    wait_for(browser, lambda: of(browser, "tip").is_displayed())
+    script = "return arguments[0].getBoundingClientRect().toJSON()"
+    tip, tree = (
+        dict[str, float](browser.execute_script(script, of(browser, name))) for name in ("tip", "tree")
+    )
+    assert tip["bottom"] <= tree["top"] or tree["bottom"] <= tip["top"]
+
+
 def test_nothing_that_a_store_holds_is_taken_for_markup(browser: Chrome) -> None:
     found = draft(browser, "evil", "say <", 64)
     browser.execute_script("document.querySelector('#listing').open = true")

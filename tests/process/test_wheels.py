@@ -79,7 +79,7 @@ def test_an_engine_gets_one_package(wheels: dict[str, Path], tmp_path: Path) -> 
     programs = environment(tmp_path, wheels["draftstore"])
     listed = run(programs, tmp_path / "home", "draftstore", "--help")
     assert "  query " in listed
-    assert not any(f"  {name} " in listed for name in ("serve", "worker", "sql", "db", "builds"))
+    assert not any(f"  {name} " in listed for name in ("serve", "worker", "sql", "db", "catalogue"))
     code = "import draftstore.remote.client, importlib.util as u; print(u.find_spec('schema'), draftstore.__file__)"
     printed = run(programs, tmp_path / "home", "python", "-c", code)
     assert printed.startswith(f"None {tmp_path}")
@@ -94,7 +94,7 @@ def test_the_second_wheel_brings_catalogue_flows_and_services(
         assert (
             run(programs, home, "draftstore", "sql", "--csv", "SELECT count(*) FROM builds") == "count\n0\n"
         )
-        for name in ("serve", "worker", "tokens", "builds", "corpus", "doctor", "releases", "replays"):
+        for name in ("serve", "worker", "tokens", "catalogue", "corpus", "doctor", "releases", "recordings"):
             assert f"draftstore {name}" in run(programs, home, "draftstore", name, "--help")
         assert "--port" in run(programs, home, "python", "-m", "pipelines.serving", "--help")
         code = "from pipelines import deployments; print(deployments.__file__)"

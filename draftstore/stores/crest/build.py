@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from draftstore.errors import BuildError, StoreError, needs_extra
-from draftstore.options import Bytes, Options, Shown
+from draftstore.options import EXPERT, Bytes, Options, Shown
 from draftstore.search.ngrams import MAX_N, running_total
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
@@ -78,13 +78,13 @@ class TreeOptions(Options):
         description="Length of the longest n-grams, in tokens; where the selection is single, of all.",
         examples=[5],
     )
-    select: Literal["gain", "single", "combined", "global"] = Field(
+    select: Annotated[Literal["gain", "single", "combined", "global"], EXPERT] = Field(
         "gain",
         description="N-grams to keep: those that save the most passes over the corpus (gain), the most common of one "
         "length (single), an equal number of the most common of each length (combined), the most common of all "
         "(global).",
     )
-    rule: Literal["backoff", "longest"] = Field(
+    rule: Annotated[Literal["backoff", "longest"], EXPERT] = Field(
         "backoff",
         description="How a tree is drawn: from all match lengths together, as the REST store drafts (backoff), or from "
         "what followed its n-gram alone (longest, CREST as published).",
@@ -103,7 +103,9 @@ class TreeOptions(Options):
         "lmdb",
         description="Where to keep the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
     )
-    nodes: int = Field(BUDGET, ge=1, le=MAX_NODES, description="Maximum number of nodes in a tree.")
+    nodes: Annotated[int, EXPERT] = Field(
+        BUDGET, ge=1, le=MAX_NODES, description="Maximum number of nodes in a tree."
+    )
     depth: Annotated[int, Shown(hidden=True)] = Field(
         CONTINUATION, ge=1, le=MAX_DEPTH, description="Maximum number of tokens in a path."
     )
@@ -257,7 +259,7 @@ def _choose(
 
 
 def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a CREST store: ready-made draft trees of the most useful n-grams, a hundredth of a REST store's size.
+    """Build a CREST store: ready-made draft trees of the most useful n-grams, as small as you choose.
 
     \b
     Examples:

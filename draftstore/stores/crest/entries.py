@@ -33,7 +33,7 @@ POSTGRES = "postgres"
 BACKENDS = (LMDB, POSTGRES)
 Backend = Annotated[
     str | None,
-    Shown(choices=BACKENDS, unset="the first that each was built for"),
+    Shown(choices=BACKENDS, unset="the first that each was built for", expert=True),
     Field(description="Backend that holds the entries of CREST stores.", examples=[POSTGRES]),
 ]
 """An option of commands that read CREST stores."""

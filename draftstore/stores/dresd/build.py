@@ -7,14 +7,14 @@ alone (draftstore.stores.dresd.kernels.passages).
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from draftstore.errors import BuildError
-from draftstore.options import Options
+from draftstore.options import EXPERT, Options
 from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
 from draftstore.storage.progress import Progress, silent, tokenizing
@@ -62,16 +62,16 @@ class VectorOptions(Options):
         description="Dimensions of a stored vector, to which hidden states are projected.",
         examples=[64],
     )
-    dtype: Literal["float16", "int8"] = Field(
+    dtype: Annotated[Literal["float16", "int8"], EXPERT] = Field(
         "float16", description="Data type of the stored vectors: int8 takes half the space."
     )
-    max_length: int = Field(
+    max_length: Annotated[int, EXPERT] = Field(
         1024,
         ge=2,
         description="Tokens in a window; longer documents are read in several windows, which overlap by a quarter.",
         examples=[1024],
     )
-    sample: int = Field(
+    sample: Annotated[int, EXPERT] = Field(
         1_000_000,
         ge=2,
         description="Number of hidden states that the projection is fitted to; they take disk space during the build.",

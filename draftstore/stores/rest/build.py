@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from draftstore.options import Options, Shown
+from draftstore.options import EXPERT, Options, Shown
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
 from draftstore.storage.progress import Progress, silent, tokenizing
 from draftstore.storage.report import ReadReport
@@ -29,7 +29,7 @@ SEGMENT_TOKENS = 1 << 28
 class Segments(Options):
     """How tokens are cut into suffix arrays."""
 
-    segment_tokens: int = Field(
+    segment_tokens: Annotated[int, EXPERT] = Field(
         SEGMENT_TOKENS,
         ge=2,
         le=MAX_SEGMENT_TOKENS,

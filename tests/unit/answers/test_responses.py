@@ -94,7 +94,7 @@ def test_greedy_answers_are_those_of_plain_decoding(
     model_folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
     loaded = load_model(model_folder, dtype="float64", device="cpu")
-    options = ResponseOptions(prompts=(prompts,), max_new_tokens=60)
+    options = ResponseOptions(prompts=(prompts,), max_tokens=60)
     made = make(options, model_folder, tmp_path / "out.jsonl", batch=7)
     records = read_records(made.path)
     asked = [record["prompt"] for record in read_records(prompts)]
@@ -132,7 +132,7 @@ def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: P
         {"id": 7, "text": "The lazy"},
     )
     loaded = load_model(chat_folder, dtype="float64", device="cpu")
-    options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW)
+    options = ResponseOptions(prompts=(questions,), max_tokens=NEW)
     made = make(options, chat_folder, tmp_path / "out.jsonl.zst")
     records = read_records(made.path)
     expected = {
@@ -156,7 +156,7 @@ def test_without_a_template_texts_go_on_and_conversations_are_plain(
     hi = [{"role": "user", "content": "hi"}]
     questions = write_records(tmp_path / "q.jsonl", {"prompt": "naïve 東"}, {"prompt": hi})
     loaded = load_model(model_folder, dtype="float64", device="cpu")
-    options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW)
+    options = ResponseOptions(prompts=(questions,), max_tokens=NEW)
     text, chat = read_records(make(options, model_folder, tmp_path / "out.jsonl").path)
     assert whole(text["output"]) == answer_alone(loaded, "naïve 東")
     assert text["text"] == "naïve 東" + text["output"]
@@ -166,7 +166,7 @@ def test_without_a_template_texts_go_on_and_conversations_are_plain(
 def test_draws_depend_on_the_seed_alone(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
     def drawn(name: str, batch: int, **changes: Any) -> list[str]:
         asked = {"temperature": 0.9, "top_p": 0.9, "samples": 2, "seed": 3, **changes}
-        options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW, **asked)
+        options = ResponseOptions(prompts=(prompts,), max_tokens=NEW, **asked)
         made = make(options, model_folder, tmp_path / name, batch=batch)
         return [record["output"] for record in read_records(made.path)]
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_answered_is_counted(model_folder: Path, tmp_path: Path) 
         {"prompt": "The lazy"},
         {"prompt": "The dog"},
     )
-    options = ResponseOptions(prompts=(questions,), max_new_tokens=NEW, limit=2)
+    options = ResponseOptions(prompts=(questions,), max_tokens=NEW, limit=2)
     made = make(options, model_folder, tmp_path / "out.jsonl")
     counts = made.counts
     assert [record["prompt"] for record in read_records(made.path)] == ["The quick", "The lazy"]
@@ -234,9 +234,7 @@ def test_empty_answers_and_special_tokens_are_left_out(
     ids.append([0, *tokenizer.encode("fine too", bos=False).tolist()])
     say(monkeypatch, ids)
     questions = write_records(tmp_path / "q.jsonl", *({"prompt": f"question {i}"} for i in range(7)))
-    made = make(
-        ResponseOptions(prompts=(questions,), max_new_tokens=NEW), model_folder, tmp_path / "out.jsonl"
-    )
+    made = make(ResponseOptions(prompts=(questions,), max_tokens=NEW), model_folder, tmp_path / "out.jsonl")
     outputs = {record["id"].rpartition("#")[2]: record["output"] for record in read_records(made.path)}
     # Special tokens vanish; text that would be taken for one makes an answer useless.
     assert outputs == {"1": "fine", "4": "a  b", "5": "and ", "7": "fine too"}
@@ -254,7 +252,7 @@ class Killed(BaseException):
 def test_a_run_that_was_cut_off_goes_on_and_writes_the_same_bytes(
     model_folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    options = ResponseOptions(prompts=(prompts,), max_new_tokens=NEW, temperature=0.8, top_p=0.9)
+    options = ResponseOptions(prompts=(prompts,), max_tokens=NEW, temperature=0.8, top_p=0.9)
     expected = make(options, model_folder, tmp_path / "a.jsonl")
     out = tmp_path / "out.jsonl"
 
@@ -280,7 +278,7 @@ def test_other_settings_start_anew_if_asked_to(
     model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.jsonl"
-    options, other = (ResponseOptions(prompts=(prompts,), max_new_tokens=new) for new in (NEW, 5))
+    options, other = (ResponseOptions(prompts=(prompts,), max_tokens=new) for new in (NEW, 5))
     first = make(options, model_folder, out)
     again = make(options, model_folder, out)
     assert (again.reused, again.counts) == (True, first.counts)

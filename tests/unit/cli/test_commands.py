@@ -122,6 +122,46 @@ def test_help_holds_an_example_that_parses(path: tuple[str, ...], run: Runner) -
         command.make_context("example", words, parent=click.Context(cli, **cli.context_settings))
 
 
+def test_help_lists_each_command_under_a_title_with_its_whole_summary(run: Runner) -> None:
+    listed = run("--help").out
+    assert listed.index("\nFirst steps:\n  quickstart ") < listed.index(
+        "\nCatalogue and renewal:\n  catalogue "
+    )
+    assert "\nCommands:" not in listed
+    for group in ("", "releases", "catalogue", "corpus"):
+        assert "..." not in run(*group.split(), "--help").out.partition("\nOptions:\n")[2]
+
+
+def test_help_lists_the_options_that_few_need_last(run: Runner) -> None:
+    usual, experts = run("worker", "--help").out.split("\nExpert options:\n")
+    for option in ("--model ", "--store ", "--budget ", "--json", "--help"):
+        assert f" {option}" in usual
+    assert "  --grace-seconds " in experts
+    assert "NAME\n" not in run("releases", "history", "--help").out.partition("\nOptions:\n")[2]
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def answer(**variables: str) -> str:
+        program = Path(sys.executable).with_name("draftstore")
+        return subprocess.run([program], env=os.environ | variables, capture_output=True, text=True).stdout
+
+    assert "complete" in answer(_DRAFTSTORE_COMPLETE="bash_source")
+    for words, position, expected in (
+        ("draftstore qu", "1", "plain,query"),
+        ("draftstore query --bud", "2", "--budget"),
+    ):
+        asked = {"_DRAFTSTORE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": position}
+        assert expected in answer(**asked)
+
+
+def test_the_worker_takes_names_of_vllm_too() -> None:
+    command = cli.get_command(click.Context(cli), "worker")
+    assert command is not None
+    given = ["--model", "m", "--served-model-name", "chat", "--max-num-seqs", "3"]
+    values = command.make_context("worker", given).params
+    assert (values["name"], values["max_batch"]) == ("chat", 3)
+
+
 def test_help_has_a_short_option(run: Runner) -> None:
     assert run("-h") == run("--help")
 
@@ -314,8 +354,8 @@ def test_replay_filters(run: Runner, store: Path, replays: Path) -> None:
         found: int = run("replay", store, "--replays", replays, "--json", *more).json()["rows"]
         return found
 
-    assert (rows(), rows("--model", "chat"), rows("--limit", 1)) == (2, 1, 1)
-    ran = run("replay", store, "--replays", replays, "--model", "x", "--json")
+    assert (rows(), rows("--recorded-by", "chat"), rows("--limit", 1)) == (2, 1, 1)
+    ran = run("replay", store, "--replays", replays, "--recorded-by", "x", "--json")
     assert ran.error().endswith("holds no recording of model 'x', its models are chat, coder")
 
 

@@ -45,7 +45,7 @@ def plain_story(data: Path) -> str:
 
 @pytest.fixture
 def tells(data: Path) -> list[object]:
-    return ["generate", "--model", data / "models" / "stories260K", "--max-new-tokens", 40]
+    return ["generate", "--model", data / "models" / "stories260K", "--max-tokens", 40]
 
 
 @pytest.mark.data
@@ -74,7 +74,7 @@ def test_sampling_with_a_seed_is_the_same_with_drafts_and_without(run: Runner, t
 
 
 def test_a_store_of_the_models_tokenizer_drafts(run: Runner, model_folder: Path, small_store: Path) -> None:
-    arguments = ["--model", model_folder, "--store", small_store, "--max-new-tokens", 20]
+    arguments = ["--model", model_folder, "--store", small_store, "--max-tokens", 20]
     arguments += ["--no-request", "--fixed-budget"]
     found = run("generate", *arguments, "--prompt", "The quick brown", "--json").json()
     assert found["drafters"] == [{"kind": "rest", "name": "small"}]
@@ -83,7 +83,7 @@ def test_a_store_of_the_models_tokenizer_drafts(run: Runner, model_folder: Path,
 
 
 def test_without_drafts_and_without_comparison(run: Runner, model_folder: Path) -> None:
-    arguments = ["--model", model_folder, "--no-request", "--max-new-tokens", 5, "--no-compare", "--json"]
+    arguments = ["--model", model_folder, "--no-request", "--max-tokens", 5, "--no-compare", "--json"]
     found = run("generate", *arguments, "--prompt", "x").json()
     assert found["drafters"] == []
     assert "without_drafts" not in found
@@ -96,7 +96,7 @@ def test_without_drafts_and_without_comparison(run: Runner, model_folder: Path) 
 def test_the_prompt_comes_from_one_place(
     run: Runner, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["generate", "--model", model_folder, "--max-new-tokens", 8, "--no-compare", "--json"]
+    arguments = ["generate", "--model", model_folder, "--max-tokens", 8, "--no-compare", "--json"]
     expected = run(*arguments, "--prompt", "The quick\nbrown fox").json()
     (tmp_path / "prompt.txt").write_text("The quick\nbrown fox\n")
     assert run(*arguments, "--prompt-file", tmp_path / "prompt.txt").json()["text"] == expected["text"]
@@ -128,7 +128,7 @@ def test_a_measured_curve_plans(
     run: Runner, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    arguments = ["generate", "--model", model_folder, "--prompt", "x", "--max-new-tokens", 4, "--json"]
+    arguments = ["generate", "--model", model_folder, "--prompt", "x", "--max-tokens", 4, "--json"]
     assert "`draftstore tune` measures this one" in run(*arguments).json()["effort"]
     ran = run("tune", "--model", model_folder, "--context", 8, "--repeats", 1, "--json")
     assert ran.status == 0, ran.err

@@ -84,7 +84,7 @@ def test_a_replay_of_chains(run: Runner, small_store: Path, replays: Path) -> No
 
 
 def test_generate_drafts_from_it(run: Runner, model_folder: Path, dense: Path, small_store: Path) -> None:
-    asked = ["generate", "--model", model_folder, "--prompt", PROMPT, "--max-new-tokens", 20, "--json"]
+    asked = ["generate", "--model", model_folder, "--prompt", PROMPT, "--max-tokens", 20, "--json"]
     asked += ["--budget", 8, "--fixed-budget"]
     alone = run(*asked, "--store", dense, "--no-request").json()
     assert alone["drafters"] == [{"kind": "dresd", "name": "own"}]

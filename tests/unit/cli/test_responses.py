@@ -26,7 +26,7 @@ def test_answers_are_a_corpus_and_recordings(
 ) -> None:
     out = tmp_path / "answers.jsonl.zst"
     arguments = ["responses", "--model", chat_folder, "--prompts", questions, "--out", out]
-    arguments += ["--max-new-tokens", 40]
+    arguments += ["--max-tokens", 40]
     ran = run(*arguments)
     assert (ran.status, ran.out) == (0, f"{out}\n")
     assert re.search(r"answers +3\b", ran.err)
@@ -37,7 +37,7 @@ def test_answers_are_a_corpus_and_recordings(
     store = tmp_path / "store"
     built = run("build", "rest", "--corpus", out, "--tokenizer", chat_folder, "--out", store, "--json").json()
     assert (built["counts"]["documents"], built["bad_records"]) == (3, 0)
-    replayed = run("replay", store, "--replays", out, "--model", "small-chat", "--json").json()
+    replayed = run("replay", store, "--replays", out, "--recorded-by", "small-chat", "--json").json()
     assert replayed["rows"] == 3
     assert replayed["accepted_length"] > 3  # it drafts the very answers that it was built from
 
@@ -47,7 +47,7 @@ def test_prompts_of_several_files_and_draws(
 ) -> None:
     more = write_records(tmp_path / "more.jsonl", {"id": "more", "text": "The fox"})
     out = tmp_path / "answers.jsonl"
-    asked = ["--prompts", questions, more, "--max-new-tokens", 5, "--batch", 2]
+    asked = ["--prompts", questions, more, "--max-tokens", 5, "--batch", 2]
     drawn = ["--temperature", 0.7, "--top-p", 0.95, "--samples", 2, "--seed", 9]
     made = run("responses", "--model", model_folder, *asked, *drawn, "--out", out, "--json").json()
     assert made["counts"]["answers"] + made["counts"]["empty"] == 8

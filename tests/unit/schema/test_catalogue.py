@@ -120,7 +120,7 @@ class TestFinding:
     def test_what_is_not_there(self, session: Session, tmp_path: Path) -> None:
         with pytest.raises(CatalogueError, match="no build 12345"):
             catalogue.find_build(session, 12345)
-        with pytest.raises(CatalogueError, match="draftstore builds add"):
+        with pytest.raises(CatalogueError, match="draftstore catalogue add"):
             catalogue.find_build(session, write_store(tmp_path / "s"))
         with pytest.raises(StoreError, match="is not a store"):
             catalogue.find_build(session, tmp_path)

@@ -65,7 +65,7 @@ def test_what_lies_about(transaction: Transaction, released: Path, home: Path, s
     (home / "stores" / "small" / "rest-1111111111111111").mkdir()
     found = examine(transaction, home)
     assert [finding.problem for finding in found] == [False, False, False]
-    assert f"draftstore builds drop {gone}" in found[0].advice
+    assert f"draftstore catalogue drop {gone}" in found[0].advice
     assert "rest-1111111111111111 belongs to no build" in found[1].what
     assert ".rest-0000000000000000.partial is left over" in found[2].what
 

@@ -79,7 +79,7 @@ def wanted(texts: Path, small_tokenizer: TextTokenizer) -> Callable[[], Path]:
 
 
 def publish(release: str, store: Path) -> None:
-    draftstore("builds", "add", str(store))
+    draftstore("catalogue", "add", str(store))
     draftstore("releases", "publish", release, str(store), "--force", GATES)
 
 
@@ -144,7 +144,7 @@ def test_stores_made_from_others_have_their_documents(
         build_crest(CrestOptions(name="chat", max_n=2, ngrams=50), rest, tmp_path / f"crest-{number}")
         publish("chat-crest", tmp_path / f"crest-{number}")
         build_counts(rest, tmp_path / f"counts-{number}", CountOptions(max_n=2))
-        draftstore("builds", "add", str(tmp_path / f"counts-{number}"))
+        draftstore("catalogue", "add", str(tmp_path / f"counts-{number}"))
 
     rest = make("chat", texts)
     derive(rest, 1)

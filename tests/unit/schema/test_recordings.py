@@ -22,8 +22,8 @@ from schema.catalogue.gates import replay_rows
 from schema.catalogue.recordings import Replayed, Rule, rules_of
 from schema.catalogue.replaying import measure
 from schema.cli.builds import builds as builds_command
+from schema.cli.recordings import recordings as recordings_command
 from schema.cli.releases import releases as releases_command
-from schema.cli.replays import replays as replays_command
 from schema.models import Build, Replay
 from tests.fakes.databases import publish, rollback
 from tests.unit.schema.test_releases import live, vary
@@ -242,24 +242,24 @@ class TestCommands:
 
     def test_recordings_come_and_go(self, small_corpus: Path, tmp_path: Path) -> None:
         file = write_recordings(tmp_path / "outputs.jsonl", small_corpus)
-        options = ("--release", "chat", "code", "--model", "m", "--rows", 3, "--request")
-        made = self._run(replays_command, "add", "chats", file, *options)
+        options = ("--release", "chat", "code", "--recorded-by", "m", "--rows", 3, "--request")
+        made = self._run(recordings_command, "add", "chats", file, *options)
         assert made == {
             "name": "chats", "path": str(file), "releases": ["chat", "code"], "model": "m", "request": True,
             "rows": 3, "budget": 64, "tolerance": 0.02, "outputs": 3,
         }  # fmt: skip
-        [listed] = self._run(replays_command, "list", "--release", "code")
+        [listed] = self._run(recordings_command, "list", "--release", "code")
         assert listed | {"outputs": 3} == made
-        assert self._run(replays_command, "list", "--release", "other") == []
+        assert self._run(recordings_command, "list", "--release", "other") == []
         for name, model, problem in (
             ("chats", "m", "a recording 'chats' already"),
             ("x", "n", "models are m"),
         ):
             with pytest.raises(DraftstoreError, match=problem):
-                self._run(replays_command, "add", name, file, "--release", "chat", "--model", model)
-        assert self._run(replays_command, "remove", "chats") == {"recording": "chats", "removed": True}
+                self._run(recordings_command, "add", name, file, "--release", "chat", "--recorded-by", model)
+        assert self._run(recordings_command, "remove", "chats") == {"recording": "chats", "removed": True}
         with pytest.raises(DraftstoreError, match="no recording 'chats'"):
-            self._run(replays_command, "remove", "chats")
+            self._run(recordings_command, "remove", "chats")
 
     def test_unrelated_text_does_not_go_live_and_publish_shows_what_both_builds_did(
         self, engine: Engine, small_store: Path, unrelated: Path, recorded: Rule

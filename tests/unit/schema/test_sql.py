@@ -105,48 +105,48 @@ class TestSql:
 class TestBuilds:
     def test_add_list_show_drop(self, tmp_path: Path) -> None:
         store = write_store(tmp_path / "chat", name="chat [bold]", segment_tokens=7)
-        added = as_json("builds", "add", str(store))
+        added = as_json("catalogue", "add", str(store))
         assert (added["kind"], added["state"], added["counts"]["entries"]) == ("rest", "finished", 3)
-        assert "build 1: chat [bold] (rest)" in run("builds", "add", str(store)).stdout
-        (listed,) = as_json("builds", "list", "--kind", "rest", "--state", "finished")
+        assert "build 1: chat [bold] (rest)" in run("catalogue", "add", str(store)).stdout
+        (listed,) = as_json("catalogue", "list", "--kind", "rest", "--state", "finished")
         assert listed == added | {"releases": []}
-        assert as_json("builds", "list", "--kind", "crest") == []
-        assert "chat [bold]" in run("builds", "list").stdout
-        shown = as_json("builds", "show", str(store))
-        assert shown == as_json("builds", "show", "1")
+        assert as_json("catalogue", "list", "--kind", "crest") == []
+        assert "chat [bold]" in run("catalogue", "list").stdout
+        shown = as_json("catalogue", "show", str(store))
+        assert shown == as_json("catalogue", "show", "1")
         assert (shown["corpus"]["tokens"], shown["parameters"]) == (10, {"segment_tokens": 7})
         for words in ("finished", "2 documents, 10 tokens of small-bpe", "entries", str(store)):
-            assert words in run("builds", "show", "1").stdout
-        assert as_json("builds", "drop", "1") == {
+            assert words in run("catalogue", "show", "1").stdout
+        assert as_json("catalogue", "drop", "1") == {
             "id": 1, "path": str(store), "files_removed": False, "left": []
         }  # fmt: skip
         assert store.exists()
-        assert as_json("builds", "list") == []
+        assert as_json("catalogue", "list") == []
 
     def test_dropping_files_too(self, tmp_path: Path) -> None:
         store, other = write_store(tmp_path / "a"), write_store(tmp_path / "b")
-        run("builds", "add", str(store))
+        run("catalogue", "add", str(store))
         (store / "notes.txt").write_text("mine")
         with closing(StoreLease(store)):
-            assert "open in another process" in refuse("builds", "drop", str(store), "--files")
-        assert as_json("builds", "list")
-        assert "notes.txt" in run("builds", "drop", str(store), "--files").stdout
+            assert "open in another process" in refuse("catalogue", "drop", str(store), "--files")
+        assert as_json("catalogue", "list")
+        assert "notes.txt" in run("catalogue", "drop", str(store), "--files").stdout
         assert [path.name for path in store.iterdir()] == ["notes.txt"]
-        run("builds", "add", str(other))
+        run("catalogue", "add", str(other))
         shutil.rmtree(other)
         write_store(other, entries=5)  # another store at its place
-        assert "no longer belongs to the build" in run("builds", "drop", "2", "--files").stdout
+        assert "no longer belongs to the build" in run("catalogue", "drop", "2", "--files").stdout
         assert other.exists()
 
     def test_pruning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DRAFTSTORE_HOME", str(tmp_path))
         stores = [write_store(tmp_path / "stores" / "small" / f"rest-{i:016}") for i in range(2)]
         for store in stores:
-            run("builds", "add", str(store))
-        assert as_json("builds", "prune", "--keep", "1", "--older-than", "2w")["removed"] == []
-        listed = run("builds", "prune", "--keep", "1", "--dry-run")
+            run("catalogue", "add", str(store))
+        assert as_json("catalogue", "prune", "--keep", "1", "--older-than", "2w")["removed"] == []
+        listed = run("catalogue", "prune", "--keep", "1", "--dry-run")
         assert f"store, build 1: {stores[0]}, 3 bytes\nwould be removed: 1 thing" in listed.stdout
-        [removed] = as_json("builds", "prune", "--keep", "1")["removed"]
+        [removed] = as_json("catalogue", "prune", "--keep", "1")["removed"]
         assert removed == {"what": "store", "build_id": 1, "path": str(stores[0]), "bytes": 3}
         assert [store.exists() for store in stores] == [False, True]
 
@@ -158,7 +158,7 @@ class TestReleases:
         first = as_json("releases", "publish", "chat", str(stores[0]))  # is registered by that
         assert (first["build"], first["before"]) == (1, None)
         assert run("releases", "publish", "chat", "1").stdout == "chat points at build 1 already\n"
-        run("builds", "add", str(stores[1]))
+        run("catalogue", "add", str(stores[1]))
         assert run("releases", "publish", "chat", "2").stdout == "chat points at build 2 (before: build 1)\n"
         (listed,) = as_json("releases", "list")
         assert (listed["release"], listed["build"], listed["path"]) == ("chat", 2, str(stores[1]))
@@ -180,8 +180,8 @@ class TestReleases:
             main()
         assert ended.value.code == 3
         assert "kind: a crest store, and the live build 1 is a rest store" in capsys.readouterr().err
-        assert "kind refused: a crest store" in " ".join(run("builds", "show", crest).stdout.split())
-        assert list(as_json("builds", "show", crest)["gates"]["chat"]["refused"]) == ["kind"]
+        assert "kind refused: a crest store" in " ".join(run("catalogue", "show", crest).stdout.split())
+        assert list(as_json("catalogue", "show", crest)["gates"]["chat"]["refused"]) == ["kind"]
         forced = run("releases", "publish", "chat", crest, "--force", "kind,tokens")
         assert forced.stdout == "chat points at build 2 (before: build 1)\n"
         assert "kind overridden: a crest store" in forced.stderr

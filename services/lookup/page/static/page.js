@@ -93,7 +93,7 @@ async function ask() {
   mark("");
   if (!at("release").value) return;
   if (!text) { clear("Type a text to see what would be drafted after it."); return; }
-  if (!at("ask").checkValidity()) { clear(`Most nodes: 0 to ${at("budget").max}. Least probability: 0 to 1.`, true); return; }
+  if (!at("ask").checkValidity()) { clear(`Max nodes: 0 to ${at("budget").max}. Min probability: 0 to 1.`, true); return; }
   at("tree").classList.add("stale");
   const mine = (under = new AbortController());
   const question = {
@@ -179,10 +179,10 @@ function point(index, box) {
   const precise = node.prob >= 0.01 ? `${(node.prob * 100).toFixed(1)} %` : `${(node.prob * 100).toPrecision(2)} %`;
   tip.replaceChildren(before, document.createElement("br"), `probability ${precise} · rank ${index + 1} of ${shown.nodes.length} · id ${node.token} · ${counted(path(shown.nodes, index).length, "token")} deep`);
   tip.hidden = false;
-  const place = box.getBoundingClientRect(), size = tip.getBoundingClientRect();
-  const above = place.top - size.height - 8;
+  const place = box.getBoundingClientRect(), size = tip.getBoundingClientRect(), tree = at("tree").getBoundingClientRect();
+  const above = tree.top - size.height - 8; // outside of the tree, whose other nodes it would cover
   tip.style.left = `${Math.max(8, Math.min(place.left, innerWidth - size.width - 8))}px`;
-  tip.style.top = `${above > 8 ? above : place.bottom + 8}px`;
+  tip.style.top = `${above > 8 ? above : Math.min(tree.bottom + 8, innerHeight - size.height - 8)}px`;
 }
 
 /** Take the tokens up to a node into the text, as a model would that accepts them. */

@@ -1,11 +1,11 @@
-"""`draftstore replays`: recordings that builds replay before a release moves."""
+"""`draftstore recordings`: recordings that builds replay before a release moves."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from draftstore.cli.options import Command, takes
+from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import Columns, json_option, print_result, print_rows
 from draftstore.decoding.replay import check_recordings
 from draftstore.errors import counted
@@ -15,8 +15,8 @@ from schema.cli.common import catalogue_session
 from schema.models import Recording
 
 
-@click.group()
-def replays() -> None:
+@click.group(cls=Group)
+def recordings() -> None:
     """Register recorded outputs that a new build must do well on before a release moves to it.
 
     `draftstore releases publish`, and flows with a release, replay them with the new build and the live one. A build is
@@ -24,12 +24,12 @@ def replays() -> None:
 
     \b
     Examples:
-      draftstore replays add chats chats.jsonl.zst --release chat-vicuna --model vicuna-7b-v1.5 --rows 200
-      draftstore replays list
+      draftstore recordings add chats chats.jsonl.zst --release chat-vicuna --recorded-by vicuna-7b-v1.5 --rows 200
+      draftstore recordings list
     """
 
 
-@replays.command(cls=Command)
+@recordings.command(cls=SpreadCommand)
 @click.argument("name")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
@@ -50,8 +50,8 @@ def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
 
     \b
     Examples:
-      draftstore replays add chats chats.jsonl.zst --release chat-vicuna --model vicuna-7b-v1.5 --rows 200
-      draftstore replays add code code.jsonl --release code --request --tolerance 0.05
+      draftstore recordings add chats chats.jsonl.zst --release chat-vicuna --recorded-by vicuna-7b-v1.5 --rows 200
+      draftstore recordings add code code.jsonl --release code --request --tolerance 0.05
     """
     count = check_recordings(rule.path, model=rule.model, limit=rule.rows)
     with catalogue_session() as session:
@@ -60,16 +60,16 @@ def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
     print_result(_fields(recording) | {"outputs": count}, as_json, text)
 
 
-@replays.command("list")
+@recordings.command("list")
 @click.option("--release", metavar="R", help="List only those of this release.")
 @json_option
-def list_replays(release: str | None, as_json: bool) -> None:
+def list_recordings(release: str | None, as_json: bool) -> None:
     """List the registered recordings, and how much of the accepted length a new build may lose.
 
     \b
     Examples:
-      draftstore replays list
-      draftstore replays list --release chat-vicuna
+      draftstore recordings list
+      draftstore recordings list --release chat-vicuna
     """
     with catalogue_session() as session:
         rows = [_fields(recording) for recording in catalogue.list_recordings(session, release)]
@@ -83,10 +83,10 @@ def list_replays(release: str | None, as_json: bool) -> None:
         "M may fall": lambda row: f"{row['tolerance']:.1%}",
         "file": "path",
     }
-    print_rows(rows, columns, as_json, empty="no recordings: `draftstore replays add` registers one")
+    print_rows(rows, columns, as_json, empty="no recordings: `draftstore recordings add` registers one")
 
 
-@replays.command()
+@recordings.command()
 @click.argument("name")
 @json_option
 def remove(name: str, as_json: bool) -> None:
@@ -94,7 +94,7 @@ def remove(name: str, as_json: bool) -> None:
 
     \b
     Example:
-      draftstore replays remove chats
+      draftstore recordings remove chats
     """
     with catalogue_session() as session:
         catalogue.remove_recording(session, name)

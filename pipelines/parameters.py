@@ -7,15 +7,15 @@ Python's standard library as the demonstration corpus, and the quickstart's toke
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import Flow, flow
+from prefect.context import FlowRunContext
 from prefect.states import Failed
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -31,8 +31,6 @@ Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "ba
 """Names of `schema.catalogue.gates.CHECKS`."""
 OPTION = re.compile(r"`[^`]*`|--(?P<name>[a-z][a-z-]*)( (?P<value>[a-z,-]+)$)?")
 """A whole command, which stays as it is, or an option of one, at the end of a message with its value."""
-PLACES: ContextVar[Mapping[str, str]] = ContextVar("PLACES")
-"""The parameters of the running flow by the options that they stand for."""
 
 
 class Corpus(ReadOptions):
@@ -130,8 +128,6 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
 
     def decorate(function: Callable[..., Any]) -> Flow[..., Any]:
         fields = _fields(models)
-        places = {each: f"corpus.{each}" for each in Corpus.model_fields if "corpus" in fields}
-        places |= {each: each for each in fields}
         function.__signature__ = Signature([_parameter(*each) for each in fields.items()])  # type: ignore[attr-defined]
         about = inspect.cleandoc(function.__doc__ or "").partition("\n\n\b")[0]
         lines = [f"    {each}: {_description(field)}" for each, field in fields.items()]
@@ -139,7 +135,6 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
 
         @wraps(function)
         def run(**given: Any) -> Any:
-            PLACES.set(places)
             try:
                 return function(**given)
             except DraftstoreError as error:
@@ -162,9 +157,14 @@ def names_parameters() -> Iterator[None]:
 
 def _parameter_for(found: re.Match[str]) -> str:
     """Return the parameter for an option in a message, or the option if the flow has no such parameter."""
-    place = PLACES.get().get((found["name"] or "").replace("-", "_"))
+    context, name = FlowRunContext.get(), (found["name"] or "").replace("-", "_")
+    names = context.flow.parameters.properties if context and context.flow else {}
+    if "corpus" in names and name in Corpus.model_fields:
+        name = f"corpus.{name}"
+    elif name not in names:
+        return found[0]
     value = f"={json.dumps(found['value'].split(','))}" if found["value"] else ""
-    return f"the parameter {place}{value}" if place else found[0]
+    return f"the parameter {name}{value}"
 
 
 def _fields(models: Sequence[type[Options]]) -> dict[str, FieldInfo]:

@@ -66,8 +66,7 @@ def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
     path = options.out or tuning.curve_path(curve.conditions)
     curve.save(path)
     if as_json:
-        earlier = before and dataclasses.asdict(before)
-        print_json({"path": path, **dataclasses.asdict(curve), "before": earlier})
+        print_json({"path": path, **dataclasses.asdict(curve), "seconds_before": before and before.seconds})
     else:
         _show(curve, before)
         say(f"stored as {path}")
@@ -80,10 +79,7 @@ def _show(curve: CostCurve, before: CostCurve | None) -> None:
         say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")
         say(f"{where.device}{threads}")
     times = zip(curve.rows, curve.seconds, strict=True)
-    rows = [
-        (n, n - 1, round(1000 * taken, 2), round(taken / curve.seconds[0], 2))
-        + ((round(1000 * before.cost(n), 2),) if before else ())
-        for n, taken in times
-    ]
-    earlier = (f"ms on {before.created[:10]}",) if before else ()
-    print_table(("rows", "nodes", "ms", "plain passes", *earlier), rows)
+    rows = [(n, n - 1, round(1000 * taken, 2), round(taken / curve.seconds[0], 2)) for n, taken in times]
+    earlier = [before and round(1000 * before.cost(n), 2) for n in curve.rows]
+    cells = [(*row, ms) for row, ms in zip(rows, earlier, strict=True)]
+    print_table(("rows", "nodes", "ms", "plain passes", "ms before"), cells)

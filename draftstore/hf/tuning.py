@@ -131,7 +131,6 @@ def measure(
     entries = {count: _entry(count, context, vocab_size(model)) for count in rows}
 
     def timed(count: int) -> float:
-        """Return the seconds of a pass."""
         begin = perf_counter()
         runner.run([entries[count]], Wants())[0].best()
         return perf_counter() - begin
@@ -152,11 +151,10 @@ def measure(
             seconds = tuple(_quartile(times[count]) for count in rows)
             return CostCurve(tuple(rows), seconds, runner.graphs, conditions_of(model, name), context, now())
     worst = max(left, key=lambda count: _spread(times[count]))
-    fastest, most = (1000 * find(times[worst]) for find in (min, _quartile))
     raise CurveError(
-        f"forward passes over {counted(worst, 'row')} took {fastest:.1f} ms at best, and most of them at least "
-        f"{most:.1f} ms, so no curve is stored: stop what else keeps this machine busy, and measure again (--spread "
-        "allows larger differences)"
+        f"forward passes over {counted(worst, 'row')} took {1000 * min(times[worst]):.1f} ms at best, and most of them "
+        f"at least {1000 * _quartile(times[worst]):.1f} ms, so no curve is stored: stop what else keeps this machine "
+        "busy, and measure again (--spread allows larger differences)"
     )
 
 

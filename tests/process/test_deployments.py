@@ -218,7 +218,6 @@ def test_deployments_build_publish_and_run_nothing_else(
     assert ran.returncode == 0, ran.stdout + ran.stderr + local.output()
     reason = "a store of your own texts needs a name: --param name=chat"
     refused = watched({"corpus": parameters["corpus"]})
-    print(refused.stdout)
     assert refused.returncode == 1
     assert reason in " ".join(refused.stdout.split())
     assert reason in notices.get(timeout=SECONDS)

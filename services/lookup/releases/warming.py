@@ -70,7 +70,4 @@ def load_kernels() -> None:
         begin = time.perf_counter()
         load()
         if (seconds := time.perf_counter() - begin) > 1:
-            LOG.info(
-                "compiled kernels",
-                extra={"of": name, "step": f"{number}/{len(steps)}", "seconds": round(seconds, 1)},
-            )
+            LOG.info("compiled kernels %d/%d (%s) in %.0f s", number, len(steps), name, seconds)

@@ -5,16 +5,23 @@ Python's standard library as the demonstration corpus, and the quickstart's toke
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import Flow, flow
+from prefect.context import FlowRunContext
+from prefect.states import Failed
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from draftstore.answers.responses import Batching, ResponseOptions
+from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown
 from draftstore.stores.building import TOKENIZER, TOKENIZERS
 from draftstore.text.tokenizing import CORPUS, CorpusOptions, ReadOptions
@@ -22,6 +29,8 @@ from draftstore.text.tokenizing import CORPUS, CorpusOptions, ReadOptions
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["chat-vicuna"])]
 Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "replay"]
 """Names of `schema.catalogue.gates.CHECKS`."""
+OPTION = re.compile(r"`[^`]*`|--(?P<name>[a-z][a-z-]*)( (?P<value>[a-z,-]+)$)?")
+"""A whole command, which stays as it is, or an option of one, at the end of a message with its value."""
 
 
 class Corpus(ReadOptions):
@@ -123,9 +132,39 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
         about = inspect.cleandoc(function.__doc__ or "").partition("\n\n\b")[0]
         lines = [f"    {each}: {_description(field)}" for each, field in fields.items()]
         function.__doc__ = "\n".join([about, "", "Args:", *lines])
-        return flow(name=name)(function)
+
+        @wraps(function)
+        def run(**given: Any) -> Any:
+            try:
+                return function(**given)
+            except DraftstoreError as error:
+                return Failed(message=str(error), data=error)
+
+        return flow(name=name)(run)
 
     return decorate
+
+
+@contextmanager
+def names_parameters() -> Iterator[None]:
+    """Name parameters of the running flow where a DraftstoreError names options of a command."""
+    try:
+        yield
+    except DraftstoreError as error:
+        error.args = (OPTION.sub(_parameter_for, str(error)),)
+        raise
+
+
+def _parameter_for(found: re.Match[str]) -> str:
+    """Return the parameter for an option in a message, or the option if the flow has no such parameter."""
+    context, name = FlowRunContext.get(), (found["name"] or "").replace("-", "_")
+    names = context.flow.parameters.properties if context and context.flow else {}
+    if "corpus" in names and name in Corpus.model_fields:
+        name = f"corpus.{name}"
+    elif name not in names:
+        return found[0]
+    value = f"={json.dumps(found['value'].split(','))}" if found["value"] else ""
+    return f"the parameter {name}{value}"
 
 
 def _fields(models: Sequence[type[Options]]) -> dict[str, FieldInfo]:

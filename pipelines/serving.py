@@ -48,6 +48,9 @@ def prefect_environment(state: Path, url: str) -> dict[str, str]:
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{url.removesuffix('/api')},http://localhost:{port}",
         # Files: after a restart of the server, runs still hold the place that keeps others of their deployment waiting.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        # `--watch` shows the log of its run.
+        "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
+        "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
         **os.environ,
         "PREFECT_SERVER_API_AUTH_STRING": auth,
         "PREFECT_API_AUTH_STRING": auth,

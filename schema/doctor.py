@@ -1,6 +1,7 @@
 """What is wrong with an installation, and what merely lies about: the checks of `draftstore doctor`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,14 +11,14 @@ from sqlalchemy.orm import Session
 from draftstore.errors import DraftstoreError
 from draftstore.text.scans import open_scan
 from draftstore.text.sources import GLOB_SIGNS
-from schema.catalogue.builds import fail_cut_off, storable
+from schema.catalogue.builds import CatalogueError, fail_cut_off, get_build, storable
 from schema.catalogue.gates import Candidate
 from schema.catalogue.pruning import prune
 from schema.catalogue.publishing import Transaction, Verify, verify_present
-from schema.catalogue.releases import list_releases
+from schema.catalogue.releases import build_before, list_releases
 from schema.collections.collecting import list_collections, scan_path
 from schema.collections.removal_files import collection_folder
-from schema.models import Build
+from schema.models import Build, Release
 
 ALL = 1 << 30
 """As many builds as there may be."""
@@ -52,11 +53,13 @@ def examine(transaction: Transaction, home: Path, verify: Verify = verify_presen
     """
     with transaction() as session:
         cut_off = fail_cut_off(session)
-        live = {release.name: Candidate.of(release.build) for release in list_releases(session)}
+        releases = list_releases(session)
+        live = {release.name: Candidate.of(release.build) for release in releases}
+        mends = {release.name: _mend(session, release) for release in releases}
     found = [
         Finding(False, f"build {build} was cut off", "run its flow again: it resumes") for build in cut_off
     ]
-    found += _release_findings(live, verify)
+    found += _release_findings(live, mends, verify)
     with transaction() as session:
         found += _build_findings(session, {build.id for build in live.values()})
         found += _unknown_folders(session, home / "stores")
@@ -67,11 +70,19 @@ def examine(transaction: Transaction, home: Path, verify: Verify = verify_presen
     return found
 
 
-def _release_findings(live: dict[str, Candidate], verify: Callable[[Candidate], list[str]]) -> list[Finding]:
+def _mend(session: Session, release: Release) -> str:
+    """Return what to do if the live store of a release is damaged."""
+    with suppress(CatalogueError):  # nothing to roll back to
+        before = Candidate.of(get_build(session, build_before(session, release)))
+        if not verify_present(before):
+            return f"go back to build {before.id}: draftstore releases rollback {release.name}"
+    return f"build it again, and publish that: draftstore releases publish {release.name} BUILD"
+
+
+def _release_findings(live: dict[str, Candidate], mends: dict[str, str], verify: Verify) -> list[Finding]:
     """Return what is wrong with live stores."""
-    back = "go back to the build before: draftstore releases rollback"
     return [
-        Finding(True, f"release {name}, build {build.id}: {problem}", f"{back} {name}")
+        Finding(True, f"release {name}, build {build.id}: {problem}", mends[name])
         for name, build in live.items()
         for problem in verify(build)
     ]

@@ -20,7 +20,15 @@ class Measuring(Options):
     """How forward passes are measured."""
 
     context: int = Field(512, ge=1, description="Number of tokens in the cache.")
-    repeats: int = Field(9, ge=1, description="Number of timed passes of each size.")
+    repeats: int = Field(
+        9, ge=1, description="Number of timed passes of each size; more if they differ too much."
+    )
+    spread: float = Field(
+        0.2,
+        ge=0,
+        description="How much the fastest quarter of the passes may differ, as a share. If they differ more, the "
+        "machine is busy, and no curve is stored.",
+    )
     out: Annotated[Path | None, Shown(unset="where `generate` and `worker` look for it")] = Field(
         None, description="File of the curve."
     )
@@ -43,12 +51,14 @@ def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
         from draftstore.hf import tuning
     with status(f"loading {model.model}"):
         loaded = model.load(model.model)
+    before = tuning.find_curve(loaded.model)
     with count_progress("passes") as bars:
         task = bars.add_task("measuring", total=None, detail="")
         curve = tuning.measure(
             loaded.model,
             context=options.context,
             repeats=options.repeats,
+            spread=options.spread,
             name=loaded.name,
             on_pass=lambda done, total: bars.update(task, completed=done, total=total),
         )
@@ -56,18 +66,20 @@ def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
     path = options.out or tuning.curve_path(curve.conditions)
     curve.save(path)
     if as_json:
-        print_json({"path": path, **dataclasses.asdict(curve)})
+        print_json({"path": path, **dataclasses.asdict(curve), "seconds_before": before and before.seconds})
     else:
-        _show(curve)
+        _show(curve, before)
         say(f"stored as {path}")
 
 
-def _show(curve: CostCurve) -> None:
-    """Print a curve as a table."""
+def _show(curve: CostCurve, before: CostCurve | None) -> None:
+    """Print a curve as a table, beside the one that was stored before."""
     if where := curve.conditions:
         threads = f", {where.threads} threads" if where.threads else ""
         say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")
         say(f"{where.device}{threads}")
     times = zip(curve.rows, curve.seconds, strict=True)
     rows = [(n, n - 1, round(1000 * taken, 2), round(taken / curve.seconds[0], 2)) for n, taken in times]
-    print_table(("rows", "nodes", "ms", "plain passes"), rows)
+    earlier = [before and round(1000 * before.cost(n), 2) for n in curve.rows]
+    cells = [(*row, ms) for row, ms in zip(rows, earlier, strict=True)]
+    print_table(("rows", "nodes", "ms", "plain passes", "ms before"), cells)

@@ -4,7 +4,8 @@
     planner = CostPlanner(curve)                see `draftstore.decoding.budget`
 
 A pass is timed as in decoding: over a tree, with a filled cache, until its tokens are on the host. Numbers of rows are
-interleaved, so that a slowdown of the machine affects all of them; the median counts.
+interleaved, so that a slowdown of the machine affects all of them; the lower quartile counts. Where it is far above the
+fastest pass, other work disturbs the passes: they are repeated, and in the end refused.
 """
 
 import hashlib
@@ -13,7 +14,6 @@ import logging
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from draftstore.decoding.curve import Conditions, CostCurve, now
-from draftstore.errors import CurveError, ModelError
+from draftstore.errors import CurveError, ModelError, counted
 from draftstore.hf.checks import vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
@@ -31,6 +31,7 @@ from draftstore.storage.cache import cache_folder
 from draftstore.trees.tree import DraftTree
 
 CONTEXT, REPEATS, WARM_UPS = 512, 9, 2
+SPREAD, ATTEMPTS = 0.2, 4
 FOLDER, SEED = "curves", 0
 
 LOG = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ def measure(
     *,
     context: int = CONTEXT,
     repeats: int = REPEATS,
+    spread: float = SPREAD,
     rows: Sequence[int] = BUCKETS,
     name: str | None = None,
     on_pass: Callable[[int, int], None] = lambda _done, _total: None,
@@ -108,12 +110,14 @@ def measure(
     Args:
         model: model of transformers, on its device.
         context: tokens in the cache; fewer if the model has no room for them and the largest pass.
-        repeats: timed passes for each number of rows.
+        repeats: timed passes for each number of rows; up to four times as many where they differ by more than `spread`.
+        spread: how far the lower quartile may be above the fastest pass, as a share of it.
         rows: numbers of rows, ascending, starting with 1.
         name: name of the model.
         on_pass: called after every pass with the passes done and the total.
 
     Raises:
+        CurveError: passes differ too much to be believed.
         DecodingError: the model takes no drafts.
         ModelError: the model has no room for such passes.
     """
@@ -125,18 +129,43 @@ def measure(
     ids = np.random.default_rng(SEED).integers(vocab_size(model), size=context)
     runner.read(0, ids, 0, Wants())
     entries = {count: _entry(count, context, vocab_size(model)) for count in rows}
+
+    def timed(count: int) -> float:
+        begin = perf_counter()
+        runner.run([entries[count]], Wants())[0].best()
+        return perf_counter() - begin
+
+    for count in WARM_UPS * tuple(rows):
+        timed(count)
     times: dict[int, list[float]] = {count: [] for count in rows}
-    total, done = (WARM_UPS + repeats) * len(rows), 0
-    for turn in range(WARM_UPS + repeats):
-        for count in rows if turn % 2 else rows[::-1]:
-            begin = perf_counter()
-            runner.run([entries[count]], Wants())[0].best()
-            if turn >= WARM_UPS:
-                times[count].append(perf_counter() - begin)
-            done += 1
-            on_pass(done, total)
-    seconds = tuple(median(times[count]) for count in rows)
-    return CostCurve(tuple(rows), seconds, runner.graphs, conditions_of(model, name), context, now())
+    done, left = 0, list(rows)
+    for _ in range(ATTEMPTS):
+        total = done + repeats * len(left)
+        for turn in range(repeats):
+            for count in left if turn % 2 else left[::-1]:
+                times[count].append(timed(count))
+                done += 1
+                on_pass(done, total)
+        left = [count for count in rows if _spread(times[count]) > spread]
+        if not left:
+            seconds = tuple(_quartile(times[count]) for count in rows)
+            return CostCurve(tuple(rows), seconds, runner.graphs, conditions_of(model, name), context, now())
+    worst = max(left, key=lambda count: _spread(times[count]))
+    raise CurveError(
+        f"forward passes over {counted(worst, 'row')} took {1000 * min(times[worst]):.1f} ms at best, and most of them "
+        f"at least {1000 * _quartile(times[worst]):.1f} ms, so no curve is stored: stop what else keeps this machine "
+        "busy, and measure again (--spread allows larger differences)"
+    )
+
+
+def _quartile(times: list[float]) -> float:
+    """Return the time within which a quarter of the passes ended."""
+    return sorted(times)[len(times) // 4]
+
+
+def _spread(times: list[float]) -> float:
+    """Return how far the lower quartile is above the fastest pass, as a share of it."""
+    return _quartile(times) / min(times) - 1
 
 
 def _room_for(model: Any, context: int, rows: int) -> int:

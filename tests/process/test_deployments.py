@@ -203,15 +203,24 @@ def test_deployments_build_publish_and_run_nothing_else(
         "tokenizer": str(small_tokenizer_folder(tmp_path / "tokenizer")),
         "ngrams": 300,
     }
-    words = ["deployment", "run", "build-crest/default", "--watch", "--params", json.dumps(parameters)]
-    ran = subprocess.run(
-        [sys.executable, "-m", "prefect", *words],
-        env=os.environ | prefect_environment(local.state, local.url),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+    def watched(given: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        words = ["deployment", "run", "build-crest/default", "--watch", "--params", json.dumps(given)]
+        return subprocess.run(
+            [sys.executable, "-m", "prefect", *words],
+            env=os.environ | prefect_environment(local.state, local.url),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    ran = watched(parameters)
     assert ran.returncode == 0, ran.stdout + ran.stderr + local.output()
+    reason = "a store of your own texts needs a name: --param name=chat"
+    refused = watched({"corpus": parameters["corpus"]})
+    assert refused.returncode == 1
+    assert reason in " ".join(refused.stdout.split())
+    assert reason in notices.get(timeout=SECONDS)
     query = "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = 'own'"
     ((path,),) = rows(query)
     assert verify_files(Path(path), load_manifest(Path(path), "crest")) == []
@@ -230,8 +239,7 @@ def test_deployments_build_publish_and_run_nothing_else(
     variables = {"command": f"touch {tmp_path / 'pwned'}", "env": {"PYTHONPATH": str(tmp_path)}}
     asked = {"parameters": {"corpus": {"paths": [str(tmp_path)]}}, "job_variables": variables}
     run = local.ask(f"deployments/{deployment}/create_flow_run", asked)["id"]
-    reason = "a store of your own texts needs a name: --param name=chat"
-    assert reason in local.wait_for(run, "Failed")["message"].splitlines()[0]
+    assert local.wait_for(run, "Failed")["message"].startswith(reason)
     assert reason in local.output()
     notice = notices.get(timeout=SECONDS)
     assert all(words in notice for words in ("a run failed", "tokenize-corpus", reason))

@@ -1,6 +1,7 @@
 """The flows: what they build, register, publish and report; and what they leave when they are killed."""
 
 import errno
+import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -173,6 +174,25 @@ class TestBuildRest:
         tokenizing.assert_called_once()  # nobody tries again
         ((state, error, finished),) = rows("SELECT state, error, finished_at FROM builds")
         assert (state, "line 2" in error, finished is not None) == ("failed", True, True)
+
+    def test_a_refused_run_says_which_parameter_overrides_the_check(
+        self, flows: Any, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        flows.build_rest(**site.request, release="live")
+        write_texts(site.corpus, 20, 1)
+        state = flows.build_rest(**site.request, release="live", return_state=True)
+        assert state.name == "Failed"
+        assert re.match(r"build \d+ does not go live as live: corpus: ", state.message)
+        assert state.message.endswith('override it with the parameter force=["corpus", "tokens"]')
+        assert "parameter force" in caplog.text
+        assert "--force" not in caplog.text
+
+    def test_an_option_of_how_texts_are_read_is_a_key_of_the_parameter_corpus(
+        self, flows: Any, site: Site
+    ) -> None:
+        site.corpus.write_text('{"prompt": "no such column"}\n', encoding="utf-8")
+        state = flows.build_rest(**site.request, return_state=True)
+        assert "the parameter corpus." in state.message
 
     def test_reading_that_fails_once_is_tried_again(
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch

@@ -96,7 +96,8 @@ class TreeOptions(Options):
         None,
         ge=4 * PAGE,
         le=1 << 50,
-        description="Keep as many n-grams as fit in a file of this size, such as 100MB; instead of a number of them.",
+        description="Keep as many n-grams as fit in a file of this size, such as 100MB; instead of a number of them. "
+        "A list of the n-grams (about a tenth more) and the tokenizer come on top.",
         examples=[100_000_000],
     )
     backend: Literal["lmdb", "postgres", "both"] = Field(

@@ -4,6 +4,7 @@ Warming runs beside requests in the same process, so it works in pieces of a fra
 the GIL, and sleeps after each piece: a thread that never sleeps would block a busy processor for milliseconds.
 """
 
+import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from draftstore.live import memory
 from draftstore.stores.registry import KINDS, Store, kind_of
 from draftstore.trees import batch
 
+LOG = logging.getLogger(__name__)
 PIECE = 1 << 20
 """Bytes read at a time."""
 REST = 0.001
@@ -61,7 +63,11 @@ def available_memory() -> int:
 
 def load_kernels() -> None:
     """Compile all lookup kernels or load them from numba's cache, which holds the GIL for a tenth of a second."""
-    batch.warm_up()
-    memory.warm_up()
-    for name in KINDS:
-        kind_of(name).load_kernels()
+    LOG.info("loading kernels: the first start after an install compiles them, for a minute")
+    steps = {"trees": batch.warm_up, "live": memory.warm_up}
+    steps |= {name: kind_of(name).load_kernels for name in KINDS}
+    for number, (name, load) in enumerate(steps.items(), 1):
+        begin = time.perf_counter()
+        load()
+        if (seconds := time.perf_counter() - begin) > 1:
+            LOG.info("compiled kernels %d/%d (%s) in %.0f s", number, len(steps), name, seconds)

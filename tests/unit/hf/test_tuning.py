@@ -73,8 +73,30 @@ def test_measuring() -> None:
     assert (curve.padded, curve.context) == (False, 20)
     assert curve.conditions == conditions_of(model)
     assert curve.created
-    total = len(ROWS) * (tuning.WARM_UPS + 2)
+    total = len(ROWS) * 2
     assert seen == [(done + 1, total) for done in range(total)]
+
+
+class Clock:
+    """A clock by which a pass takes 1 to 5 seconds while the machine is busy, and 1 second then."""
+
+    def __init__(self, busy_passes: float) -> None:
+        self._busy_passes, self._readings = busy_passes, 0
+
+    def __call__(self) -> float:
+        passes, at_the_end = divmod(self._readings, 2)
+        self._readings += 1
+        return at_the_end * (1.0 + passes % 5 if passes < self._busy_passes else 1.0)
+
+
+def test_disturbed_passes_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "perf_counter", Clock(len(ROWS) * (tuning.WARM_UPS + 8)))
+    seen = list[tuple[int, int]]()
+    curve = measure(
+        tiny(), context=20, repeats=8, rows=ROWS, on_pass=lambda done, total: seen.append((done, total))
+    )
+    assert curve.seconds == (1.0,) * len(ROWS)
+    assert seen[-1] == (2 * 8 * len(ROWS),) * 2
 
 
 # --- the command ---
@@ -91,3 +113,18 @@ def test_the_command_stores_what_generate_finds(data: Path) -> None:
     assert curve.conditions.model == "stories260K"
     assert ran.output.startswith("stories260K, float64, sdpa, 40 tokens in the cache\n")
     assert ran.output.endswith(f"stored as {curve_path(conditions_of(model))}\n")
+
+
+def test_a_busy_machine_keeps_its_earlier_curve(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "perf_counter", Clock(float("inf")))
+    model = stories(data, torch.float64)
+    store(model)
+    earlier = find_curve(model)
+    command = "--model", data / "models" / "stories260K", "--dtype", "float64", "--context", 40
+    ran = tune(*command)
+    assert (ran.exit_code, find_curve(model)) == (1, earlier)
+    assert "ms at best" in str(ran.exception)
+    ran = tune(*command, "--spread", 9)
+    assert ran.exit_code == 0, ran.output
+    assert "500" in ran.output, "the earlier milliseconds of a row"
+    assert find_curve(model) != earlier

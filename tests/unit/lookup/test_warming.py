@@ -1,5 +1,6 @@
 """Warming: files in memory, drafts made, and nothing read that is not needed."""
 
+import itertools
 from contextlib import closing
 from pathlib import Path
 
@@ -9,9 +10,21 @@ import pytest
 from draftstore.jit import read_only
 from draftstore.search.expand import draft_batch, draft_one
 from draftstore.stores.dresd.kernels.dense_tree import draft_trees
-from draftstore.stores.registry import open_store
+from draftstore.stores.registry import KINDS, open_store
+from services.lookup.releases import warming
 from services.lookup.releases.warming import load_kernels
 from tests.fakes.dense_stores import make_dense_store
+
+
+def test_a_first_start_says_what_it_compiles(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warming.time, "perf_counter", itertools.count(step=2).__next__)
+    with caplog.at_level("INFO", warming.LOG.name):
+        load_kernels()
+    first, *steps = caplog.records
+    assert "the first start after an install compiles them" in first.message
+    assert [name for step in steps for name in KINDS if f"({name})" in step.message] == list(KINDS)
 
 
 @pytest.mark.parametrize("name", ["small_store", "small_crest", "wide_store", "small_dense", "wide_dense"])

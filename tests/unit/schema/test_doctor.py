@@ -52,7 +52,22 @@ def test_a_live_store_that_is_whole_or_damaged(transaction: Transaction, release
     found = json.loads(result.stdout)
     assert (result.exit_code, found["problems"]) == (1, 1)
     assert "tokens.bin has SHA-256" in found["findings"][0]["what"]
-    assert "releases rollback live" in found["findings"][0]["advice"]
+    assert "releases publish live" in found["findings"][0]["advice"], "nothing to roll back to"
+
+
+def test_a_damaged_store_is_rolled_back_where_a_build_was_before(
+    transaction: Transaction, released: Path, home: Path, small_crest: Path
+) -> None:
+    other = home / "stores" / "small" / "crest-0123456789abcdef"
+    shutil.copytree(small_crest, other)
+    with transaction() as session:
+        build = catalogue.add_build(session, other).id
+    catalogue.publish(transaction, "live", build, force=["kind", "strategy", "corpus", "tokens"])
+    (other / "manifest.json").unlink()
+    (found,) = examine(transaction, home)
+    assert "releases rollback live" in found.advice
+    shutil.rmtree(released)
+    assert "releases publish live" in examine(transaction, home)[0].advice
 
 
 def test_what_lies_about(transaction: Transaction, released: Path, home: Path, small_store: Path) -> None:

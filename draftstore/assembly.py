@@ -106,7 +106,7 @@ class Sources(Options):
         DEADLINE,
         gt=0,
         le=60,
-        description="Longest wait of a step for the lookup service; networks need more.",
+        description="Maximum seconds that a step waits for the lookup service; networks need more.",
         examples=[0.01],
     )
     live: Annotated[
@@ -114,8 +114,8 @@ class Sources(Options):
     ] = Field(
         None,
         description="Remember finished answers, at most TOKENS of them (a million), and draft from them: with --lookup "
-        "or --release in the live store NAME of the service, shared by all that name it; with DIR, or without a "
-        "service, in this process. See docs/security.md.",
+        "or --release in the live store NAME of the service, shared by all clients of that name; with DIR, or without "
+        "a service, in this process. See docs/security.md.",
         examples=["team", "team=live/team:200000"],
     )
     request: bool = Field(True, description="Draft from the prompt and the output so far.")

@@ -45,7 +45,7 @@ def count_ngrams(*, name: str | None, corpus: Corpus, **given: Any) -> dict[str,
 
 @flow_of("generate-responses", Responder, Answers)
 def generate_responses(**given: Any) -> dict[str, Any]:
-    """Write down what a model answers, as a corpus for its stores.
+    """Record a model's answers as a corpus for its stores.
 
     The file of a name keeps its place, so that scheduled builds can name it as their corpus: in the data folder
     `corpora/NAME/answers.jsonl.zst`.

@@ -89,7 +89,7 @@ def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(draftstore.__version__, package_name="draftstore", prog_name="draftstore")
 def cli() -> None:
-    """Build draft stores from text, look into them, and measure what they save.
+    """Build, inspect and benchmark draft stores.
 
     \b
     Examples:

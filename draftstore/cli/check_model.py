@@ -17,10 +17,10 @@ from draftstore.hf.loading import Loading
 @takes(loading=Loading)
 @json_option
 def check_model(model: str, loading: Loading, as_json: bool) -> None:
-    """Check whether a model reads several tokens at once as it reads them one by one.
+    """Check whether a model computes the same for several tokens at once as one by one.
 
-    Drafts change no output of such a model. The others are refused, here with status 1. Decoding with drafts does the
-    same check at the first use of a model.
+    Drafts never change the output of such a model. Others are refused, here with exit status 1. Decoding with drafts
+    runs the same check when a model is first used.
 
     \b
     Example:

@@ -15,7 +15,7 @@ from draftstore.errors import counted
 
 @click.group(cls=Group)
 def export() -> None:
-    """Write what a store knows as a file of another program.
+    """Export a store to another program's format.
 
     \b
     Example:
@@ -30,7 +30,7 @@ def export() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @json_option
 def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: bool, as_json: bool) -> None:
-    """Write what follows two tokens as a static cache for llama.cpp's lookup decoding.
+    """Export followers of token pairs as a static cache for llama.cpp's lookup decoding.
 
     From a REST store, or from what `draftstore count` made of one. The file holds ids of the store's tokenizer: only
     models with the same tokenizer can use it. In memory it takes 17 times its size for each slot of llama-server.

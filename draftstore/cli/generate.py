@@ -77,10 +77,10 @@ class Question(Drawing):
 def generate(
     model: ModelOptions, question: Question, sources: Sources, effort: Effort, as_json: bool
 ) -> None:
-    """Answer a prompt with drafts, then without, and compare.
+    """Answer a prompt with drafts, then without, and compare the two.
 
     The answer goes to stdout, on a terminal with accepted draft tokens in green; the figures go to stderr. Drafts come
-    from the prompt and the answer so far, and from whatever else is named.
+    from the prompt and the answer so far, and from the given sources.
 
     \b
     Examples:

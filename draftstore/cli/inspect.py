@@ -19,7 +19,7 @@ from draftstore.stores.registry import kind_of, verify_store
 @click.argument("directory", type=STORE)
 @json_option
 def info(directory: Path, as_json: bool) -> None:
-    """Show what a store holds, after checking that its files are there in full size.
+    """Show what a store holds, after checking the sizes of its files.
 
     \b
     Example:

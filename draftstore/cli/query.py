@@ -27,7 +27,7 @@ from draftstore.trees.tree import DraftTree
 @takes(drafting=Drafting)
 @json_option
 def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None:
-    """Draw the draft tree that a store proposes after a text.
+    """Draw the draft tree that a store proposes for a text.
 
     \b
     Example:

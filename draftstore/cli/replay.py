@@ -60,9 +60,9 @@ class Replaying(Loading):
     chain: Annotated[int | None, Shown(metavar="N")] = Field(
         None,
         ge=1,
-        description="Verify one path of each draft, of at most N tokens, as engines do that take no trees.",
+        description="Verify one path of each draft, of at most N tokens, like engines without tree verification.",
     )
-    record: bool = Field(False, description="Keep the result in the catalogue, with the store's build.")
+    record: bool = Field(False, description="Save the result in the catalogue, with the store's build.")
 
 
 class Subject(NamedTuple):
@@ -86,10 +86,10 @@ class Subject(NamedTuple):
 @takes(options=Replaying, drafting=Drafting)
 @json_option
 def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting, as_json: bool) -> None:
-    """Walk recorded outputs and count how many tokens a forward pass would have yielded.
+    """Simulate decoding along recorded outputs and report tokens per forward pass.
 
-    With several stores there is one line each; with --json one JSON document a line. DReSD stores are asked with hidden
-    states, which the model that made the outputs computes once more: name it with --target-model.
+    Each store gets one line, or with --json one JSON document. DReSD stores need hidden states of the model that made
+    the outputs: name it with --target-model.
 
     \b
     Example:

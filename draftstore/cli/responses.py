@@ -31,10 +31,10 @@ LEFT_OUT = {
 @click.option("--overwrite", is_flag=True, help="Replace other answers in the file, finished or not.")
 @json_option
 def responses(by: Responder, options: ResponseOptions, out: Path, overwrite: bool, as_json: bool) -> None:
-    """Write down what a model answers, as a corpus for its stores.
+    """Record a model's answers as a corpus for its stores.
 
-    Stores of a model's own answers draft better than those of other texts. A killed run goes on where it stopped when
-    the same command runs again. `build --corpus` and `replay --replays` read the file.
+    Stores of a model's own answers draft better than those of other texts. Run the same command again to resume a
+    killed run. `build --corpus` and `replay --replays` read the file.
 
     \b
     Examples:

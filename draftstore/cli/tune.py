@@ -38,10 +38,10 @@ class Measuring(Options):
 @takes(model=ModelOptions, options=Measuring)
 @json_option
 def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
-    """Measure how long a model's forward pass takes over 1 to 128 tokens at once.
+    """Measure a model's forward pass over 1 to 128 tokens at once.
 
     A draft of n nodes is verified by a pass over n + 1 tokens. The curve is stored where `generate` and `worker`
-    find it for the same model on the same device; run it on a machine that does nothing else.
+    find it for the same model on the same device; run it on an idle machine.
 
     \b
     Example:

@@ -97,7 +97,7 @@ class EngineConfig:
                 f"{path}: expected corpora as tables [corpora.NAME], found {type_name(corpora)}"
             )
         if "" in corpora:
-            raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request could mean")
+            raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request can name")
         where = path or "the environment"
         _warn_of_slips(given)
         for name in _KNOWN:

@@ -270,7 +270,7 @@ def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model
             assembly.close()
             wants = "hidden states" if session.needs_hidden else "candidates of the model"
             raise EngineError(
-                f"{part.name} ({part.kind}) drafts from {wants}, which engines do not hand out: leave it out, or "
-                "decode with `draftstore worker`"
+                f"{part.name} ({part.kind}) drafts from {wants}, which engines do not expose: leave it out, or "
+                f"decode with `draftstore worker`"
             )
     return assembly

@@ -121,8 +121,8 @@ def _check(config: EngineConfig) -> None:
     """Refuse settings that come to nothing here."""
     if config.corpora:
         raise EngineError(
-            "vLLM does not give its drafter the request of a text, so [corpora.NAME] cannot be applied: "
-            "leave them out, and run an engine for each corpus"
+            "vLLM does not tell its drafter which request a text belongs to, so [corpora.NAME] cannot apply: "
+            "remove them, and run an engine for each corpus"
         )
     if config.sources == Sources(request=False):
         raise EngineError(

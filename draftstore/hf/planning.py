@@ -37,7 +37,7 @@ class Effort(Options):
         Path | None, Shown(unset="that of `draftstore tune` for this model, else a typical one", expert=True)
     ] = Field(None, description="Cost curve of forward passes.", examples=["curves/a100.json"])
     fixed: Annotated[bool, Shown(flags=("--fixed-budget",), expert=True)] = Field(
-        False, description="Verify whole drafts, whatever they cost."
+        False, description="Verify whole drafts, regardless of cost."
     )
 
 

@@ -84,11 +84,11 @@ class ReadOptions(Options):
     strict: bool = Field(False, description="Stop at the first bad record instead of counting it.")
     allow_truncated: bool = Field(
         False,
-        description="Build also from files that are cut short or damaged, up to that place, instead of failing.",
+        description="Build from truncated or damaged files, up to the damage, instead of failing.",
     )
     rehash: Annotated[bool, EXPERT] = Field(
         False,
-        description="Read large files to see whether they changed, even where size and times say that they did not.",
+        description="Read large files even if size and times are unchanged.",
     )
 
     @property
@@ -101,7 +101,7 @@ class Named(Options):
     """The name of a store; without one, that of its directory."""
 
     name: Annotated[str, Shown(unset="the directory's")] = Field(
-        "", description="Name of the store, for people.", examples=["chat-vicuna"]
+        "", description="Display name of the store.", examples=["chat-vicuna"]
     )
 
 

@@ -48,7 +48,7 @@ COLUMNS: Columns = {
 
 @click.group(cls=Group)
 def builds() -> None:
-    """List, show, add, drop and prune the builds in the catalogue.
+    """Manage the builds in the catalogue.
 
     \b
     Examples:
@@ -147,7 +147,7 @@ def _lines(fields: dict[str, Any], corpus: Corpus | None) -> Iterator[tuple[str,
 )
 @json_option
 def add(directory: Path, head: int, as_json: bool) -> None:
-    """Register a finished store, whatever built it, and load what SQL asks of it; a second time changes nothing.
+    """Register a finished store and load its statistics; a second time changes nothing.
 
     \b
     Examples:
@@ -212,7 +212,7 @@ def drop(build: str, files: bool, as_json: bool) -> None:
     metavar="DURATION",
     help="Remove only what is older than this, such as 12h or 7d.",
 )
-@click.option("--dry-run", is_flag=True, help="Remove nothing, print what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @json_option
 def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> None:
     """Remove old builds of flows from $DRAFTSTORE_HOME/stores: files, tables, and leftovers of killed builds.

@@ -25,7 +25,7 @@ from schema.collections.live_logs import forget
 
 @click.group(cls=Group)
 def corpus() -> None:
-    """Name the sources of stores, see what is in them, take documents down, prove that they are gone.
+    """Manage the sources of stores; take documents down and prove that they are gone.
 
     \b
     Examples:
@@ -67,10 +67,10 @@ def add(
     settings: SourceOptions,
     as_json: bool,
 ) -> None:
-    """Add sources to a collection, which is made if it is new. A known place takes the new settings.
+    """Add sources to a collection, creating it if needed. Adding a place again replaces its settings.
 
     A place is a file or folder as for `draftstore build rest --corpus`, a pattern of paths in quotes, or the URL of
-    objects, such as s3://bucket/prefix. The options hold for every place that the command names.
+    objects, such as s3://bucket/prefix. The options apply to every place given.
 
     \b
     Examples:
@@ -118,7 +118,7 @@ def list_collections(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show a collection: its sources and their settings, what the last scan found, what was taken down.
+    """Show a collection: its sources and their settings, the last scan, and take-downs.
 
     \b
     Example:
@@ -157,7 +157,7 @@ def _days(seconds: float | None) -> str:
 @click.argument("name")
 @json_option
 def scan(name: str, as_json: bool) -> None:
-    """See what is in the sources of a collection. Files that did not change are not read again.
+    """Scan the sources of a collection. Unchanged files are not read again.
 
     \b
     Example:
@@ -177,10 +177,10 @@ def scan(name: str, as_json: bool) -> None:
 
 @corpus.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask before take-downs are forgotten.")
+@click.option("--yes", is_flag=True, help="Delete take-downs without asking.")
 @json_option
 def drop(name: str, yes: bool, as_json: bool) -> None:
-    """Remove the definition of a collection. Its texts, stores and releases stay; its take-downs are forgotten.
+    """Remove the definition of a collection. Its texts, stores and releases stay; its take-downs are deleted.
 
     \b
     Example:

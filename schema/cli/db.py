@@ -22,7 +22,7 @@ HIDDEN = "***"
 
 @click.group(cls=Group)
 def db() -> None:
-    """Start, stop, look at and migrate the database of the catalogue.
+    """Start, stop, inspect and migrate the catalogue's database.
 
     DRAFTSTORE_DATABASE_URL names a PostgreSQL server. Without it an embedded one starts by itself, in the data
     folder (DRAFTSTORE_HOME), with the first command that needs it, and ends with the last one.
@@ -38,7 +38,7 @@ def db() -> None:
 @db.command()
 @json_option
 def url(as_json: bool) -> None:
-    """Print the URL of the database, starting the embedded server; a password is not printed.
+    """Print the URL of the database without its password, starting the embedded server.
 
     The embedded server ends with the last command of draftstore: `draftstore db start` keeps it up.
 
@@ -53,7 +53,7 @@ def url(as_json: bool) -> None:
 @db.command("status")
 @json_option
 def show_status(as_json: bool) -> None:
-    """Show whether the server runs, where, and which revision its tables have; this starts nothing.
+    """Show whether the server runs, its place, and the revision of its tables, without starting it.
 
     PostgreSQL's own programs, such as psql and pg_dump, lie in the folder of programs.
 
@@ -118,7 +118,7 @@ def _print_status(found: dict[str, Any]) -> None:
 @db.command()
 @json_option
 def start(as_json: bool) -> None:
-    """Start the embedded server and keep it up until `draftstore db stop`; a second time changes nothing.
+    """Start the embedded server and keep it running until `draftstore db stop`.
 
     \b
     Example:
@@ -135,7 +135,7 @@ def start(as_json: bool) -> None:
 @db.command()
 @json_option
 def stop(as_json: bool) -> None:
-    """Stop the embedded server, even if it is in use; its data stay.
+    """Stop the embedded server, even if it is in use; its data remain.
 
     \b
     Example:
@@ -150,10 +150,10 @@ def stop(as_json: bool) -> None:
 @db.command("migrate")
 @json_option
 def migrate_tables(as_json: bool) -> None:
-    """Make the tables, or bring them to the revision that this version needs.
+    """Create the tables, or migrate them to this version's revision.
 
-    The embedded server is brought up to date by itself; a named one is left alone until this command. The role of
-    DRAFTSTORE_READER_URL is made too, and may read the tables and do nothing else.
+    The embedded server is migrated automatically; your own server only by this command. The role of
+    DRAFTSTORE_READER_URL is created, too, and may only read the tables.
 
     \b
     Example:

@@ -18,9 +18,9 @@ from schema.doctor import examine
 @click.option("--full", is_flag=True, help="Read every byte of the live stores, not only their sizes.")
 @json_option
 def doctor(full: bool, as_json: bool) -> None:
-    """Look whether releases, builds and collections are in order, and say what to do where they are not.
+    """Check releases, builds and collections, and suggest fixes.
 
-    Exits with status 1 if something does not work. What only takes space, or waits to be resumed, is a note.
+    Exits with status 1 if something is broken. Wasted space and resumable work are reported as notes.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ from schema.models import Recording
 
 @click.group(cls=Group)
 def recordings() -> None:
-    """Register recorded outputs that a new build must do well on before a release moves to it.
+    """Register recorded outputs that every new build of a release must pass.
 
     `draftstore releases publish`, and flows with a release, replay them with the new build and the live one. A build is
     refused if it accepts fewer tokens.
@@ -46,7 +46,7 @@ def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
     """Register a file of recorded outputs for one or more releases.
 
     FILE is what `draftstore replay` takes: JSON Lines with `prompt` and `output`, also compressed. Take 100 to 500
-    outputs that the stores have not seen. The command reads the file; later it must be where it was.
+    outputs that the stores have not seen. The file must stay in place.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def list_recordings(release: str | None, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def remove(name: str, as_json: bool) -> None:
-    """Remove a recording: releases move without it. Its file and the results of its replays stay.
+    """Remove a recording from the checks of releases. Its file and the results of its replays stay.
 
     \b
     Example:

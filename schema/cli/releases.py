@@ -20,7 +20,7 @@ from schema.models import Build
 
 @click.group(cls=Group)
 def releases() -> None:
-    """Point a name at a build, move it back, see where it was.
+    """Publish builds under names, and roll back.
 
     \b
     Examples:
@@ -68,12 +68,12 @@ def list_releases(as_json: bool) -> None:
 )
 @json_option
 def publish(name: str, build: str, force: str, as_json: bool) -> None:
-    """Point a release at a build, after every byte of its store was read and found right.
+    """Point a release at a build, after verifying every byte of its store.
 
     A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
     its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
     override. Both builds replay the recordings of the release (`draftstore recordings`), and one that accepts fewer
-    tokens is refused too. A directory that the catalogue does not know yet is registered first, and stays so.
+    tokens is refused too. A directory that is not in the catalogue is registered first.
 
     \b
     Examples:
@@ -100,7 +100,7 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def rollback(name: str, as_json: bool) -> None:
-    """Point a release at the build before; repeated, it goes further back. It takes no longer for a large store.
+    """Point a release at its previous build; repeat to go further back. It takes no longer for a large store.
 
     \b
     Example:

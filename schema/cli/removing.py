@@ -58,14 +58,15 @@ def _seconds(text: str) -> int:
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="source=NUMBER or source=PATH: documents of this source; before=DATE: first seen before. Given twice, both.",
+    help="source=NUMBER or source=PATH: documents of this source; before=DATE: first seen before. Given twice, both "
+    "must match.",
 )
 @click.option(
     "--containing",
     metavar="TEXT",
-    help="Documents that contain this text, now and later. The text itself is not kept, only hashes of it.",
+    help="Documents that contain this text, now and later. Only hashes of the text are stored.",
 )
-@click.option("--reason", metavar="TEXT", help="Why, as a note for people; it is kept.")
+@click.option("--reason", metavar="TEXT", help="Reason, as a note.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def remove(
@@ -77,11 +78,11 @@ def remove(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Take documents down: the next rebuild leaves them out, whatever file brings them again.
+    """Take documents down: the next rebuild excludes them, and so do later ones, whatever file contains them.
 
-    The sources are scanned first. Live logs, and the memory of those who write them, are without the documents when the
-    command ends. Other sources and stores of before are not changed: `draftstore corpus prove-removed` says what still
-    holds the texts.
+    The sources are scanned first. When the command ends, the documents are gone from live logs and the memory of their
+    writers. Other sources and existing stores do not change: `draftstore corpus prove-removed` lists what still holds
+    the texts.
 
     \b
     Examples:
@@ -102,14 +103,14 @@ def remove(
             source=where.get("source"), before=where.get("before"),
         )  # fmt: skip
         answers = answers_in(collection, scan, found.digests)
-    what = f"{counted(len(found.digests), 'document')} found, {found.wanted:,} of them wanted until now"
+    what = f"{counted(len(found.digests), 'document')} matched ({found.wanted:,} active)"
     if not yes:
-        click.confirm(f"{what}: remove them from {name} for good?", abort=True, err=True)
+        click.confirm(f"{what}: remove them from {name} permanently?", abort=True, err=True)
     with catalogue_session() as session:
         removal = write_removal(session, name, found, reason)
     later = bool(found.rule)
     fields = {"removal": removal.id, "documents": len(found.digests), "wanted": found.wanted, "later": later}
-    text = f"removal {removal.id}: {what}; they go with the next rebuild"
+    text = f"removal {removal.id}: {what}; the next rebuild will exclude them"
     if live_logs(collection):
         try:
             fields["overwritten"] = forget(collection, [removal], answers)
@@ -128,9 +129,9 @@ def remove(
 def prove(name: str, as_json: bool) -> None:
     """Prove that no live build holds removed documents, by the digests of the documents that it was built from.
 
-    A live build of any release that has a source of the collection must hold documents that the collection wants, and
-    no others. Live logs are read, and the memory of who writes them must be without removed documents. Run it after the
-    rebuild. If a build or log does not pass, or cannot be checked, the exit status is 5.
+    A live build with a source of the collection, of any release, must hold only active documents. Live logs are
+    checked, too, and the memory of the processes that write them. Run it after the rebuild. If a build or log fails the
+    check, or cannot be checked, the exit status is 5.
 
     \b
     Example:

@@ -58,9 +58,9 @@ class StatementResult(NamedTuple):
     show_default=True,
     help="Maximum duration in seconds; 0 for none.",
 )
-@click.option("--write", is_flag=True, help="Ask as the owner of the tables, and commit changes at the end.")
+@click.option("--write", is_flag=True, help="Query as the owner of the tables, and commit changes.")
 def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, write: bool) -> None:
-    """Ask the catalogue in SQL, as a role that may only read; psql describes the views, see `draftstore db url --help`.
+    """Query the catalogue in SQL with a read-only role; for psql, see `draftstore db url --help`.
 
     \b
     Examples:

@@ -52,21 +52,19 @@ class SourceOptions(Options):
 
     column: str = Field("text", description="Key or column of the text in records.")
     globs: Annotated[tuple[str, ...], Shown(metavar="G", flags=("--glob",))] = Field(
-        (), description="Which files of a folder are read, such as '*.md'. May be repeated."
+        (), description="Files of a folder to read, such as '*.md'. May be repeated."
     )
-    licence: Annotated[str | None, Shown(metavar="TEXT")] = Field(
-        None, description="What the licence allows, as a note for people."
-    )
+    licence: Annotated[str | None, Shown(metavar="TEXT")] = Field(None, description="Licence, as a note.")
     retention: Duration | None = Field(
         None,
         gt=timedelta(0),
-        description="Documents leave with the first rebuild after they were first seen so long ago, such as 90d.",
+        description="Expire documents this long after they were first seen, such as 90d.",
     )
     max_bytes: Bytes | None = Field(
-        None, gt=0, lt=1 << 63, description="Most text of each source, such as 10GB."
+        None, gt=0, lt=1 << 63, description="Maximum text of each source, such as 10GB."
     )
     first_out: Literal["oldest", "largest"] = Field(
-        "oldest", description="Which documents go first above --max-bytes."
+        "oldest", description="Documents to drop first above --max-bytes."
     )
 
 

@@ -16,10 +16,10 @@ from services.lookup.settings import LookupSettings
 @takes(settings=LookupSettings, log=logs.LogOptions)
 @json_option
 def serve(settings: LookupSettings, log: logs.LogOptions, as_json: bool) -> None:
-    """Serve drafts to decoding workers, until SIGTERM or Ctrl-C.
+    """Serve drafts to decoding workers.
 
-    Without --release and --store every release of the catalogue is served from which drafts can be made. Releases
-    follow the catalogue: publishing or rolling back swaps the store between two requests.
+    Without --release and --store, it serves every release of the catalogue that can draft. When a release is published
+    or rolled back, the service swaps its store between two requests.
 
     \b
     Examples:
@@ -31,7 +31,7 @@ def serve(settings: LookupSettings, log: logs.LogOptions, as_json: bool) -> None
     One service uses one core for short requests. For more, start several over the same files: each with a --socket and
     a --http of its own, all with the same --listen.
 
-    Ctrl-C and SIGTERM end it, SIGHUP has it read the files of tokens and of the certificate again.
+    Ctrl-C and SIGTERM stop it; SIGHUP reloads tokens and certificate.
     """
     with needs_extra("uvloop", "services"):
         from services.lookup.server import run

@@ -36,15 +36,15 @@ class NewToken(TokenFile):
         None,
         ge=1,
         le=MAX_BUDGET,
-        description="Most nodes of a draft for this token, in place of the limit of the service.",
+        description="Maximum nodes per draft with this token, instead of the service's limit.",
     )
 
 
 @click.group(cls=Group)
 def tokens() -> None:
-    """Give out bearer tokens for the lookup service, and take them back.
+    """Issue and revoke bearer tokens for the lookup service.
 
-    A running service reads the file again when it gets SIGHUP.
+    A running service reloads the file on SIGHUP.
 
     \b
     Examples:
@@ -58,7 +58,7 @@ def tokens() -> None:
 @takes(options=NewToken)
 @json_option
 def new(name: str, options: NewToken, as_json: bool) -> None:
-    """Make a token and print it, this once: the file keeps its hash alone.
+    """Create a token and print it once: the file stores only its hash.
 
     \b
     Example:
@@ -92,7 +92,7 @@ def new(name: str, options: NewToken, as_json: bool) -> None:
 @takes(options=TokenFile)
 @json_option
 def list_tokens(options: TokenFile, as_json: bool) -> None:
-    """List who has a token, and for what.
+    """List tokens and what they allow.
 
     \b
     Example:
@@ -116,7 +116,7 @@ def list_tokens(options: TokenFile, as_json: bool) -> None:
 @takes(options=TokenFile)
 @json_option
 def remove(name: str, options: TokenFile, as_json: bool) -> None:
-    """Take a token back.
+    """Revoke a token.
 
     \b
     Example:

@@ -29,13 +29,12 @@ def worker(
     log: logs.LogOptions,
     as_json: bool,
 ) -> None:
-    """Answer OpenAI's API with a model that decodes with drafts: the same words, in fewer forward passes.
+    """Serve a model over an OpenAI-compatible API with speculative decoding.
 
-    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz (or /health), /readyz and
-    /metrics.
-    Requests are decoded together: each joins the batch when it comes and leaves it when it is answered. Drafts come
-    from stores, from a release of the lookup service, and from the request itself; `metrics` of each answer says how
-    many were accepted. Without a chat template, conversations are written as `USER: hi ASSISTANT:`.
+    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz (or /health), /readyz
+    and /metrics. Requests are decoded in a continuous batch. Drafts come from stores, from a release of the lookup
+    service, and from the request itself; `metrics` of each answer counts the accepted ones. Without a chat template,
+    conversations are written as `USER: hi ASSISTANT:`.
 
     \b
     Examples:
@@ -49,12 +48,11 @@ def worker(
       draftstore worker --model ./model --response-log answers.jsonl
       draftstore build rest --corpus answers.jsonl --tokenizer ./model --out stores/answers
 
-    PRIVACY: with --response-log, whoever can read these files reads what people asked and were told, and so does, in
-    pieces, whoever gets a store that is built of them. Only their owner may read them, but they are not encrypted. The
-    log of the worker itself holds no text of requests.
+    PRIVACY: with --response-log, anyone who can read these files can read requests and answers, and so can, in pieces,
+    anyone with a store built from them. Only their owner can read them, but they are not encrypted. The worker's own
+    log holds no text of requests.
 
-    SIGTERM and Ctrl-C end it after the answers in hand (a second time: at once), SIGHUP has it read the file of tokens
-    again.
+    SIGTERM and Ctrl-C stop it after the accepted answers (a second one: at once); SIGHUP reloads the tokens.
     """
 
     def load() -> "Engine":

@@ -91,14 +91,13 @@ class Access(Options):
     )
     anonymous: bool = Field(
         False,
-        description="Answer other machines without asking for a token; listening beyond loopback needs this or "
-        "--tokens.",
+        description="Answer other machines without a token; listening beyond loopback needs this or --tokens.",
     )
     allow_hosts: Annotated[tuple[str, ...], Shown(flags=("--allow-host",), metavar="NAME")] = Field(
         (),
         description="Name of this machine in HTTP requests, besides localhost and addresses: that of a proxy or a "
-        "container. May be repeated. Other names are refused, so that no web page can read the service through its own "
-        "name; beyond loopback with --tokens, all names are accepted unless one is given.",
+        "container. May be repeated. Others are refused, so that no web page can read the service through a name "
+        "of its own; beyond loopback with --tokens, all names are accepted unless one is given.",
     )
 
     def check_access(self, **places: ListenAddress | None) -> None:

@@ -30,10 +30,10 @@ class LogOptions(Options):
     """What a service logs."""
 
     log_format: Annotated[Literal["text", "json"], EXPERT] = Field(
-        "text", description="Lines for people, or JSON documents."
+        "text", description="Human-readable lines, or JSON documents."
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], EXPERT] = Field(
-        "info", description="The least level that is logged."
+        "info", description="Minimum level that is logged."
     )
 
 

@@ -37,7 +37,7 @@ class Limits:
         shared_budget: the same for clients of TCP and HTTP, which others may reach too: a tree of thousands of nodes
             delays everyone behind it. A token may name another limit.
         connections: clients with a connection.
-        peer_connections: the same from one address over TCP; None: no such limit.
+        peer_connections: the same from one address over TCP; None: no limit.
         strangers: connections whose client is not known yet; beyond that the oldest are closed, some every 0.1 s.
         waiting: contexts that threads look up or that wait for one; beyond that the answer is `BUSY`.
         silent_seconds: time for a client to send its first request, with its token where tokens are in use.
@@ -84,7 +84,7 @@ class LookupSettings(Access):
     )
     stores: Annotated[
         tuple[Annotated[Target, parsed(parse_store)], ...], Shown(flags=("--store",), metavar="[NAME=]DIR")
-    ] = Field((), description="Serve a directory, under its own name or NAME. May be repeated.")
+    ] = Field((), description="Serve a directory under its own name, or NAME. May be repeated.")
     live: Annotated[
         tuple[Annotated[LiveTarget, parsed(LiveTarget.parse)], ...],
         Shown(flags=("--live",), metavar="NAME[=DIR][:TOKENS]"),
@@ -108,8 +108,7 @@ class LookupSettings(Access):
     )
     tls_cert: Path | None = Field(
         None,
-        description="Encrypt --listen with this certificate (PEM, with those that lead to a trusted one); SIGHUP reads "
-        "it again.",
+        description="Encrypt --listen with this certificate (PEM, with its chain); SIGHUP reloads it.",
     )
     tls_key: Annotated[Path | None, Shown(unset="in the same file")] = Field(
         None, description="Its private key, without a passphrase."
@@ -120,24 +119,30 @@ class LookupSettings(Access):
         Shown(metavar="HOST:PORT|unix:PATH", unset=f"{LOOPBACK}:{HTTP_PORT}"),
     ] = Field(
         ListenAddress(LOOPBACK, HTTP_PORT),
-        description="Address or Unix socket for JSON, health, metrics and the page; anybody on this machine can reach "
-        "an address. `none` switches them off.",
+        description="Address or Unix socket for JSON, health, metrics and the page; anyone on this machine can "
+        "reach an address. `none` turns them off.",
     )
     max_budget: Annotated[int | None, Shown(unset=_BUDGETS)] = Field(
-        None, ge=1, le=MAX_BUDGET, description="Most nodes of a draft; a token may name another limit."
+        None,
+        ge=1,
+        le=MAX_BUDGET,
+        description="Maximum nodes per draft; a bearer token can set its own limit.",
     )
     wait: bool = Field(
         False,
-        description="Start even if nothing can be served yet; a release is served once it is published.",
+        description="Start even if no release can be served yet.",
     )
     poll_seconds: Annotated[float, EXPERT] = Field(
         2.0, ge=0.05, le=3600, description="Seconds between two checks of the catalogue."
     )
     notice_seconds: Annotated[float, EXPERT] = Field(
-        1.0, ge=0, le=3600, description="Seconds that /readyz answers 503 at the end, for load balancers."
+        1.0,
+        ge=0,
+        le=3600,
+        description="Seconds of /readyz answering 503 before the service stops, for load balancers.",
     )
-    peer_connections: Annotated[int | None, Shown(unset="no such limit", expert=True)] = Field(
-        None, ge=1, description="Most connections of one address over TCP."
+    peer_connections: Annotated[int | None, Shown(unset="no limit", expert=True)] = Field(
+        None, ge=1, description="Maximum TCP connections per address."
     )
     limits: Annotated[Limits, Shown(hidden=True)] = Limits()
 

@@ -136,19 +136,19 @@ def _room(body: Body, most: int, prompt: int, facts: Facts) -> int:
     wanted = None if asked == -1 else asked
     rest = facts.positions - prompt
     if rest < (wanted or 1):
-        taken = (
-            f"this model has {facts.positions:,} positions, and the prompt takes {counted(prompt, 'token')}"
+        message = (
+            f"prompt ({counted(prompt, 'token')}) plus max_tokens ({wanted or 1:,}) exceeds the context length of "
+            f"{facts.positions:,} tokens"
         )
-        message = f"{taken}, the answer up to {wanted or 1:,} more: shorten it, or ask for fewer"
         param = "messages" if isinstance(body, ChatBody) else "prompt"
         raise ApiError(400, message, param=param, code="context_length_exceeded")
     if wanted and wanted > most:
-        message = f"{wanted:,} tokens are wanted, this worker writes at most {most:,}: ask for fewer"
+        message = f"max_tokens ({wanted:,}) exceeds this worker's limit of {most:,} tokens"
         raise ApiError(400, message, param="max_tokens")
     usual = most if isinstance(body, ChatBody) or asked else USUAL_TOKENS
     room = min(wanted or usual, rest, most)
     if (body.min_tokens or 0) > room:
-        message = f"{body.min_tokens:,} tokens or more are wanted, and the answer has at most {counted(room, 'token')}"
+        message = f"min_tokens ({body.min_tokens:,}) exceeds the maximum answer of {counted(room, 'token')}"
         raise ApiError(400, message, param="min_tokens")
     return room
 

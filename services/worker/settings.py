@@ -19,13 +19,13 @@ class WorkerSettings(Access):
     wait: Annotated[bool, Shown(unset="give up after 10 seconds")] = Field(
         False, description="Wait for the lookup service to serve the release."
     )
-    host: str = Field(LOOPBACK, description="Address to listen at.")
-    port: int = Field(8000, ge=0, le=65_535, description="Port to listen at; 0 takes a free one.")
+    host: str = Field(LOOPBACK, description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
     max_batch: Annotated[int, Shown(flags=("--max-batch", "--max-num-seqs"))] = Field(
         8,
         ge=1,
         le=64,
-        description="Maximum number of answers that are decoded together; 1 decodes them one by one.",
+        description="Maximum number of answers decoded together; 1 decodes them one by one.",
     )
     max_tokens_in_flight: Annotated[int | None, Shown(unset="what there is memory for", expert=True)] = Field(
         None, ge=1, description="Maximum tokens of these answers and their prompts together."
@@ -41,7 +41,7 @@ class WorkerSettings(Access):
         32, ge=1, description="Maximum number of answers to a request: n times its prompts."
     )
     grace_seconds: Annotated[float, EXPERT] = Field(
-        30.0, ge=0, description="Seconds for the requests that have begun to finish when the worker stops."
+        30.0, ge=0, description="Seconds for accepted requests to finish when the worker stops."
     )
     response_log: Annotated[Path | None, Shown(variable="DRAFTSTORE_RESPONSE_LOG")] = Field(
         None,
@@ -49,7 +49,7 @@ class WorkerSettings(Access):
     )
     response_log_bytes: Annotated[Bytes, Shown(unset="1GB", expert=True)] = Field(
         ByteSize(10**9),
-        description="Maximum size of the log; its older half, FILE with .1 before the ending, is deleted first.",
+        description="Maximum size of the log; its older half (FILE with .1 before the suffix) is deleted first.",
     )
     body: Annotated[int, Shown(hidden=True)] = 4 << 20
 

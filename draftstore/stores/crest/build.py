@@ -75,7 +75,7 @@ class TreeOptions(Options):
         DEFAULT_MAX_N,
         ge=1,
         le=MAX_N,
-        description="Length of the longest n-grams, in tokens; where the selection is single, of all.",
+        description="Length of the longest n-grams, in tokens; with `single`, of all n-grams.",
         examples=[5],
     )
     select: Annotated[Literal["gain", "single", "combined", "global"], EXPERT] = Field(
@@ -86,8 +86,8 @@ class TreeOptions(Options):
     )
     rule: Annotated[Literal["backoff", "longest"], EXPERT] = Field(
         "backoff",
-        description="How a tree is drawn: from all match lengths together, as the REST store drafts (backoff), or from "
-        "what followed its n-gram alone (longest, CREST as published).",
+        description="How trees are built: from all match lengths, as the REST store drafts (backoff), or only "
+        "from what followed the n-gram (longest, CREST as published).",
     )
     ngrams: Annotated[int | None, Shown(unset=f"{DEFAULT_NGRAMS:,}")] = Field(
         None, ge=1, le=1 << 40, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
@@ -96,13 +96,13 @@ class TreeOptions(Options):
         None,
         ge=4 * PAGE,
         le=1 << 50,
-        description="Keep as many n-grams as fit in a file of this size, such as 100MB; instead of a number of them. "
+        description="Keep as many n-grams as fit in a file of this size, such as 100MB, instead of --ngrams. "
         "A list of the n-grams (about a tenth more) and the tokenizer come on top.",
         examples=[100_000_000],
     )
     backend: Literal["lmdb", "postgres", "both"] = Field(
         "lmdb",
-        description="Where to keep the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
+        description="Where to store the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
     )
     nodes: Annotated[int, EXPERT] = Field(
         BUDGET, ge=1, le=MAX_NODES, description="Maximum number of nodes in a tree."
@@ -260,7 +260,7 @@ def _choose(
 
 
 def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a CREST store: ready-made draft trees of the most useful n-grams, as small as you choose.
+    """Build a CREST store: precomputed draft trees of the most useful n-grams, as small as you choose.
 
     \b
     Examples:

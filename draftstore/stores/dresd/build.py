@@ -233,9 +233,8 @@ def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -
 def build(options: DresdOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
     """Build a DReSD store: the hidden states that one model has over a corpus, and what came next.
 
-    The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once: on a CPU
-    that takes long for more than a few million tokens. A killed build goes on where it stopped when the same command
-    runs again.
+    The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once, which on a
+    CPU takes long for more than a few million tokens. Run the same command again to resume a killed build.
 
     \b
     Example:

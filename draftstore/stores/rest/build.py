@@ -108,7 +108,7 @@ def build_rest(
 def build(options: RestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
     """Build a REST store: the corpus as token ids with suffix arrays.
 
-    A killed build goes on where it stopped when the same command runs again.
+    Run the same command again to resume a killed build.
 
     \b
     Examples:

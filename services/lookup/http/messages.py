@@ -39,7 +39,7 @@ class Question(BaseModel):
         default_factory=list, min_length=1, max_length=MAX_CONTEXTS, description="Or ids."
     )
     strategy: str = Field("", max_length=255, description="A strategy of the release; empty for its default.")
-    budget: int = Field(64, ge=0, le=MAX_BUDGET, description="Most nodes of a tree.")
+    budget: int = Field(64, ge=0, le=MAX_BUDGET, description="Maximum nodes of a tree.")
     min_prob: float = Field(0.0, ge=0.0, le=1.0, description="Least probability of a node.")
 
     @model_validator(mode="after")

@@ -70,7 +70,7 @@ def test_each_text_is_there_once_and_gone_once_it_is_removed(
     place = next(each for each, text in first.items() if text == "once")
     assert ask("remove", "chat", "--document", place, "--yes")["overwritten"] == 1
     done = run("remove", "chat", "--containing", "jane is 42", "--yes")
-    assert done.endswith("go with the next rebuild; 1 document of live logs overwritten\n")
+    assert done.endswith("the next rebuild will exclude them; 1 document of live logs overwritten\n")
     assert (
         ask("remove", "chat", "--document", "r", "--yes")["overwritten"] == 2
     )  # the answer of the response log, too

@@ -200,8 +200,8 @@ def test_the_command_asks_says_what_goes_and_shows_it(file: Path) -> None:
     assert runner.invoke(corpus, command, input="n\n").exit_code == 1
     assert ask("show", "chat")["removals"] == []
     done = runner.invoke(corpus, command, input="y\n")
-    assert "1 document found, 1 of them wanted until now: remove them from chat for good?" in done.stderr
-    assert done.stdout.startswith("removal 1: 1 document found, 1 of them wanted until now")
+    assert "1 document matched (1 active): remove them from chat permanently?" in done.stderr
+    assert done.stdout.startswith("removal 1: 1 document matched (1 active)")
     removed = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
     assert removed == {"removal": 2, "documents": 2, "wanted": 2, "later": True}
     assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0

@@ -94,7 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 2.1}, "temperature", "less"),
     ({"temperature": 1e999}, "temperature", "finite"),
     ({"repetition_penalty": 1e-40}, "repetition_penalty", "greater"),
-    ({"min_tokens": 17}, "min_tokens", "at most 16 tokens"),
+    ({"min_tokens": 17}, "min_tokens", "of 16 tokens"),
     ({"stop_token_ids": [384]}, "stop_token_ids", "384"),
     ({"logit_bias": {"384": 1}}, "logit_bias", "384"),
     ({"seed": 1 << 63}, "seed", "less"),

@@ -131,7 +131,7 @@ def test_what_is_too_long_for_the_model(worker: Worker, engine: FakeEngine) -> N
     for asked in ({"prompt": [*fits, 5]}, {"prompt": fits, "max_tokens": 2}):
         error = refusal(worker.ask("completions", **asked), 400)
         assert error["code"] == "context_length_exceeded"
-        assert "512 positions" in error["message"]
+        assert "context length of 512 tokens" in error["message"]
 
 
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(worker: Worker) -> None:

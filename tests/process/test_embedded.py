@@ -124,6 +124,13 @@ def made() -> Iterator[Path]:
         stop(path)
 
 
+def test_its_place_is_named_once_before_it_is_made(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        join(folder)
+        leave()
+    assert [str(find_cluster(folder).base) in record.message for record in caplog.records] == [True]
+
+
 @pytest.fixture
 def shared(made: Path) -> Iterator[Home]:
     """Return that data folder, whose server is down."""

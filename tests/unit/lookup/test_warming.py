@@ -19,7 +19,7 @@ from tests.fakes.dense_stores import make_dense_store
 def test_a_first_start_says_what_it_compiles(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warming.time, "perf_counter", itertools.count(step=2).__next__)
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=2).__next__)
     with caplog.at_level("INFO", warming.LOG.name):
         load_kernels()
     first, *steps = caplog.records

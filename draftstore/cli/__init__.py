@@ -18,6 +18,7 @@ import draftstore
 from draftstore.cli.build import build
 from draftstore.cli.check_model import check_model
 from draftstore.cli.count import count
+from draftstore.cli.demo import demo
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
@@ -90,7 +91,7 @@ def cli() -> None:
 
 
 for command in (
-    build, count, info, verify, query, replay, quickstart, tune, check_model, generate, responses, export,
+    build, count, info, verify, query, replay, quickstart, demo, tune, check_model, generate, responses, export,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -27,7 +27,9 @@ def read_gguf(path: Path) -> dict[str, bytes]:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         return converted(tokenizer, tokenizer.backend_tokenizer.to_str())
     except Exception as error:
-        raise TokenizerError(f"{path} has no usable tokenizer: {' '.join(str(error).split())[:300]}") from error
+        raise TokenizerError(
+            f"{path} has no usable tokenizer: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 def converted(tokenizer: "PreTrainedTokenizerBase", state: str) -> dict[str, bytes]:

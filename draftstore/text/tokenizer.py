@@ -266,7 +266,9 @@ def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
         backend = Tokenizer.from_str(files[TOKENIZER_FILE].decode("utf-8"))
     except Exception as error:  # noqa: BLE001 (the Rust side raises bare Exception)
         raise TokenizerError(f"{main} is not a usable tokenizer: {error}") from None
-    return TextTokenizer(backend, name or model_name(path.parent if path == main and not gguf else path), files)
+    return TextTokenizer(
+        backend, name or model_name(path.parent if path == main and not gguf else path), files
+    )
 
 
 def _main_file(spec: str) -> Path:

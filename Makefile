@@ -1,14 +1,14 @@
 # Everything runs inside .venv, which the first target that needs it makes. PYTHON chooses the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 INPUTS := pyproject.toml constraints.txt
 # Tests start hundreds of processes: what one of them compiled, the others load.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-clients lint format prefect bench gpu lock clean
+.PHONY: help quickstart demo setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-clients lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,9 +16,12 @@ help:  ## Show the targets
 quickstart: .venv/.quickstart  ## Install, build stores of the Python source on this machine in data/, measure them, draw a draft (2 minutes)
 	$(BIN)/draftstore quickstart --out data/quickstart
 
-setup: .venv/.dev  ## Install everything for development
+demo: .venv/.demo  ## Install torch, fetch a small real model (93 MB), show what drafts gain for ten answers of it (3 minutes)
+	$(BIN)/draftstore demo
 
-test: .venv/.dev  ## Install and run what a change must pass (8 minutes; real texts: DRAFTSTORE_TEST_DATA=...)
+setup: .venv/.dev  ## Install everything for development (2.8 GB with a CPU build of torch, minutes)
+
+test: .venv/.dev  ## Install (2.8 GB) and run what a change must pass (8 minutes; real texts: DRAFTSTORE_TEST_DATA=...)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
 test-all: .venv/.dev  ## Run all tests: slow ones, whole journeys and browsers too (25 minutes)
@@ -112,6 +115,10 @@ clean:  ## Remove .venv, those of engines and clients, data (what the commands o
 	$(INSTALL) '.[services,quickstart]'
 	@touch $@
 
+.venv/.demo: $(INPUTS) | .venv/bin/python
+	$(INSTALL) '.[services,quickstart,hf]'
+	@touch $@ .venv/.quickstart
+
 .venv/.dev: $(INPUTS) | .venv/bin/python
 	$(INSTALL) '.[dev,bench]'
-	@touch $@ .venv/.quickstart
+	@touch $@ .venv/.quickstart .venv/.demo

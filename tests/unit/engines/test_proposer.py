@@ -158,7 +158,7 @@ def test_what_needs_the_models_states_is_refused_at_the_start(
     small_dense: Path, small_tokenizer: TextTokenizer
 ) -> None:
     about = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
-    with pytest.raises(EngineError, match="drafts from hidden states, which engines do not hand out"):
+    with pytest.raises(EngineError, match="drafts from hidden states, which engines do not expose"):
         proposer(EngineConfig(sources=Sources(stores=(small_dense,), request=False)), **about)
     with pytest.raises(EngineError, match="drafts from candidates of the model"):
         proposer(EngineConfig(sources=Sources(recycling=True, request=False)))

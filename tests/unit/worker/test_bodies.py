@@ -89,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [384]}, "prompt", "outside this model's vocabulary"),
     ({"prompt": [10**400]}, "prompt", "outside this model's vocabulary"),
     ({"prompt": "a" * 2000}, "prompt", "context length"),
-    ({"max_tokens": 300}, "max_tokens", "at most 256"),
+    ({"max_tokens": 300}, "max_tokens", "limit of 256 tokens"),
     ({"max_tokens": 0}, "max_tokens", "greater"),
     ({"temperature": 2.1}, "temperature", "less"),
     ({"temperature": 1e999}, "temperature", "finite"),

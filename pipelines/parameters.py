@@ -163,7 +163,9 @@ def _parameter_for(found: re.Match[str]) -> str:
         name = f"corpus.{name}"
     elif name not in names:
         return found[0]
-    value = f"={json.dumps(found['value'].split(','))}" if found["value"] else ""
+    value = found[2] or ""
+    if found["value"] and "array" in str(names.get(name)):
+        value = f"={json.dumps(found['value'].split(','))}"
     return f"the parameter {name}{value}"
 
 

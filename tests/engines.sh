@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-300}
+[[ $seconds =~ ^[0-9]+$ ]] || { echo "usage: tests/engines.sh [SECONDS]" >&2; exit 2; }
 declare -A needs=([sglang]=300 [vllm]=240 [llama-cpp]=150)
 declare -A files=([sglang]='sglang|masks' [vllm]='vllm|rows' [llama-cpp]='llama_cpp')
 shared='^draftstore/(assembly\.py|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer)\.py)'

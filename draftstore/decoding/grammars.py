@@ -13,6 +13,7 @@ names of properties and most punctuation are forced, and cost no pass of their o
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +29,22 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
+MAX_SCHEMA = 1 << 18
+"""Maximum characters of a schema."""
+STACK = 512 << 20
+"""Bytes of stack for compiling a schema, which llguidance does recursively: a small one would end the process."""
+OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+
+
 class Grammars:
     """The grammars of one model; threads may share it."""
 
     def __init__(self, tokenizer: TextTokenizer, vocab_size: int, ends: Iterable[int]) -> None:
         """Compile for a tokenizer, logits of `vocab_size` ids, and the ids that end an answer."""
-        self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, frozenset(ends)
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._ends = frozenset(end for end in ends if end < tokenizer.vocab_size)
         self._lock = threading.Lock()
+        self._compiler: ThreadPoolExecutor | None = None
         self._vocabulary: LLTokenizer | None = None
 
     def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
@@ -44,30 +54,36 @@ class Grammars:
             GrammarError: the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
             MissingExtraError: llguidance is not installed.
         """
-        with needs_extra("llguidance", "hf"):
-            from llguidance import LLMatcher
         if not self._ends:
             raise GrammarError("this model has no token that ends an answer")
         try:
             text = json.dumps({"type": "object"} if schema is None else schema)
-            grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
-            matcher = LLMatcher(self._read(), grammar, log_level=0)
+            if len(text) > MAX_SCHEMA:
+                raise GrammarError(f"a schema of {len(text):,} characters: expected at most {MAX_SCHEMA:,}")
+            return self._thread().submit(self._compile, text).result()
         except (ValueError, RecursionError) as error:
             raise GrammarError(str(error)) from None
-        if matcher.is_error():
-            raise GrammarError(matcher.get_error().splitlines()[0])
-        return Grammar(matcher, self._vocab_size, self._ends)
 
-    def _read(self) -> "LLTokenizer":
-        """Return the vocabulary as llguidance needs it."""
-        from llguidance import LLTokenizer
-
+    def _thread(self) -> ThreadPoolExecutor:
+        """Return the thread that compiles."""
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = LLTokenizer(
-                    self._tokenizer.serialized, n_vocab=self._vocab_size, eos_token=list(self._ends)
-                )
-            return self._vocabulary
+            if self._compiler is None:
+                self._compiler, before = ThreadPoolExecutor(1, "grammars"), threading.stack_size(STACK)
+                self._compiler.submit(int).result()  # starts it
+                threading.stack_size(before)
+            return self._compiler
+
+    def _compile(self, text: str) -> "Grammar":
+        with needs_extra("llguidance", "hf"):
+            from llguidance import LLMatcher, LLTokenizer
+        if self._vocabulary is None:
+            self._vocabulary = LLTokenizer(
+                self._tokenizer.serialized, n_vocab=self._vocab_size, eos_token=list(self._ends)
+            )
+        grammar = LLMatcher.grammar_from_json_schema(text, overrides=OPTIONS)
+        found = Grammar(LLMatcher(self._vocabulary, grammar, log_level=0), self._vocab_size, self._ends)
+        found.start().allowed()  # some faults show only here
+        return found
 
 
 class Grammar:
@@ -90,16 +106,19 @@ class GrammarState:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens of the answer; GrammarError if the grammar does not allow them, or is too complex."""
-        if not self._matcher.consume_tokens([token for token in tokens if token not in self._ends]):
-            raise GrammarError(self._matcher.get_error().splitlines()[0])
+        self._matcher.consume_tokens([token for token in tokens if token not in self._ends])
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(" ".join(self._matcher.get_error().partition("<state>")[0].split())[:300])
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return bool [vocab_size], whether each token may follow."""
+        self._check()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
-        if self._matcher.is_error():
-            raise GrammarError(self._matcher.get_error().splitlines()[0])
-        return allowed
+        self._check()
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
 
     def forced(self) -> list[int]:
         """Return the tokens that must follow, without the last one if more text may change it."""

@@ -51,7 +51,7 @@ class DraftRequest(NamedTuple):
         corpus: name of its corpus; empty for the common sources.
         budget: maximum nodes; None: what is configured. 0 turns drafts off.
         live: whether drafts come from the live store, if there is one, and the answer goes there.
-        prediction: ids, int32 [any], that are expected to follow the prompt; read at the first step.
+        prediction: returns the ids, int32 [any], that are expected to follow the prompt; called at the first step.
     """
 
     key: Hashable
@@ -59,7 +59,7 @@ class DraftRequest(NamedTuple):
     corpus: str = ""
     budget: int | None = None
     live: bool = True
-    prediction: ArrayLike = ()
+    prediction: Callable[[], ArrayLike] | None = None
 
 
 class _Text(GrowingIds):
@@ -72,6 +72,7 @@ class _Text(GrowingIds):
         self.corpus, self.live = corpus, live
         self.remembered = 0  # tokens that are the prompt, or in the live store
         self.tree, self.budget = DraftTree.empty(), 0  # the last draft, and its maximum nodes
+        self.proposed = DraftTree.empty()  # the same before it was cut
         self.step = 0
 
 
@@ -221,8 +222,12 @@ class Proposer:
             self.figures.add_sources("", {("", "unknown_corpus"): 1})
             raise EngineError(f"no corpus {request.corpus!r:.100}: add it to [corpora] in the settings")
         sources = (self._corpora if request.live else self._without_live)[request.corpus]
-        prediction = np.asarray(request.prediction, np.int32)
-        return sources.predicting(prediction, self._vocab_size) if len(prediction) else sources
+        if request.prediction is not None:
+            try:
+                return sources.predicting(request.prediction(), self._vocab_size)
+            except Exception as error:  # noqa: BLE001 (an engine must not end)
+                self.failed("a prediction is not used", error)
+        return sources
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
         """Give a session the new tokens, and count what was accepted."""
@@ -231,7 +236,7 @@ class Proposer:
         # The last token is the model's own, even where it is one of a draft that the engine has cut.
         self.figures.add(text.corpus, text.tree, path[: len(new) - 1])
         session.observe(new, tree=text.tree if known else None)
-        parts = outcomes(session, text.tree, new) if text.budget > 0 else []
+        parts = outcomes(session, text.proposed, new) if text.budget > 0 else []
         self.figures.add_sources(text.corpus, counted(text.sources, parts))
 
     def _propose_together(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
@@ -240,6 +245,8 @@ class Proposer:
         sessions: list[Any] = [text.session for text in texts]
         try:
             trees = propose_many(sessions, [self.budget] * len(texts), [self._min_prob] * len(texts))
+            for text, tree in zip(texts, trees, strict=True):
+                text.proposed = tree
             return [self._shape(tree.prefix(budget)) for tree, budget in zip(trees, budgets, strict=True)]
         except Exception:  # noqa: BLE001 (of one text: the others go on)
             return [self._propose_alone(text, budget) for text, budget in zip(texts, budgets, strict=True)]
@@ -247,7 +254,8 @@ class Proposer:
     def _propose_alone(self, text: _Text, budget: int) -> DraftTree:
         assert text.session is not None
         try:
-            return self._shape(text.session.propose(self.budget, self._min_prob).prefix(budget))
+            text.proposed = text.session.propose(self.budget, self._min_prob)
+            return self._shape(text.proposed.prefix(budget))
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a text gets no more drafts", error)
             text.session = None

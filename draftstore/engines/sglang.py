@@ -9,7 +9,7 @@ carry `"custom_params": {"draftstore": {"corpus": "acme", "budget": 8, "predicti
 import dataclasses
 import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 NAME = "DRAFTSTORE"
+MAX_CHARACTERS, MAX_TOKENS = 1 << 16, 1 << 14
+"""Maximum of a prediction, as text and as ids: the scheduler tokenizes it while all requests wait."""
 TRIE_NODES = 1024
 """Capacity of the n-gram tree that SGLang's worker makes and nobody uses; by default it takes 100 MB."""
 
@@ -204,7 +206,7 @@ class _Wishes(NamedTuple):
     corpus: str = ""
     budget: int | None = None
     live: bool = True
-    prediction: Sequence[int] = ()
+    prediction: Callable[[], Sequence[int]] | None = None
 
     @classmethod
     def of(cls, request: Any) -> "_Wishes":
@@ -215,15 +217,21 @@ class _Wishes(NamedTuple):
             return cls()
         if not isinstance(wishes, Mapping):
             return cls(f"{wishes!r}", 0, False)
-        budget, prediction = wishes.get("budget"), wishes.get("prediction") or ()
-        if isinstance(prediction, str):
-            prediction = request.tokenizer.encode(prediction, add_special_tokens=False)
+        budget, prediction = wishes.get("budget"), wishes.get("prediction")
         return cls(
             corpus=str(wishes.get("corpus") or ""),
             budget=budget if isinstance(budget, int) else None,
             live=wishes.get("live") is not False,
-            prediction=prediction,
+            prediction=partial(_prediction, request, prediction) if prediction else None,
         )
+
+
+def _prediction(request: Any, given: Any) -> Sequence[int]:
+    """Return the ids of a prediction."""
+    if isinstance(given, str):
+        given = request.tokenizer.encode(given[:MAX_CHARACTERS], add_special_tokens=False)
+    found: Sequence[int] = given[:MAX_TOKENS]
+    return found
 
 
 class StoreDrafts:

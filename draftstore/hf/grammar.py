@@ -6,6 +6,7 @@ import torch
 from transformers import LogitsProcessor
 
 from draftstore.decoding.grammars import Grammar
+from draftstore.errors import ProbabilityError
 
 
 class GrammarMask(LogitsProcessor):
@@ -16,8 +17,16 @@ class GrammarMask(LogitsProcessor):
         self._state, self._seen = grammar.start(), prompt_tokens
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Return the new logits, [1, vocab_size], behind int64 [1, length]: the text of the last call, and more."""
+        """Return the new logits, [1, vocab_size], behind int64 [1, length]: the text of the last call, and more.
+
+        Raises:
+            GrammarError: the grammar is too complex.
+            ProbabilityError: no token is left.
+        """
         self._state.extend(input_ids[0, self._seen :].tolist())
         self._seen = input_ids.shape[1]
         allowed = torch.from_numpy(self._state.allowed()).to(scores.device)
-        return scores.masked_fill(~allowed, -torch.inf)
+        scores = scores.masked_fill(~allowed, -torch.inf)
+        if scores.max().isneginf():
+            raise ProbabilityError("the model's settings ban every token that the grammar allows")
+        return scores

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
-from draftstore.errors import ProbabilityError, counted
+from draftstore.errors import GrammarError, ProbabilityError, counted
 from services.worker.answers import Answer, Answered, EndedError, Failed
 from services.worker.engine import Engine
 from services.worker.figures import WorkerMetrics
@@ -198,7 +198,7 @@ class Decoder:
                 return answer.finish()
             except Exception as failed:  # noqa: BLE001 (reported as all others)
                 error = failed
-        if isinstance(error, ProbabilityError):
+        if isinstance(error, ProbabilityError | GrammarError):
             return Failed(ApiError(400, str(error)))
         LOG.error("decoding failed", exc_info=error, extra={"id": answer.terms.id})
         if type(error).__name__ == "OutOfMemoryError":

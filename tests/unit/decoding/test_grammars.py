@@ -68,6 +68,14 @@ def test_what_a_grammar_does_not_know_is_refused(grammars: Grammars, tokenizer: 
         grammars.compiled({"type": "nonsense"})
     with pytest.raises(GrammarError, match="no token that ends"):
         Grammars(tokenizer, tokenizer.vocab_size, []).compiled()
-    state = grammars.compiled().start()
+    for never_ends in ({"$ref": "#"}, {"allOf": [{"$ref": "#"}]}):
+        with pytest.raises(GrammarError):
+            grammars.compiled(never_ends)
+    chain: dict[str, Any] = {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(1500)}
+    deep = {"$defs": chain | {"1500": {"type": "null"}}, "$ref": "#/$defs/0"}
+    assert grammars.compiled(deep).start().allowed().any(), "on a stack of its own"
+    with pytest.raises(GrammarError, match="characters: expected at most"):
+        grammars.compiled({"const": "x" * 300_000})
+    state = grammars.compiled({"x-guidance": {"item_separator": "xxx"}}).start()
     with pytest.raises(GrammarError):
         state.extend(tokenizer.encode("no JSON", bos=False).tolist())

@@ -86,7 +86,10 @@ def demo(options: DemoOptions, as_json: bool) -> None:
             _compared(loaded, drafters, plan.planner, *asked[0], 3)  # torch's first passes take longer
             rows = []
             for prompt, text in asked:
-                rows.append(_compared(loaded, drafters, plan.planner, prompt, text, options.max_tokens))
+                row = _compared(loaded, drafters, plan.planner, prompt, text, options.max_tokens)
+                rows.append(row)
+                line = f"{row['prompt']}: {row['plain_seconds']} s, with drafts {row['seconds']} s"
+                bars.console.print(line, markup=False, highlight=False)
                 bars.advance(task)
     gains = {kind: _gain(rows, kind) for kind in ("edit", "question")}
     if as_json:

@@ -26,7 +26,7 @@ class Measuring(Options):
     spread: float = Field(
         0.2,
         ge=0,
-        description="How much the fastest quarter of the passes may differ, as a share. If they differ more, the "
+        description="Allowed relative spread of the fastest quarter of the passes. If they differ more, the "
         "machine is busy, and no curve is stored.",
     )
     out: Annotated[Path | None, Shown(unset="where `generate` and `worker` look for it")] = Field(

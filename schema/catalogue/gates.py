@@ -172,7 +172,7 @@ def _shrinkage(new: Candidate, live: Candidate, part: str, name: str) -> str | N
     if found >= (1 - MAX_SHRINKAGE) * expected:
         return None
     share = 1 - found / expected
-    return f"{found:,} {name}, {share:.0%} fewer than the {expected:,} of the live build {live.id}"
+    return f"{found:,} {name}, {share:.1%} fewer than the {expected:,} of the live build {live.id}"
 
 
 def _few_bad_records(new: Candidate, _live: Candidate | None) -> str | None:

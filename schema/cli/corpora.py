@@ -107,7 +107,7 @@ def list_collections(as_json: bool) -> None:
         "sources": lambda row: len(row["sources"]),
         "tokenizer": "tokenizer",
         "documents": lambda row: row.get("documents"),
-        "wanted": lambda row: row.get("wanted"),
+        "active": lambda row: row.get("active"),
         "bytes of text": lambda row: row.get("bytes"),
         "removals": lambda row: len(row["removals"]),
     }
@@ -134,7 +134,7 @@ def show(name: str, as_json: bool) -> None:
         "kind": "kind",
         "place": "place",
         "documents": lambda row: row.get("documents"),
-        "wanted": lambda row: row.get("wanted"),
+        "active": lambda row: row.get("active"),
         "bytes of text": lambda row: row.get("bytes"),
         "retention": lambda row: _days(row["retention_seconds"]),
         "most bytes": lambda row: row["max_bytes"] and f"{row['max_bytes']:,}, {row['first_out']} out",
@@ -171,7 +171,7 @@ def scan(name: str, as_json: bool) -> None:
         print_json(facts)
         return
     files = f"{counted(len(found.files), 'file')}, {found.read:,} read"
-    say(f"{name}: {files}; {counted(facts['documents'], 'document')}, {facts['wanted']:,} wanted")
+    say(f"{name}: {files}; {counted(facts['documents'], 'document')}, {facts['active']:,} active")
     warn_of_problems(found)
 
 

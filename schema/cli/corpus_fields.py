@@ -56,7 +56,7 @@ def _source_fields(row: CollectionSource) -> dict[str, Any]:
 
 
 def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]:
-    """Return documents, wanted ones, bytes of their text and removed ones of the last scan, in all and by source.
+    """Return documents, active ones, bytes of their text and removed ones of the last scan, in all and by source.
 
     Documents are distinct texts; one that several sources hold counts for the first.
     """
@@ -76,7 +76,7 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
     def counts(rows: Any) -> dict[str, int]:
         return {
             "documents": int((first & rows).sum()),
-            "wanted": int((wanted & rows).sum()),
+            "active": int((wanted & rows).sum()),
             "removed": int((removed & rows).sum()),
             "bytes": int(sizes[wanted & rows].sum()),
         }

@@ -109,7 +109,7 @@ def remove(
     with catalogue_session() as session:
         removal = write_removal(session, name, found, reason)
     later = bool(found.rule)
-    fields = {"removal": removal.id, "documents": len(found.digests), "wanted": found.wanted, "later": later}
+    fields = {"removal": removal.id, "documents": len(found.digests), "active": found.wanted, "later": later}
     text = f"removal {removal.id}: {what}; the next rebuild will exclude them"
     if live_logs(collection):
         try:
@@ -166,7 +166,7 @@ def _show(name: str, removed: int, checked: list[Checked], held: list[Held], pro
     for row in checked:
         figures = (row.documents, row.removed, row.unwanted) if not row.problem else ("?", "?", "?")
         rows.append((row.build, row.kind, row.releases, *figures))
-    columns = ("build", "kind", "live as", "documents", "removed", "not wanted")
+    columns = ("build", "kind", "live as", "documents", "removed", "not active")
     print_table(columns, rows, empty=f"no live build has a source of {name}")
     if held:
         print_table(("live log", "removed documents", "processes that may hold some"), held)

@@ -131,7 +131,7 @@ class Cluster(NamedTuple):
                     "the draftstore that made it and pg_dump, and fill a new one from it (see docs/operations.md)"
                 )
             return
-        about = "creating a private PostgreSQL in %r: DRAFTSTORE_HOME names another data folder"
+        about = "creating a private PostgreSQL in %r; set DRAFTSTORE_HOME to use another data folder"
         logging.getLogger(__name__).warning(about, str(self.base))
         shutil.rmtree(new, ignore_errors=True)
         self._make_private(new)

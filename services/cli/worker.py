@@ -52,7 +52,7 @@ def worker(
     anyone with a store built from them. Only their owner can read them, but they are not encrypted. The worker's own
     log holds no text of requests.
 
-    SIGTERM and Ctrl-C stop it after the accepted answers (a second one: at once); SIGHUP reloads the tokens.
+    SIGTERM and Ctrl-C stop it once accepted requests are answered (a second one: at once); SIGHUP reloads the tokens.
     """
 
     def load() -> "Engine":

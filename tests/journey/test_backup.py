@@ -53,4 +53,4 @@ def test_the_catalogue_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         shell(restore.replace(HOME, str(folder / "new")), tmp_path, folder / "old")
         assert shell(shown, tmp_path, folder / "new") == before
         # The dump is older than the removal, which stays in force.
-        assert "2 documents, 1 wanted" in shell("draftstore corpus scan docs", tmp_path, folder / "new")
+        assert "2 documents, 1 active" in shell("draftstore corpus scan docs", tmp_path, folder / "new")

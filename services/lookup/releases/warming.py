@@ -63,7 +63,7 @@ def available_memory() -> int:
 
 def load_kernels() -> None:
     """Compile all lookup kernels or load them from numba's cache, which holds the GIL for a tenth of a second."""
-    LOG.info("loading kernels: the first start after an install compiles them, for a minute")
+    LOG.info("loading kernels; the first start after an install compiles them, which takes minutes")
     steps = {"trees": batch.warm_up, "live": memory.warm_up}
     steps |= {name: kind_of(name).load_kernels for name in KINDS}
     for number, (name, load) in enumerate(steps.items(), 1):

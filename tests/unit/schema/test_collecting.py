@@ -153,7 +153,7 @@ class TestCommands:
         assert run("scan", "chat") == "chat: 1 file, 1 read; 2 documents, 2 wanted\n"
         assert ask("scan", "chat")["files_read"] == 0
         shown = ask("show", "chat")
-        assert (shown["documents"], shown["wanted"], shown["bytes"], shown["removed"]) == (2, 2, 6, 0)
+        assert (shown["documents"], shown["active"], shown["bytes"], shown["removed"]) == (2, 2, 6, 0)
         assert shown["sources"][1]["retention_seconds"] == 2 * 86400
         assert ask("list") == [shown]
         assert "chat" in run("list")

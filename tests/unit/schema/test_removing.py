@@ -203,12 +203,12 @@ def test_the_command_asks_says_what_goes_and_shows_it(file: Path) -> None:
     assert "1 document matched (1 active): remove them from chat permanently?" in done.stderr
     assert done.stdout.startswith("removal 1: 1 document matched (1 active)")
     removed = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
-    assert removed == {"removal": 2, "documents": 2, "wanted": 2, "later": True}
+    assert removed == {"removal": 2, "documents": 2, "active": 2, "later": True}
     assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0
     where = ("--where", f"source={file}", "--where", "before=2999-01-01T00:00+01:00")
     assert ask("remove", "chat", *where, "--yes")["documents"] == 4
     shown = ask("show", "chat")
-    assert (shown["documents"], shown["wanted"], shown["removed"]) == (4, 0, 4)
+    assert (shown["documents"], shown["active"], shown["removed"]) == (4, 0, 4)
     assert (shown["removals"][1]["reason"], shown["removals"][1]["containing"]) == ("asked", True)
     assert shown["removals"][3]["rule"]["place"] == str(file)
     for wrong in ("source=/nowhere", "before=soon"):

@@ -150,7 +150,7 @@ class TestCommands:
             "retention_seconds": None, "max_bytes": 1000, "first_out": "largest",
         }  # fmt: skip
         run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d")
-        assert run("scan", "chat") == "chat: 1 file, 1 read; 2 documents, 2 wanted\n"
+        assert run("scan", "chat") == "chat: 1 file, 1 read; 2 documents, 2 active\n"
         assert ask("scan", "chat")["files_read"] == 0
         shown = ask("show", "chat")
         assert (shown["documents"], shown["active"], shown["bytes"], shown["removed"]) == (2, 2, 6, 0)

@@ -220,7 +220,7 @@ class TestGates:
             ("kind", "a crest store, and", {"kind": "crest", "parameters": {"selection": "gain"}}),
             ("strategy", "its n-grams are selected by 'single'", {"parameters": {"selection": "single"}}),
             ("tokens", "799 tokens, 20.1% fewer than the 1,000", {"counts": {**COUNTS, "tokens": 799}}),
-            ("corpus", "3,199 characters, 20% fewer", {"corpus": {**READ, "characters": 3199}}),
+            ("corpus", "3,199 characters, 20.0% fewer", {"corpus": {**READ, "characters": 3199}}),
             ("bad-records", "2 bad records of 103, 1.9%", {"corpus": {**READ, "bad_records": 2}}),
         ],
     )

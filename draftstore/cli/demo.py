@@ -10,7 +10,7 @@ from pydantic import Field
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.cli.answering import TimedAnswer, answer, check_positions, first_difference
 from draftstore.cli.common import count_progress, status
-from draftstore.cli.options import takes
+from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.decoding.conversation import encode_conversation
 from draftstore.decoding.planners import Planner
@@ -58,7 +58,7 @@ class DemoOptions(Loading):
     max_tokens: int = Field(80, ge=2, description="Maximum number of tokens in an answer.")
 
 
-@click.command()
+@click.command(cls=Command)
 @takes(options=DemoOptions)
 @json_option
 def demo(options: DemoOptions, as_json: bool) -> None:

@@ -115,7 +115,6 @@ class GrammarState:
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return bool [vocab_size], whether each token may follow."""
-        self._check()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)

@@ -91,9 +91,8 @@ class Drafter:
         keys = self._rows.find(rows)
         for key, row in zip(keys, rows, strict=True):
             text = proposer.texts.get(key)
-            if text is not None and len(text) < len(
-                row.before
-            ):  # the next turn, which begins with the text before
+            # The next turn of a conversation begins with the text before, and is no answer.
+            if text is not None and len(text) < len(row.before):
                 proposer.forget([key])
         trees = proposer.propose(
             [DraftRequest(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]

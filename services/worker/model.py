@@ -45,7 +45,7 @@ class BatchEngine:
     ) -> None:
         """Decode with a batch; `name` is that for clients, `min_prob` the least probability of a drafted node."""
         self.tokenizer = loaded.text
-        self.facts = _facts(loaded, name, batch.positions, tuple(part.label for part in drafters.parts))
+        self.facts = _facts(loaded, name, batch.positions, tuple(drafters.labels))
         self.grammars = Grammars(loaded.text, loaded.vocab_size, loaded.ends)
         self._loaded, self._batch = loaded, batch
         self._drafters, self._planner, self._min_prob = drafters, planner, min_prob

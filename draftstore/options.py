@@ -125,15 +125,22 @@ class Options(BaseModel):
 def sentence(error: ValidationError, *, values: bool = True) -> str:
     """Return all that is wrong as one sentence, with the invalid values unless they may be secret.
 
-    An example: `max_n: Input should be greater than or equal to 1, not 0`.
+    An example: `max_n: must be greater than or equal to 1, not 0`.
     """
     return "; ".join(_problem(each, values) for each in error.errors(include_url=False))
 
 
+def worded(problem: Any) -> str:
+    """Return the message of one of pydantic's problems in the words of a person."""
+    if problem["type"] == "extra_forbidden":
+        return "unknown field"
+    return str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+
+
 def _problem(problem: Any, values: bool) -> str:
-    message = problem["msg"].removeprefix("Value error, ")
+    message = worded(problem)
     if not problem["loc"]:
-        return str(message)
+        return message
     shown = values and problem["type"] not in ("missing", "extra_forbidden")
     given = f", not {problem['input']!r}" if shown else ""
     return f"{'.'.join(map(str, problem['loc']))}: {message}{given}"

@@ -22,7 +22,7 @@ from pipelines import tasks
 from pipelines.corpora import resolve_name
 from pipelines.ledger import Built, Ledger
 from pipelines.parameters import Answered, Answers, Corpus, Head, Publishing, Spelling, Texts, flow_of
-from pipelines.releasing import require_free
+from pipelines.releasing import require_free, require_kind
 from pipelines.steps import Tokens
 
 
@@ -80,6 +80,8 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
         release = publishing.release and publishing.release.replace("{name}", name)
         if demo and release:
             require_free(ledger, release)
+        if release and "kind" not in publishing.force:
+            require_kind(ledger, release, kind)
         texts = {"corpus": ()} if issubclass(builder.options, CorpusOptions) else {}
         options = builder.options.take(given, name=name, **texts)  # both refused before hours of work
         by: Workers | ModelSources = Workers.take(given)

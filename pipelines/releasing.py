@@ -37,6 +37,18 @@ def require_free(ledger: Ledger, release: str) -> None:
         )
 
 
+def require_kind(ledger: Ledger, release: str, kind: str) -> None:
+    """Refuse a store of another kind than the live one before it is built; `publish` checks the rest."""
+    with ledger.session() as session:
+        live = session.get(Release, release)
+        expected = live.build.kind if live else kind
+    if expected != kind:
+        raise catalogue.CatalogueError(
+            f"the release {release} points at a {expected} store, and this flow builds a {kind} store: set the "
+            'parameter release to another name, or force to ["kind", "strategy"]'
+        )
+
+
 def _is_demonstration(sources: Sequence[str]) -> bool:
     """Return True for the corpus alone, in whatever data folder it was collected."""
     return {Path(source).name for source in sources} == {DEMO_FILE}

@@ -1,7 +1,8 @@
 """Shared parts of the commands: options of drafts, progress bars on stderr."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Protocol, TypeVar
 
@@ -19,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from draftstore.assembly import Strategy
-from draftstore.cli.output import console, printable
+from draftstore.cli.output import console, printable, say
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest
@@ -30,6 +31,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
 
 STORE = click.Path(path_type=Path)
+LINE_SECONDS = 10
+"""Seconds between two lines of progress, where stderr is not a terminal."""
 
 
 class Drafting(Options):
@@ -89,15 +92,44 @@ def count_progress(unit: str) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     shown = console(err=True)
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as progress:
+    progress = Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal)
+    with progress, _lines(lambda: _bars_text(progress, unit)):
         yield progress
+
+
+def _bars_text(progress: Progress, unit: str) -> str:
+    """Return unfinished bars as text, such as `tokenizing: 3/10 files`."""
+    texts = []
+    for task in [task for task in progress.tasks if not task.finished] or progress.tasks[-1:]:
+        done = f"{task.completed:,.0f}" + ("" if task.total is None else f" of {task.total:,.0f}")
+        texts.append(" ".join(f"{task.description}: {done} {unit} {task.fields['detail']}".split()))
+    return "; ".join(texts)
+
+
+@contextmanager
+def _lines(text: Callable[[], str]) -> Iterator[None]:
+    """Off a terminal, write a line to stderr every ten seconds, so that a log shows what takes long."""
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.wait(LINE_SECONDS):
+            if line := text():
+                say(line, err=True)
+
+    writer = threading.Thread(target=write, daemon=True)
+    if not console(err=True).is_terminal:
+        writer.start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 @contextmanager
 def status(message: str) -> Iterator[None]:
     """Show a spinner during a slow operation."""
     shown = console(err=True)
-    with shown.status(Text(printable(message))) if shown.is_terminal else nullcontext():
+    with shown.status(Text(printable(message))) if shown.is_terminal else _lines(lambda: message):
         yield
 
 

@@ -18,7 +18,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from draftstore.options import BYTES, LENGTH, Bytes, Duration, Options, OptionsError, Shown
+from draftstore.options import BYTES, LENGTH, Bytes, Duration, Options, OptionsError, Shown, worded
 
 
 class Written(click.ParamType[Any]):
@@ -33,7 +33,7 @@ class Written(click.ParamType[Any]):
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            message = worded(error.errors()[0])
             self.fail(f"{value!r}: {message}", param, ctx)
 
 

@@ -124,7 +124,7 @@ def _lines(fields: dict[str, Any], corpus: Corpus | None) -> Iterator[tuple[str,
         yield "corpus", f"{corpus.name}: {size}"
     yield from fields["counts"].items()
     yield "bytes", fields["bytes"]
-    yield from ((key, str(value)) for key, value in sorted(fields["parameters"].items()))
+    yield from _flat(fields["parameters"])
     yield from ((f"seconds: {step}", f"{seconds:,.2f}") for step, seconds in fields["timings"].items())
     yield "live as", fields["releases"] or "no release points at it"
     for release, verdict in fields["gates"].items():
@@ -236,7 +236,17 @@ def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> Non
     for path in found.in_use:
         say(f"in use, stays: {path}", err=True)
     would = "would be removed" if dry_run else "removed"
-    say(f"{would}: {counted(len(found.removed), 'thing')}, {found.bytes:,} bytes")
+    what = f"{counted(len(found.removed), 'folder')}, {found.bytes:,} bytes" if found.removed else "nothing"
+    say(f"{would}: {what}")
+
+
+def _flat(parameters: dict[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """Yield parameters that have a value, nested ones as `corpus.paths`."""
+    for key, value in sorted(parameters.items()):
+        if isinstance(value, dict):
+            yield from _flat(value, f"{within}{key}.")
+        elif value not in (None, [], ""):
+            yield within + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _live(session: Session) -> defaultdict[int, list[str]]:

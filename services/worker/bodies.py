@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from draftstore.options import worded
 from draftstore.text.chat import Message
 from draftstore.trees.frontier import MAX_BUDGET
 from services.worker.problems import ApiError
@@ -222,6 +223,5 @@ def parse(body: bytes, kind: type[Parsed]) -> Parsed:
         detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = detail["loc"]
     where = "".join(f"{str(step)[:100]}." for step in place)[:-1] or "the body"
-    message = detail["msg"].removeprefix("Value error, ")
     code = "unknown_parameter" if detail["type"] == "extra_forbidden" else None
-    raise ApiError(400, f"{where}: {message}", param=str(place[0])[:100] if place else None, code=code)
+    raise ApiError(400, f"{where}: {worded(detail)}", param=str(place[0])[:100] if place else None, code=code)

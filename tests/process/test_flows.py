@@ -269,9 +269,11 @@ class TestBuildCrest:
         assert (own["release"], live("small")) == ("small", Path(own["path"]))
         with pytest.raises(CatalogueError, match=rf"small is that of build {own['build']} .* demonstration"):
             flows.build_rest(tokenizer=tokenizer, name="small", release="small")
+        with pytest.raises(CatalogueError, match="small points at a rest store"):
+            flows.build_crest(**{**site.crest, "release": "small"})
         assert states() == builds  # refused before any work
         with pytest.raises(CatalogueError, match="small is that of build"):
-            flows.build_crest(rest=demo["path"], ngrams=NGRAMS, name="small", release="small")
+            flows.build_crest(rest=demo["path"], ngrams=NGRAMS, name="small", release="small", force=["kind"])
         assert live("small") == Path(own["path"])
         with connect() as connection:
             connection.execute("INSERT INTO collections (name) VALUES ('chat')")

@@ -1,6 +1,7 @@
 """What commands print, against everything that names, places and reasons may hold."""
 
 import json
+import time
 import unicodedata
 from contextlib import redirect_stdout
 from io import StringIO
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.cli import output
+from draftstore.cli import common, output
 
 TEXTS = st.text(st.characters(categories=["Cc", "Lu", "Zs"]), max_size=20)
 
@@ -43,3 +44,23 @@ def test_rows_are_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "x, y" in table
     output.print_rows([], columns, as_json=False, empty="nothing here")
     assert capsys.readouterr().out == "nothing here\n"
+
+
+def test_a_log_shows_what_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(common, "LINE_SECONDS", 0.01)
+    shown = ""
+
+    def wait_for(line: str) -> None:
+        nonlocal shown
+        while line not in shown:  # the test's time limit ends it
+            time.sleep(0.01)
+            shown += capsys.readouterr().err
+
+    with common.status("loading the model"):
+        wait_for("loading the model\n")
+    with common.count_progress("files") as bars:
+        bars.update(bars.add_task("reading", total=3_000, detail=""), completed=1_000)
+        bars.add_task("sorting", total=None, detail="and more")
+        wait_for("reading: 1,000 of 3,000 files; sorting: 0 files and more\n")

@@ -105,8 +105,8 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
     [
         ("[[token]\n", "is not TOML"),
         ("\udcff", "is not TOML"),
-        ("tokens = []\n", "tokens: Extra inputs"),
-        (entry() + "extra = 1\n", "token.0.extra: Extra inputs"),
+        ("tokens = []\n", "tokens: unknown field"),
+        (entry() + "extra = 1\n", "token.0.extra: unknown field"),
         (entry(name=""), "token.0.name: String should have at least"),
         (entry(sha256="secret"), "token.0.sha256: String should match"),
         (entry(sha256="0" * 65), "token.0.sha256: String should match"),

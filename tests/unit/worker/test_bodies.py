@@ -110,7 +110,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "response_format",
         "must be a string",
     ),
-    ({"guided_json": {}}, "guided_json", "not permitted"),
+    ({"guided_json": {}}, "guided_json", "unknown field"),
     ({"prediction": {"type": "text", "content": "a"}}, "prediction", "content"),
     ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction", "only text"),
     ({"draftstore": {"budget": MAX_BUDGET + 1}}, "draftstore", "less"),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from draftstore.options import worded
 from draftstore.remote.wire import DraftRequest, Status
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
@@ -110,7 +111,7 @@ def parse_question(body: bytes, most: int) -> Question:
         question = Question.model_validate(json.loads(body.decode(), parse_float=_number))
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
-        problems = [".".join(map(str, each["loc"])) + ": " + each["msg"] for each in details[:MAX_PROBLEMS]]
+        problems = [".".join(map(str, each["loc"])) + ": " + worded(each) for each in details[:MAX_PROBLEMS]]
         raise ProblemError(422, "; ".join(problems).removeprefix(": ")) from None
     except (ValueError, RecursionError) as error:
         raise ProblemError(400, f"the body is not JSON: {error}") from None

@@ -10,7 +10,7 @@ from pydantic import Field
 from draftstore.cli.common import count_progress, status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
-from draftstore.decoding.curve import CostCurve
+from draftstore.decoding.curve import CONTEXT, REPEATS, SPREAD, CostCurve
 from draftstore.errors import needs_extra
 from draftstore.hf.loading import ModelOptions
 from draftstore.options import Options, Shown
@@ -19,12 +19,12 @@ from draftstore.options import Options, Shown
 class Measuring(Options):
     """How forward passes are measured."""
 
-    context: int = Field(512, ge=1, description="Number of tokens in the cache.")
+    context: int = Field(CONTEXT, ge=1, description="Number of tokens in the cache.")
     repeats: int = Field(
-        9, ge=1, description="Number of timed passes of each size; more if they differ too much."
+        REPEATS, ge=4, description="Number of timed passes of each size; more if they differ too much."
     )
     spread: float = Field(
-        0.2,
+        SPREAD,
         ge=0,
         description="Allowed relative spread of the fastest quarter of the passes. If they differ more, the "
         "machine is busy, and no curve is stored.",

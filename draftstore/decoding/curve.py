@@ -15,6 +15,8 @@ from draftstore.storage.files import write_json
 
 FORMAT = 1
 KIND = "cost curve"
+CONTEXT, REPEATS, SPREAD = 512, 9, 0.2
+"""Defaults of a measurement (`draftstore.hf.tuning.measure`)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftstore.decoding.curve import Conditions, CostCurve, now
+from draftstore.decoding.curve import CONTEXT, REPEATS, SPREAD, Conditions, CostCurve, now
 from draftstore.errors import CurveError, ModelError, counted
 from draftstore.hf.checks import vocab_size
 from draftstore.hf.exactness import require_exact
@@ -30,8 +30,7 @@ from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, new_runner
 from draftstore.storage.cache import cache_folder
 from draftstore.trees.tree import DraftTree
 
-CONTEXT, REPEATS, WARM_UPS = 512, 9, 2
-SPREAD, ATTEMPTS = 0.2, 4
+WARM_UPS, ATTEMPTS = 2, 4
 FOLDER, SEED = "curves", 0
 
 LOG = logging.getLogger(__name__)

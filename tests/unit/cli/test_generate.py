@@ -130,7 +130,7 @@ def test_a_measured_curve_plans(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ["generate", "--model", model_folder, "--prompt", "x", "--max-tokens", 4, "--json"]
     assert "`draftstore tune` measures this one" in run(*arguments).json()["effort"]
-    ran = run("tune", "--model", model_folder, "--context", 8, "--repeats", 1, "--json")
+    ran = run("tune", "--model", model_folder, "--context", 8, "--repeats", 4, "--spread", 99, "--json")
     assert ran.status == 0, ran.err
     planned = "at most 64 nodes a pass, where they are worth their cost"
     assert run(*arguments).json()["effort"] == planned

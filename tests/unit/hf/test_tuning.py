@@ -104,7 +104,7 @@ def test_disturbed_passes_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_stores_what_generate_finds(data: Path) -> None:
     folder = data / "models" / "stories260K"
-    ran = tune("--model", folder, "--dtype", "float64", "--context", 40, "--repeats", 1)
+    ran = tune("--model", folder, "--dtype", "float64", "--context", 40, "--repeats", 4, "--spread", 99)
     assert ran.exit_code == 0, ran.output
     model = stories(data, torch.float64)
     curve = find_curve(model)

@@ -44,7 +44,7 @@ def build_recycling(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a store from a corpus.
+    """Build a recycling store from a REST store.
 
     Args:
         rest: REST store of the corpus, with the model's tokenizer.

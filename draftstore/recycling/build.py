@@ -31,7 +31,7 @@ class RecyclingOptions(Named):
     """The model of a recycling store, and the store's name."""
 
     model_id: Annotated[str, AfterValidator(model_name), Shown(metavar="M")] = Field(
-        min_length=1, description="The model, as `generate --model` names it.", examples=["/models/chat"]
+        min_length=1, description="The model, as given to `generate --model`.", examples=["/models/chat"]
     )
 
 
@@ -44,7 +44,7 @@ def build_recycling(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a store from a corpus.
+    """Build a recycling store from a REST store.
 
     Args:
         rest: REST store of the corpus, with the model's tokenizer.
@@ -52,10 +52,10 @@ def build_recycling(
         target_model: id of the model.
         name: display name of the store; default: the directory's.
         overwrite: whether to replace an existing store.
-        progress: gets the progress of each step.
+        progress: receives the progress of each step.
 
     Raises:
-        DraftstoreError: `rest` is no REST store, or `out` something else.
+        DraftstoreError: `rest` is not a REST store, or `out` holds something else.
     """
     with closing(RestStore.open(rest)) as seed:
         corpus, matrix = seed.manifest, successors(seed, progress)
@@ -95,7 +95,7 @@ def build_recycling(
 
 
 def successors(store: RestStore, progress: Progress = silent) -> NDArray[np.int32]:
-    """Return the most common successors of each token, ties by id, int32 [vocab_size, 8], filled up with -1."""
+    """Return the most common successors of each token, ties by id, int32 [vocab_size, 8], padded with -1."""
     matrix = np.full((store.manifest.vocab_size, WIDTH), -1, np.int32)
     on_rows = running_total(progress("counting", "tokens"), len(store.index.suffixes))
     for _, bigrams in count_ngrams(store.index, 2, on_rows=on_rows):
@@ -109,10 +109,10 @@ def successors(store: RestStore, progress: Progress = silent) -> NDArray[np.int3
 
 
 def build(options: RecyclingOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a recycling store: a model's candidates, as the bigrams of a corpus.
+    """Build a recycling store: a model's initial candidates, from the bigrams of a corpus.
 
-    Give a REST store made with the model's tokenizer. The new store belongs to one model. `generate --store` and
-    `worker --store` begin with it, and fill a copy of their own.
+    Use a REST store built with the model's tokenizer. The new store belongs to one model. `generate --store` and
+    `worker --store` start from a copy of it, and update that copy.
 
     \b
     Example:

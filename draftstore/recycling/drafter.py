@@ -7,8 +7,8 @@ t is matrix[t, r]. After each pass the rows of all verified tokens are updated, 
     session = drafter.session(prompt_ids, candidates=top8)   # the matrix is shared: the next text starts warm
 
 "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling", ACL 2025,
-https://arxiv.org/abs/2408.08696. Its matrix lies on the model's device; this one lies in host memory, where six
-dependent lookups are free and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
+https://arxiv.org/abs/2408.08696. Its matrix is on the model's device; this one is in host memory, where six dependent
+lookups are free and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
 """
 
 from threading import Lock
@@ -37,15 +37,15 @@ class RecyclingDrafter:
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
 
     Attributes:
-        matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; filled up with -1.
+        matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; padded with -1.
         counts: int64 [2, n + 8], tries and hits, see `draftstore.recycling.paths`.
-        cells: the matrix for its sessions, which write to it and the counts under `lock`.
+        cells: the writable matrix; sessions write to it and to the counts under `lock`.
     """
 
     needs_candidates = True
 
     def __init__(self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None) -> None:
-        """Start empty, or from candidates of the first tokens, int [any, any], without duplicates and wrong ids."""
+        """Start empty, or from candidates of the first tokens, int [any, any]; ignore duplicates and invalid ids."""
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
         self.vocab_size = vocab_size
@@ -109,13 +109,13 @@ class RecyclingSession:
     ) -> None:
         """Learn the result of a forward pass; see `Session`.
 
-        Paths are counted along the accepted ids as far as the matrix predicted them, whether or not a node was
+        Paths are counted along the accepted ids for as long as the matrix predicted them, whether or not a node was
         verified. Rows are written for the nodes of `tree`; if a token occurs several times, accepted occurrences win
-        over rejected ones, then the last wins. Without a tree only the root's row is written.
+        over rejected ones, then the last wins. Without a tree, only the root's row is written.
 
         Raises:
-            TokenRangeError: an id outside the vocabulary.
-            DraftstoreError: candidates that are not one row for the root and each node.
+            TokenRangeError: an id is outside the vocabulary.
+            DraftstoreError: `candidates` does not have one row for the root and each node.
         """
         drafter, known = self._drafter, tree or DraftTree.empty()
         ids = as_input(check_ids(accepted_ids, drafter.vocab_size), np.int32)
@@ -137,7 +137,7 @@ def _candidates(candidates: NDArray[Any], count: int | None = None) -> NDArray[n
     rows = np.asarray(candidates)
     if rows.ndim != 2 or rows.dtype.kind not in "iu" or count not in (None, len(rows)):
         raise DraftstoreError(
-            f"candidates are int32 [{count or 'any'}, {WIDTH}], found an array of shape {rows.shape} and type "
+            f"candidates must be int32 [{count or 'any'}, {WIDTH}], found an array of shape {rows.shape} and type "
             f"{rows.dtype}"
         )
     return as_input(rows, np.int32)

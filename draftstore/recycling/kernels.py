@@ -56,7 +56,7 @@ def _enter_candidates(
 
 @leaf_kernel
 def _guess(matrix: Any, last: Any, before: Any, rank: Any) -> Any:
-    """Return the guess of a rank; -1 if there is none, it is the last token, or one of its candidates."""
+    """Return the guess of a rank; -1 if there is none, or if it is the last token or one of its candidates."""
     guess = np.int64(before[rank])
     if guess >= len(matrix) or guess == last:
         return np.int64(-1)
@@ -77,7 +77,7 @@ def learn(
         last: the text's last token before the pass.
         accepted: int32 [k], the new tokens.
         window: all counts are halved when one reaches twice as many tries.
-        tokens: int32 [n], of the tree, as the next.
+        tokens: int32 [n], of the tree; likewise `parents`.
         candidates: int32 [n + 1, any], for the root and each node, or none at all; ids outside the vocabulary are
             ignored, and so are rows without candidates.
 
@@ -96,13 +96,13 @@ def learn(
                 _write_row(matrix, np.int64(last), candidates, 0)
     if len(accepted) > len(candidates):
         return np.full(WIDTH, -1, np.int32)
-    # Of all rows of its token, that of the last accepted node has won.
+    # Of all rows of its token, that of the last accepted node was written last.
     return matrix[np.int64(accepted[-2]) if len(accepted) > 1 else np.int64(last)].copy()
 
 
 @leaf_kernel
 def _count_paths(matrix: Any, last: Any, before: Any, accepted: Any, counts: Any, window: Any) -> Any:
-    """Count the correct guess, and the correct rank paths as far as the text followed them."""
+    """Count the correct guess, and the correct rank paths until the text leaves them."""
     tries, hits = counts
     slot, token, most = 0, np.int64(last), 0
     for rank in range(WIDTH):

@@ -1,4 +1,4 @@
-"""The static tree of Token Recycling: which candidates are drafted, and how likely each of them is.
+"""The static tree of Token Recycling: which candidates are drafted, and how likely each is.
 
 A node is a *rank path*, one digit per token: 0 is the likeliest successor of the text's last token, 02 the third
 likeliest successor of that one. The tokens are looked up for each draft (`draftstore.recycling.kernels`).
@@ -9,14 +9,14 @@ likeliest successor of that one. The tokens are looked up for each draft (`draft
 
 The probability of a path is that of its parent times the rate at which its last rank was correct given the parent. So a
 child is never likelier than its parent, and counts do not depend on how much of the tree was drafted. The rate of a
-rarely tried path is shrunk towards its rank's rate over all paths, and that towards a prior from other texts.
+rarely tried path is shrunk towards its rank's rate over all paths, and that rate towards a prior from other texts.
 
-Beside the paths stand up to eight *guesses*: likely candidates of the pass before, which often come next
-(LogitSpec, https://arxiv.org/abs/2507.01449). A guess of rank r has a rate of its own; below it the tree is that
-below the path 1.
+In addition to the paths, there are up to eight *guesses*: likely candidates of the previous pass, which often come next
+(LogitSpec, https://arxiv.org/abs/2507.01449). The guesses of each rank have a separate rate; the tree below a guess is
+that below path 1.
 
     counts  int64 [2, n + 8], tries and hits: how often a path's parent was correct and its cell of the matrix had a
-            token, and how often that token was correct; the same of the guess of each rank
+            token, and how often that token was correct; the same for the guess of each rank
 """
 
 from typing import Any
@@ -59,7 +59,7 @@ GUESS_PRIOR: NDArray[np.float64] = np.array([0.04, 0.03, 0.015, 0.015, 0.015, 0.
 
 
 def new_counts() -> NDArray[np.int64]:
-    """Return counts of nothing, int64 [2, n + 8]."""
+    """Return zero counts, int64 [2, n + 8]."""
     return np.zeros((2, len(PATHS) + WIDTH), np.int64)
 
 

@@ -1,13 +1,13 @@
-"""The model's candidates at all positions of a prompt: no further pass, only more rows for the model's head.
+"""The model's candidates at all positions of a prompt, without another pass: only the model's head computes more rows.
 
     candidates = PromptCandidates(ids, vocab_size)
     with candidates.reading(model, top8): ...   a pass over the next tokens of the prompt
     candidates.rows(last)                       int32 [n, 8], for the drafter's session
 
-The pass computes the states of all positions anyway, and plain decoding asks the head for the last one alone. Here the
-head meets all of them, takes a few at a time, keeps their top 8, and hands on the last: memory stays that of a slice,
-and the logits that choose the first token are computed as without this. As the matrix has one row for each token, only
-the last place of each token in the prompt is asked for.
+Prefill computes the states of all positions anyway, but plain decoding runs the head only on the last one. Here a hook
+runs the head on the others too, in slices, and keeps the top 8 of each: memory stays that of a slice, and the logits
+that choose the first token are computed as usual. As the matrix has one row for each token, only the last position of
+each token in the prompt is used.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ SLICE = 2**25
 
 
 class PromptCandidates:
-    """The candidates at the positions of one prompt, gathered while it is read."""
+    """The candidates at the positions of one prompt, gathered during prefill."""
 
     def __init__(self, ids: NDArray[np.integer[Any]], vocab_size: int) -> None:
         """Start before the first token of a prompt.
@@ -44,14 +44,14 @@ class PromptCandidates:
 
     @classmethod
     def of(cls, ids: Any, drafter: object, vocab_size: int) -> "PromptCandidates | None":
-        """Return what gathers the candidates for a drafter's session; None if it needs none."""
+        """Return an object that gathers candidates for a drafter's session; None if it needs none."""
         return cls(ids, vocab_size) if getattr(drafter, "needs_candidates", False) else None
 
     @contextmanager
     def reading(self, model: Any, top: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Gather from the model's head, in this thread: it meets the next tokens of the prompt, and computes the last.
+        """Gather from the model's head, in this thread, while it processes the next tokens of the prompt.
 
-        Nothing is gathered from a compiled model, and from one whose head is not its own or never meets the states of
+        Nothing is gathered from a compiled model, or from one that lacks its own head or never passes it the states of
         all tokens.
 
         Args:
@@ -62,7 +62,7 @@ class PromptCandidates:
         if head is None:
             yield
             return
-        keeps = model._supports_logits_to_keep()  # otherwise plain decoding asks for all logits, and so do we
+        keeps = model._supports_logits_to_keep()  # otherwise plain decoding computes all logits, and so do we
         thread, asking = get_ident(), False
 
         def catch(_head: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -76,7 +76,7 @@ class PromptCandidates:
                 asking = False
             return (inputs[0][:, -1:], *inputs[1:]) if keeps else None
 
-        # First of all hooks: what others make of the input is made of each slice, and of the last row.
+        # Before all other hooks: whatever they do to the input also happens to each slice and to the last row.
         handle = head.register_forward_pre_hook(catch, prepend=True)
         try:
             yield
@@ -95,9 +95,9 @@ class PromptCandidates:
     def rows(self, last: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return int32 [n, 8], the candidates at each token of the prompt; -1 if unknown.
 
-        Those at the last token are given, int32 [1, 8].
+        `last` int32 [1, 8] are those at the last token.
         """
-        if self._read != len(self._places):  # the head met other rows than the prompt's: nobody knows which
+        if self._read != len(self._places):  # the head got other rows than the prompt's: unclear which
             return last
         rows = np.full((len(self._places), WIDTH), -1, np.int32)
         if self._found:

@@ -4,7 +4,7 @@
     matrix.bin         u16 or u32 [vocab_size, 8], little-endian, candidates of each token, best first; the type's
                        largest value is an empty cell
 
-Below 1 MB for less than 65,536 ids. A store belongs to a model and its tokenizer: others are refused.
+Below 1 MiB for fewer than 65,536 ids. A store belongs to a model and its tokenizer: others are refused.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ MATRIX_FILE = "matrix.bin"
 
 
 class RecyclingKind(Kind):
-    """A model's candidates, usable only in decoding with that model."""
+    """A model's candidates, usable only for decoding with that model."""
 
     title = "Token Recycling"
     builder = "draftstore.recycling.build"
@@ -51,22 +51,22 @@ def open_drafter(
         target_model: id of the model; None accepts any.
 
     Raises:
-        StoreError: not a recycling store, damaged, of another model or of a larger vocabulary.
+        StoreError: not a recycling store, damaged, for another model or for a larger vocabulary.
         TokenizerError: built with another tokenizer.
     """
     manifest = load_manifest(path, KIND)
-    advice = "start without them, or name the store of this model"
+    advice = "start without them, or use this model's store"
     manifest.require_model(target_model, path, "candidates", advice)
     manifest.require_tokenizer(tokenizer, path)
     size, dtype = manifest.vocab_size, np.dtype(manifest.token_dtype)
     if size > vocab_size:
         raise StoreError(
-            f"{path} holds candidates for a vocabulary of {size:,} ids, the model knows {vocab_size:,}: {advice}"
+            f"{path} holds candidates for a vocabulary of {size:,} ids, the model has only {vocab_size:,}: {advice}"
         )
     data = (path / MATRIX_FILE).read_bytes()
     if len(data) != size * WIDTH * dtype.itemsize:
         raise StoreError(
-            f"{path}: {MATRIX_FILE} has {len(data):,} bytes, too few or too many for {size:,} ids: the store is "
+            f"{path}: {MATRIX_FILE} has {len(data):,} bytes, which does not match {size:,} ids: the store is "
             "damaged, build it again"
         )
     cells = np.frombuffer(data, dtype).reshape(size, WIDTH)

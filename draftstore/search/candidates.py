@@ -1,4 +1,4 @@
-"""Candidates of a node, the tokens that follow the occurrences of a suffix, and their probabilities."""
+"""The candidates of a node: the tokens that follow the occurrences of a suffix, with their probabilities."""
 
 from typing import Any, NamedTuple
 
@@ -15,9 +15,9 @@ class Candidates(NamedTuple):
     Attributes:
         table: index of the candidate whose token hashes here; -1: free.
         cells: slot of each candidate in the table.
-        stamps: length of the last suffix that each was seen after.
-        block: tokens of the reads before.
-        run_places: candidate of each run of equal tokens in the rows last read; `run_shares` is its part of the rows.
+        stamps: length of the last suffix after which each was seen.
+        block: tokens of the current block of reads.
+        run_places: candidate of each run of equal tokens in the rows last read; `run_shares` is its share of the rows.
     """
 
     table: NDArray[np.int32]
@@ -52,7 +52,7 @@ def new_candidates(room: Any) -> Any:
 def read_following(
     index: Any, candidates: Any, rows: Any, steps: Any, offset: Any, count: Any, found: Any
 ) -> Any:
-    """Read the tokens that follow the rows of a suffix of `offset` tokens, see `Matches`; add them to the candidates.
+    """Read the tokens that follow the rows of a suffix of `offset` tokens (see `Matches`) and add them as candidates.
 
     Returns:
         The number of candidates so far, the number of runs of equal tokens in `run_places` and `run_shares`, and the
@@ -74,7 +74,7 @@ def read_following(
                     stop += 1
                 if stop == size and at + stop < end:
                     if begin > 0:
-                        break  # the run may go on: the next block begins with it
+                        break  # the run may continue: the next block begins with it
                     stop = run_end(index, segment, first, steps[segment], at, end, offset, token) - at
                 if token < index.vocab_size:
                     place = place_of(candidates, found, token)

@@ -1,8 +1,8 @@
 """Draft trees of n-grams, from the rows of a suffix array, on all cores.
 
-A tree that is cut holds what followed the n-gram alone: a node's probability is the number of times that its path
-follows the n-gram, divided by the n-gram's occurrences. This is the rule `longest` with every row read. A tree that is
-drawn is the draft of a rule with the n-gram as its context.
+A *cut* tree holds only what followed the n-gram: a node's probability is the number of times that its path follows the
+n-gram, divided by the n-gram's occurrences. This is the rule `longest` with every row read. A *drawn* tree is the draft
+of a rule with the n-gram as its context.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -52,9 +52,9 @@ def cut_trees(
 def draw_trees(
     index: SuffixIndex, rule: Rule, ngrams: NDArray[np.int32], nodes: int, workers: int | None = None
 ) -> Trees:
-    """Draw the trees of n-grams, int32 [k, n], that occur in a store by a rule.
+    """Draw by a rule the trees of n-grams, int32 [k, n], that occur in a store.
 
-    Counts and distinct tokens are exact, and an n-gram that no token follows has no tree, as from `cut_trees`.
+    As in `cut_trees`, counts and distinct tokens are exact, and an n-gram that no token follows has no tree.
     """
     exact = cut_trees(index, ngrams, 1, 1, workers)
     drawn = _draft(index, rule, ngrams, nodes, workers)

@@ -7,7 +7,7 @@ distinct tokens, it gets the share
     c / (c + beta * d + alpha)
 
 of the node's probability; the rest goes to the next shorter suffix, and so on. So a suffix with many occurrences and
-few continuations is trusted, a rare or ambiguous one defers to shorter ones. Within a suffix, a token's share is the
+few continuations is trusted; a rare or ambiguous one defers to shorter ones. Within a suffix, a token's share is the
 fraction of the occurrences that it follows. This is interpolation of the Witten-Bell family, applied at every node:
 "The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991.
 
@@ -42,7 +42,7 @@ MAX_MATCH = 1024
 MAX_ROWS = 1 << 40
 """Maximum occurrences read for one node: more than any store has, so that every count is exact."""
 ROWS_NODES = 64
-"""Nodes of a draft for which `Rule.rows` are read. For M at 16 nodes 256 rows do as well as 512, at 4 nodes 128."""
+"""Nodes of a draft for which `Rule.rows` are read. 256 rows give the same M as 512 at 16 nodes, and 128 at 4."""
 
 LIMITS = {
     "max_match": (1, MAX_MATCH),
@@ -65,7 +65,7 @@ class Rule(NamedTuple):
         min_match: minimum length of a suffix.
         depth: maximum tokens of a path.
         rows: occurrences read for a probability of 1 in a draft of 64 nodes; a suffix with less probability left reads
-            proportionally fewer, evenly spaced, and a draft of fewer nodes by the root of their number.
+            proportionally fewer, evenly spaced; other budgets scale this by the square root of nodes / 64.
         floor: probability below which no shorter suffix is used.
         alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
         beta: the same for each distinct token that follows.
@@ -82,7 +82,7 @@ class Rule(NamedTuple):
     gamma: float
 
     def check(self) -> None:
-        """Refuse invalid values, with a DraftstoreError."""
+        """Raise a DraftstoreError for an invalid value."""
         require_limits(
             "a drafting rule", {name: (value, *LIMITS[name]) for name, value in self._asdict().items()}
         )
@@ -97,7 +97,7 @@ def draft_one(
     tokens: Any, suffixes: Any, keys: Any, first_rows: Any, segments: Any, vocab_size: Any, key_bits: Any,
     key_tokens: Any, packed_rule: Any, context: Any, budget: Any, max_level: Any,
 ) -> Any:  # fmt: skip
-    """Grow a draft tree for a context, int32 [any]; an id outside the vocabulary, as padding -1, hides all before it.
+    """Grow a draft tree for a context, int32 [any]; an id outside the vocabulary (-1: padding) hides all before it.
 
     The index is unpacked: a draft takes microseconds, and numba unboxes flat arguments faster than tuples.
 
@@ -188,7 +188,7 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
 def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
-    """Fill `nodes`; return their number. A kernel of its own, as it takes 15 s to compile and has two callers."""
+    """Fill `nodes`; return their number. A separate kernel: it takes 15 s to compile and has two callers."""
     return grow(
         nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
     )
@@ -207,7 +207,7 @@ def _enter_following(
 
 @leaf_kernel
 def floor_of(nodes: Any, tail: Any, floor: Any) -> Any:
-    """Return the probability below which no shorter suffix is used; in a full tree at least the last node's."""
+    """Return the probability below which no shorter suffix is used; in a full tree, at least the last node's."""
     return max(floor, nodes.probs[tail - 1]) if tail == len(nodes.keys) else floor
 
 
@@ -235,7 +235,7 @@ def _gather(
     for length in range(top, rule.min_match - 1, -1):
         wanted = math.ceil(rule.rows * remaining)
         if slot == 0 and length == top:
-            occurrences = matches.counts[slot, length]  # of the longest match, found before
+            occurrences = matches.counts[slot, length]  # of the longest match, already found
         else:
             occurrences = find_suffix(index, matches, stop, slot, parent, length, wanted)
         if occurrences == 0.0:
@@ -243,7 +243,7 @@ def _gather(
         if lengths[slot, 0] == 0:
             lengths[slot, 0] = length
         lengths[slot, 1] = length
-        if occurrences != count:  # equal counts are the same occurrences, read once for all their shares
+        if occurrences != count:  # equal counts mean the same occurrences, read once for all shares
             hand_out(candidates, runs, share)
             share, count, runs = 0.0, occurrences, 0
             reads = read_fewer(matches, slot, length, wanted)

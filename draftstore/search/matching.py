@@ -1,4 +1,4 @@
-"""Occurrences in a store of the suffixes of a text.
+"""Occurrences of a text's suffixes in a store.
 
 The text is the context followed by a node's path. Rows are kept by node and suffix length: those of a child's suffix
 are a subset of its parent's rows for the suffix one token shorter, so going down the tree narrows them step by step.
@@ -14,9 +14,9 @@ from draftstore.search.rows import first_read
 from draftstore.search.suffix import find_rows
 
 ENOUGH = 0.25
-"""Fraction of the wanted reads that must be left of a parent's sequence; else the suffix is searched.
+"""Minimum fraction of the wanted reads left of a parent's sequence; below it, the suffix is searched.
 
-Where none is left, the suffix counts as absent: drafts that search it, too, take longer and are accepted no better.
+If none is left, the suffix counts as absent: searching it as well makes drafts slower, without better acceptance.
 """
 
 
@@ -28,7 +28,7 @@ class Matches(NamedTuple):
         rows: [slots, max_match + depth + 1, segments, 3], the sequence (first row, begin, end) of a slot (0 = the
             context, i + 1 = node i), suffix length and segment, see `draftstore.search.rows`; undefined where a suffix
             has the rows of the next longer one. `steps` has the step of each.
-        counts: [slots, max_match + depth + 1], rows over all segments; an estimate where not every row is read.
+        counts: [slots, max_match + depth + 1], rows over all segments; an estimate unless every row is read.
         lengths: [slots, 3], longest and shortest suffix searched, and the distinct tokens that follow the longest.
     """
 
@@ -67,8 +67,8 @@ def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> An
 def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
     """Return the length of the context's longest suffix that occurs; its rows go into slot 0.
 
-    All shorter suffixes occur, too, so the length is searched: step by step down from as many tokens as a key holds
-    (most matches are short), or up by galloping and bisection.
+    All shorter suffixes occur as well, which allows a search for the length: down step by step from the number of
+    tokens in a key (most matches are short), or up by galloping and bisection.
     """
     low, high = 0, end - begin
     middle, step = min(index.key_tokens, high), 1
@@ -93,7 +93,7 @@ def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, len
     if slot == 0 or length <= matches.lengths[parent, 1]:
         _search(index, matches, stop, slot, length)
     elif length <= matches.lengths[parent, 0] and counts[parent, length - 1] == counts[parent, length]:
-        counts[slot, length] = counts[slot, length + 1]  # the same occurrences, and so the child's
+        counts[slot, length] = counts[slot, length + 1]  # the same occurrences, hence also for the child
     else:
         reads = _narrow(index, matches, stop, slot, parent, length)
         if reads < counts[slot, length] and reads < ENOUGH * wanted:
@@ -103,7 +103,7 @@ def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, len
 
 @leaf_kernel
 def _search(index: Any, matches: Any, stop: Any, slot: Any, length: Any) -> Any:
-    """Find all rows of the suffix of `text[:stop]` of one length in every segment."""
+    """Find all rows of the suffix of `text[:stop]` with `length` tokens, in every segment."""
     text, start, count = matches.text, stop - length, np.int64(0)
     rows = matches.rows[slot, length]
     for segment in range(len(rows)):
@@ -119,7 +119,7 @@ def _search(index: Any, matches: Any, stop: Any, slot: Any, length: Any) -> Any:
 
 @leaf_kernel
 def _narrow(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any) -> Any:
-    """Take those of the parent's reads that continue with the last token."""
+    """Keep the parent's reads that continue with the last token."""
     token, count, reads = matches.text[stop - 1], 0.0, np.int64(0)
     rows, parent_rows = matches.rows[slot, length], matches.rows[parent, length - 1]
     for segment in range(len(rows)):
@@ -137,7 +137,7 @@ def _narrow(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length:
 
 @leaf_kernel
 def read_fewer(matches: Any, slot: Any, length: Any, reads: Any) -> Any:
-    """Read only `reads` of a suffix's rows, evenly spaced, unless they are a part of a sequence; return how many."""
+    """Read only `reads` of a suffix's rows, evenly spaced, unless they are part of a sequence; return how many."""
     rows, steps, total = matches.rows[slot, length], matches.steps[slot, length], np.int64(0)
     count = np.int64(matches.counts[slot, length])
     for segment in range(len(rows)):

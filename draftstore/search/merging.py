@@ -1,11 +1,11 @@
-"""Merging sorted suffixes: new documents go into a suffix array without sorting the rest again.
+"""Merging sorted suffixes: add new documents to a suffix array without sorting the rest again.
 
-    old rows    5 7.., 5 9.., 7 #, 9 #        some of removed documents, which are dropped
-    new rows    5 8.., 9 2..                  sorted by themselves
+    old rows    5 7.., 5 9.., 7 #, 9 #        those of removed documents are dropped
+    new rows    5 8.., 9 2..                  sorted separately
     merged      5 7.., 5 8.., 5 9.., 7 #, 9 #, 9 2..
 
-Each new suffix is looked up among the old ones by galloping on from the one before; the rows between two are copied.
-Suffixes are compared up to the end of their documents, and at most `DEEPEST` tokens: drafts never look further. Equal
+Each new suffix is looked up among the old ones by galloping from the previous one; the rows in between are copied.
+Suffixes are compared up to the end of their documents, for at most `DEEPEST` tokens: drafts never look further. Equal
 ones stay in order, old before new.
 """
 
@@ -22,7 +22,7 @@ from draftstore.search.suffix import first_row_table, index_segment, key_layout,
 from draftstore.trees.frontier import MAX_DEPTH
 
 DEEPEST = MAX_MATCH + MAX_DEPTH
-"""Tokens by which suffixes are ordered: as many as a context and a path may have together."""
+"""Tokens by which suffixes are ordered: the maximum of a context and a path together."""
 
 BLOCK_BITS = 12
 
@@ -39,7 +39,7 @@ class Gaps(NamedTuple):
     """The k removed stretches of a text, ascending.
 
     Attributes:
-        lost: int64 [k + 1], tokens removed before each gap; last, all of them.
+        lost: int64 [k + 1], tokens removed before each gap; last, in total.
         blocks: int64 [ceil(n / 4,096)], gaps that start before each block of tokens: where a search starts.
     """
 
@@ -55,7 +55,7 @@ def merge_segment(
     """Fill the suffix array of a segment that holds the remaining documents of an old one, followed by new documents.
 
     Args:
-        gaps: int64 [k, 2], start and end of the removed tokens, ascending and apart.
+        gaps: int64 [k, 2], start and end of the removed tokens, ascending and disjoint.
         tokens: uint16 or uint32 [n], the segment.
         suffixes: int32 [n], the array to fill.
 
@@ -86,7 +86,7 @@ def merge_segment(
             suffixes[begin:end],
         )
         if size != end - begin:
-            raise StoreError("the suffixes of a segment are not those of its tokens: build the store again")
+            raise StoreError("the suffix array of a segment does not match its tokens: build the store again")
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(merge, cuts[:-1], cuts[1:]))
@@ -110,14 +110,14 @@ def _gap_table(gaps: NDArray[np.int64], size: int) -> Gaps:
 
 
 def _even_cuts(rows: Rows, parts: int) -> list[int]:
-    """Return first tokens that cut the rows in about equal parts, from 0 to the one after the sentinel."""
+    """Return first tokens that cut the rows into about equal parts, from 0 to the one after the sentinel."""
     aims = len(rows.suffixes) * np.arange(1, parts) // parts
     cuts = np.searchsorted(rows.first_rows, aims).tolist()
     return [0, *cuts, len(rows.first_rows)]
 
 
 def _rows_of(rows: Rows, first: int, stop: int) -> tuple[int, int]:
-    """Return the rows whose first token is in [first, stop), where the sentinel counts as the vocabulary's size."""
+    """Return the rows whose first token is in [first, stop); the sentinel counts as the vocabulary's size."""
     bounds = [
         int(rows.first_rows[token]) if token < len(rows.first_rows) else len(rows.suffixes)
         for token in (first, stop)
@@ -130,9 +130,9 @@ def merge_rows(
     tokens: Any, suffixes: Any, gaps: Any, new_tokens: Any, new_suffixes: Any, shift: Any, vocab_size: Any,
     merged: Any,
 ) -> Any:  # fmt: skip
-    """Merge rows of the same first tokens, of an old and a new text, which starts at `shift`; return their number.
+    """Merge rows of an old and a new text with the same first tokens; return their number.
 
-    No more rows are written than there is room for.
+    The new text starts at `shift`. Rows beyond the end of `merged` are counted, but not written.
     """
     row, size = np.int64(0), np.int64(0)
     for i in range(len(new_suffixes)):
@@ -152,7 +152,7 @@ def _rows_before(
 ) -> Any:
     """Return the first row from `row` on whose suffix is above a new one."""
     step, low, high = np.int64(1), row, np.int64(len(suffixes))
-    while low < high:  # gallop: most new suffixes lie close to the one before
+    while low < high:  # gallop: most new suffixes are close to the previous one
         probe = min(low + step, high) - 1
         if _is_above(tokens, np.int64(suffixes[probe]), new_tokens, position, vocab_size):
             high = probe

@@ -11,7 +11,7 @@ before, the n-gram has one more occurrence; otherwise a new n-gram starts. N-gra
     4     9            0        9     x 1
 
 An n-gram never spans documents. Segments are counted separately and merged, one range of first tokens at a time, so
-that memory is bounded whatever the size of the store.
+that memory is bounded for stores of any size.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ PART_ROWS = 1 << 22
 
 
 class NgramTable(NamedTuple):
-    """Some n-grams of one length, uint16 or uint32 [k, n], in ascending order, with the occurrences of each."""
+    """N-grams of one length, uint16 or uint32 [k, n], in ascending order, with the occurrences of each."""
 
     tokens: NDArray[Any]
     counts: NDArray[np.int64]

@@ -177,7 +177,7 @@ def _name_lms_substrings(text: Any, suffixes: Any, count: Any) -> Any:
 
 @kernel
 def _restore_lms_positions(text: Any, suffixes: Any, count: Any) -> Any:
-    """Turn the order of the reduced text's suffixes into the order of the LMS positions they stand for."""
+    """Turn the order of the reduced text's suffixes into the order of the LMS positions that they represent."""
     n = len(text)
     write = n - 1
     is_s = False

@@ -58,7 +58,7 @@ def key_layout(vocab_size: int) -> tuple[int, int]:
 
 
 def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Lay out segments of int64 [segments] tokens one after the other.
+    """Lay out segments of the given lengths, int64 [segments], consecutively.
 
     Returns:
         int64 [segments + 1, 3], first token, tokens and first key of each; the last row is the end.
@@ -122,7 +122,7 @@ def _suffix_key(
 
 @leaf_kernel
 def find_rows(index: Any, segment: Any, lo: Any, hi: Any, pattern: Any, start: Any, stop: Any) -> Any:
-    """Return the rows that start with int64 `pattern[start:stop]`, of the rows [lo, hi) of its first token."""
+    """Return the rows that start with int64 `pattern[start:stop]`, among the rows [lo, hi) of its first token."""
     base, n, first_key = index.segments[segment, 0], index.segments[segment, 1], index.segments[segment, 2]
     length = stop - start
     known = min(length, index.key_tokens)

@@ -1,4 +1,4 @@
-"""What stores are made from: sources that a `draftstore.stores.kind.Builder` may name, and what is loaded of them."""
+"""What stores are built from: sources that a `draftstore.stores.kind.Builder` can name, and what they load."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -13,15 +13,15 @@ TOKENIZERS = ["/models/llama-2", "lmsys/vicuna-7b-v1.5"]
 
 
 class Workers(Options):
-    """How much of this machine works."""
+    """How much of this machine a build uses."""
 
     workers: Annotated[int | None, Shown(unset="all cores")] = Field(
-        None, ge=1, le=1024, description="Number of processes that sort, and of threads.", examples=[4]
+        None, ge=1, le=1024, description="Number of sorting processes and of threads.", examples=[4]
     )
 
 
 class TextSources(Workers):
-    """Made from the corpus that the options name (`CorpusOptions`)."""
+    """Sources of a store built from the corpus that the options name (`CorpusOptions`)."""
 
     tokenizer: Annotated[str, Shown(metavar="T")] = Field(
         min_length=1, description=TOKENIZER, examples=TOKENIZERS
@@ -46,7 +46,7 @@ class Device(Options):
 
 
 class ModelChoice(Device):
-    """A model, and where it runs."""
+    """A model and where it runs."""
 
     model: Annotated[str, Shown(metavar="M")] = Field(
         min_length=1,
@@ -56,22 +56,22 @@ class ModelChoice(Device):
 
 
 class ModelSources(ModelChoice):
-    """Made from the corpus that the options name, and from a model, which reads it."""
+    """Sources of a store built from the corpus that the options name and a model that reads it."""
 
     model_dtype: Weights = Field(None, description="Data type of the weights.")
     batch_tokens: Annotated[int | None, Shown(unset="2,048 on CPUs, 16,384 on GPUs", expert=True)] = Field(
         None,
         ge=1,
-        description="Number of tokens that the model reads at once; fewer take less memory.",
+        description="Number of tokens per model batch; fewer take less memory.",
         examples=[16_384],
     )
 
 
 class Materials(NamedTuple):
-    """What a store is made from, loaded; a builder uses what its sources name.
+    """What a store is built from, loaded; a builder uses what its sources name.
 
     Attributes:
-        tokenizer: that of the corpus or of the model.
+        tokenizer: tokenizer of the corpus or of the model.
         tokens: existing token shards of the corpus, to skip tokenizing.
         states: the model, a `draftstore.stores.dresd.embedding.StateSource`.
         rest: directory of the REST store.

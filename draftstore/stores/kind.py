@@ -1,7 +1,7 @@
-"""The interface of a kind of store: how its stores are built, opened, verified, described and warmed.
+"""The interface of a kind of store: how its stores are built, opened, verified, described and warmed up.
 
 Each kind has a module `kind` in its package with an object `STORE_KIND`, listed in `draftstore.stores.registry`.
-Commands and services use these objects and know no particular kinds.
+Commands and services use these objects and do not depend on particular kinds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Samples(NamedTuple):
-    """Contexts, and hidden states for dense stores, with matches in a store: for drafts before the first request.
+    """Contexts with matches in a store, and hidden states for dense stores, for drafts before the first request.
 
     Attributes:
         contexts: int32 [n, 16], padded with -1 on the left.
@@ -48,22 +48,22 @@ class Store(Protocol):
         """Return a drafter with a strategy."""
 
     def samples(self, number: int) -> Samples:
-        """Return contexts from all parts of the store, `number` or fewer."""
+        """Return at most `number` contexts from all parts of the store."""
 
     def close(self) -> None:
         """Close its files and connections."""
 
 
 class Builder(NamedTuple):
-    """How a kind of store is built: the command `draftstore build KIND` and the flow `build-KIND` are made of it.
+    """How a kind of store is built: the command `draftstore build KIND` and the flow `build-KIND` derive from it.
 
     Attributes:
-        options: what determines the bytes of a store besides its sources, and its `name`.
+        options: what determines the bytes of a store besides its sources, and the store's `name`.
         sources: `TextSources` or `ModelSources` of `draftstore.stores.building`, or `RestSources` of
             `draftstore.stores.rest.build`.
-        build: called with options, `Materials`, the directory, and by name `overwrite` and `progress`; its docstring is
-            the help of the command.
-        counted: whether the flow counts the n-grams of the REST store on the way, for SQL.
+        build: called with options, `Materials`, the directory, and the keywords `overwrite` and `progress`; its
+            docstring is the help of the command.
+        counted: whether the flow also counts the n-grams of the REST store, for SQL.
     """
 
     options: type[Options]
@@ -80,8 +80,8 @@ class Kind:
         title: display name.
         strategies: strategies of its drafters; none if `open_store` cannot open such stores.
         needs_states: whether drafts need hidden states of a model besides the text.
-        builder: module whose `BUILDER` makes such stores, imported on first use; "":
-            no command and no flow of their own makes them.
+        builder: module whose `BUILDER` builds such stores, imported on first use; "":
+            they have no build command and no build flow.
     """
 
     title = ""
@@ -93,14 +93,14 @@ class Kind:
         self.name = name
 
     def open(self, path: Path, backend: str | None = None) -> Store:
-        """Open a store; `backend` is that of its entries, for kinds with a choice.
+        """Open a store; `backend` is that of its entries, for kinds that have several.
 
         Raises:
             StoreError: the store cannot be opened, or has no such backend.
         """
         if backend is not None:
             raise StoreError(
-                f"{path} is a store of kind {self.name!r}, which has no backends: leave --backend out"
+                f"{path} is a store of kind {self.name!r}, which has no backends: omit --backend"
             )
         return self.open_files(path)
 
@@ -109,7 +109,7 @@ class Kind:
         raise StoreError(f"{path} is a store of kind {self.name!r}, which gives no drafts")
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str | None:  # noqa: ARG002
-        """Return the backend of a store's entries: the wanted one, by default the first; None without a choice."""
+        """Return the backend of a store's entries: `wanted`, by default the first; None for kinds without backends."""
         return None
 
     def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:  # noqa: ARG002

@@ -20,7 +20,7 @@ KINDS = {
 
 
 def kind_of(name: str) -> Kind:
-    """Return a kind of store; for unregistered ones, such as counts, a kind without drafts."""
+    """Return a kind of store; for an unregistered name, such as counts, a kind without drafts."""
     if name not in KINDS:
         return Kind(name)
     kind: Kind = import_module(KINDS[name]).STORE_KIND
@@ -28,7 +28,7 @@ def kind_of(name: str) -> Kind:
 
 
 def builder_of(name: str) -> Builder | None:
-    """Return how stores of a kind are built; None if no command builds them."""
+    """Return the builder of a kind of store; None if no command builds such stores."""
     module = kind_of(name).builder
     return import_module(module).BUILDER if module else None
 
@@ -43,7 +43,7 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
 
     Args:
         path: its directory.
-        backend: backend of a CREST store's entries; default: the first that it was built for.
+        backend: backend of a CREST store's entries; default: the first one that it was built for.
 
     Raises:
         StoreError: not a store that can draft, unknown version, missing or truncated files, or no such backend.
@@ -64,7 +64,7 @@ def verify_store(
     Args:
         path: its directory.
         manifest: its manifest.
-        on_bytes: called with the size of each file after it was read, for progress bars.
+        on_bytes: called with the size of each file after reading it, for progress bars.
 
     Returns:
         One sentence for each problem; empty if there is none.

@@ -1,4 +1,4 @@
-"""Drafts of a batch of contexts as arrays, from kernels to the wire without one object per tree."""
+"""Drafts of a batch of contexts as arrays, from kernels to the wire without an object per tree."""
 
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ from draftstore.trees.tree import DraftTree, explain
 
 
 class Draft(NamedTuple):
-    """A draft tree, with the length of the longest match in the store in tokens, and its number of occurrences.
+    """A draft tree, the length of the longest match in the store, in tokens, and the match's number of occurrences.
 
-    `reason` says why the tree is empty, if it is; see `draftstore.drafting.outcomes`.
+    `reason` is why the tree is empty, if it is; see `draftstore.drafting.outcomes`.
     """
 
     tree: DraftTree

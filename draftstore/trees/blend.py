@@ -125,7 +125,7 @@ def _read_entries(data: Any, stops: Any, first: Any, last: Any, alpha: Any, beta
 
 @leaf_kernel
 def _copy_tree(scratch: Any, size: Any, tokens: Any, parents: Any, levels: Any, max_level: Any) -> Any:
-    """Copy a tree's nodes up to a level, as far as there is room; return their number."""
+    """Copy a tree's nodes up to a level, until the arrays are full; return their number."""
     i = 0
     while i < min(size, len(tokens)) and scratch[2][i] <= max_level:
         tokens[i], parents[i], levels[i] = scratch[0][i], scratch[1][i], scratch[2][i]
@@ -144,7 +144,7 @@ def blend_trees(
     max_depth: Any,
     max_level: Any,
 ) -> Any:
-    """Fill the Frontier `nodes` with the best of several draft trees; return their number.
+    """Fill the Frontier `nodes` with the best nodes of several draft trees; return their number.
 
     Args:
         tokens: int32 [all nodes] of the concatenated trees.
@@ -206,7 +206,7 @@ def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
 
 @leaf_kernel
 def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
-    """Fill `nodes` with the best of a trie; return their number. `places` int64 [budget + 1] is scratch space."""
+    """Fill `nodes` with a trie's best nodes; return their number. `places` int64 [budget + 1] is scratch space."""
     return grow(nodes, max_depth, _enter_branches, (trie, places), max_level)
 
 

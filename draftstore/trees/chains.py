@@ -1,4 +1,4 @@
-"""Chains: the one path of a draft tree that is verified where trees cannot be."""
+"""Chains: the single path of a draft tree to verify when trees cannot be verified."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from draftstore.trees.tree import DraftTree
 
 
 def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
-    """Return the path of at most `longest` nodes with the most expected accepted tokens: the greatest sum."""
+    """Return the path of at most `longest` nodes with the most expected accepted tokens, the sum of probabilities."""
     parents, probs = tree.parents.tolist(), tree.probs.tolist()
     ends = len(parents) if longest is None else longest
     sums, depths = [0.0] * (len(parents) + 1), [0] * (len(parents) + 1)  # the context is last, as parent -1

@@ -1,8 +1,8 @@
 """Best-first growth of a draft tree, shared by all drafters: one sorted array and a loop over it.
 
-The array has room for `budget` nodes. Nodes before `head` are final, those after it wait for expansion. A child never
-sorts before its parent, so the node at `head` is always the best one left; when the array is full, a new node must beat
-the last. A key contains the whole node:
+The array has room for `budget` nodes. Nodes before the head are final; those after it await expansion. A child never
+sorts before its parent, so the node at the head is always the best one left; when the array is full, a new node must
+beat the last. A key contains the whole node:
 
     bits 62-54    53-48    47-17    16-0
     level         depth    token    slot of the parent (0 = the context, i + 1 = node i)
@@ -58,7 +58,7 @@ def grow(nodes: Any, max_depth: Any, enter_children: Any, state: Any, max_level:
         enter_children: leaf kernel that enters the children of a slot and returns the new tail. Called as
             `enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)`, with the slot's parent, depth
             and probability (0, 0 and 1.0 for the context); compiled into the loop.
-        state: further state for it.
+        state: passed to it.
     """
     tail = slot = parent = depth = 0
     prob = 1.0

@@ -4,8 +4,8 @@
                     |          \\- ran  0.2          tokens   cat  sat  ran  dog
                     | dog  0.1                      parents  -1   0    0    -1
 
-Probabilities lie on a logarithmic grid of 256 levels, 16 per octave (level q stands for 2 ** (-q / 16)); every drafter
-rounds to it. So a tree is the same bytes locally, in a store and on the wire.
+Probabilities are on a logarithmic grid of 256 levels, 16 per octave (level q stands for 2 ** (-q / 16)); every drafter
+rounds to it. So a tree has the same bytes locally, in a store and on the wire.
 
 Binary form, version 1, little-endian, `n` nodes:
 
@@ -17,7 +17,7 @@ Binary form, version 1, little-endian, `n` nodes:
     ..      u8|u16 [n]     parents plus one: 0 is the context, i + 1 is node i
     ..      u8 [n]         levels
 
-Both widths are the narrowest that fit, so that equal trees are equal bytes.
+Both widths are the narrowest that fit, so that equal trees have equal bytes.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ _HALF_LEVELS: NDArray[np.float64] = np.array(
     [*accumulate([Decimal(1), *[Decimal(2) ** (Decimal(-1) / (2 * LEVELS_PER_OCTAVE))] * 511], mul)],
     np.float64,
 )
-"""The grid and its midpoints, as decimals, whose bits are the same on every machine; those of exp2 are not."""
+"""The grid and its midpoints, computed as decimals: unlike exp2, bit-identical on every machine."""
 LEVEL_PROBS: NDArray[np.float32] = _HALF_LEVELS[::2].astype(np.float32)
 """Probability of every level."""
 LOWEST_LEVEL = len(LEVEL_PROBS) - 1
 LEVEL_BOUNDS: NDArray[np.float64] = _HALF_LEVELS[1::2].copy()
-"""Minimum probability that rounds to each level; lower ones than the last get no node."""
+"""Minimum probability that rounds to each level; those below the last get no node."""
 
 
 def level_of(prob: float) -> int:
@@ -145,7 +145,7 @@ class DraftTree:
         """Check all guarantees of a draft tree.
 
         Raises:
-            DraftTreeError: one is violated.
+            DraftTreeError: a guarantee is violated.
         """
         n = len(self)
         if not n == len(self.parents) == len(self.levels) or n > MAX_NODES:
@@ -222,7 +222,7 @@ def explain(problem: int, data: bytes | memoryview) -> str:
         )
         if n > MAX_NODES:
             return f"a draft tree of {n} nodes, expected at most {MAX_NODES}"
-        return f"a draft tree of {n} nodes has {size} bytes here, found {len(data)}"
+        return f"a draft tree of {n} nodes takes {size} bytes, found {len(data)}"
     if problem == codec.OTHER_VERSION:
         return f"draft tree of version {data[0]}, this draftstore reads version {codec.CODEC_VERSION}"
     return {

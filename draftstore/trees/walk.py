@@ -1,4 +1,4 @@
-"""Walks of draft trees along a text, with siblings in any order."""
+"""Walks down draft trees along a text; siblings may be in any order."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from draftstore.jit import kernel, leaf_kernel
 
 @leaf_kernel
 def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
-    """Follow token ids, int32 [any], read-only, down a tree as far as it contains them.
+    """Follow token ids, int32 [any], read-only, down a tree until one is missing.
 
     Args:
         visit: leaf kernel, called as `visit(state, node, child)` for the context (-1) and each node on the path; child

@@ -61,7 +61,7 @@ from draftstore.trees.frontier import MAX_DEPTH
 
 DEFAULT_NGRAMS = 100_000
 RULES = {BACKOFF: REST_STRATEGIES["backoff"]._replace(rows=4096, floor=0.003), LONGEST: None}
-"""How trees are drawn, by name; None: cut exactly. A build has time to read more than a draft: docs/findings.md."""
+"""How trees are drawn, by name; None: cut exactly. A build can afford more reads than a draft: docs/findings.md."""
 MAX_NODES = 256
 PAGE = 4096
 USUAL_ENTRY_BYTES = 100
@@ -113,7 +113,7 @@ class TreeOptions(Options):
 
     @property
     def backends(self) -> list[str]:
-        """Return the backends for the entries."""
+        """Backends for the entries."""
         return sorted(BACKENDS) if self.backend == "both" else [self.backend]
 
     def plan(self, *without: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def build_crest(
         out: directory of the store; its parent is created if missing.
         overwrite: whether to replace an existing store.
         workers: threads that cut trees; default: all cores.
-        progress: gets the progress of each step.
+        progress: receives the progress of each step.
 
     Raises:
         BuildError: see `draftstore.storage.staging.build_store`.
@@ -171,7 +171,7 @@ def build_crest(
         return ReadReport(manifest.counts["documents"])
 
     result = build_store(out, plan, options.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
-    # The build, and with it its entries, may have been dropped from the catalogue while the store is still there.
+    # The build and its entries may have been dropped from the catalogue while the store still exists.
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
             return build_store(out, plan, options.name, True, fill, sources=lambda: [rest / MANIFEST_NAME])
@@ -208,7 +208,7 @@ def _make_store(
     """Complete `partial/store`, writing the manifest last."""
     dictionary, packed = _choose(options, source, workers, progress)
     if not packed:
-        raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
+        raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
     packed = write_best(partial / LMDB_FILE, packed, options.max_bytes)
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)

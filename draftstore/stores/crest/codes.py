@@ -1,14 +1,14 @@
-"""Prefix codes of what entries hold: fitted to the entries of a build, stored beside them, read as tables.
+"""Prefix codes for the contents of entries: fitted to the entries of a build, stored beside them, read as tables.
 
 There are four alphabets: bit lengths of numbers, tokens, parents plus one, and differences of levels. Each has a
-canonical Huffman code: a symbol's code is as long as the symbol is rare, and the lengths alone say what the codes are.
-What was too rare to be seen is written as ESCAPE and a number; bit lengths, 0 to 32, all have a code.
+canonical Huffman code: rarer symbols have longer codes, and the lengths alone determine the codes. Symbols without a
+code are written as ESCAPE and a number; all bit lengths, 0 to 32, have a code.
 
-The file is a zstandard frame with a checksum. In it, for each alphabet, little-endian:
+The file is a zstandard frame with a checksum. It holds, for each alphabet, little-endian:
 
-    0    u32         symbols, n
-    4    u32 [n]     the symbols, ascending, each less the one before; ESCAPE is not among them
-    ..   u8 [n + 1]  bits of their codes, 1 to 32; the last are ESCAPE's
+    0    u32         number of symbols, n
+    4    u32 [n]     the symbols, ascending, each as the difference from the previous one; without ESCAPE
+    ..   u8 [n + 1]  lengths of their codes in bits, 1 to 32; last, that of ESCAPE
 """
 
 import heapq
@@ -33,7 +33,7 @@ _LEVEL = 19
 
 
 class Writing(NamedTuple):
-    """Codes by symbol, one alphabet after the other.
+    """Codes by symbol, the alphabets concatenated.
 
     Attributes:
         starts: int64 [5], first symbol of each alphabet.
@@ -49,11 +49,11 @@ class Writing(NamedTuple):
 
 
 def fit_codes(seen: Sequence[NDArray[np.int64]]) -> bytes:
-    """Return the file of the codes that write samples in the fewest bits: of each alphabet, numbers below 2^32."""
+    """Return the file of the codes that write samples, numbers below 2^32 of each alphabet, in the fewest bits."""
     parts = []
     for alphabet, values in enumerate(seen):
         symbols, counts = np.unique(values, return_counts=True)
-        rare = max(1, int(np.count_nonzero(counts == 1)))  # as many are yet to be seen: Good and Turing
+        rare = max(1, int(np.count_nonzero(counts == 1)))  # estimates the unseen ones (Good-Turing)
         if alphabet == NUMBERS:
             wanted = np.arange(MAX_BITS + 1)
             counts = 1 + np.bincount(values, minlength=MAX_BITS + 1)
@@ -65,7 +65,7 @@ def fit_codes(seen: Sequence[NDArray[np.int64]]) -> bytes:
 
 
 def _huffman_bits(weights: Sequence[int]) -> list[int]:
-    """Return the length of each symbol's code, at most MAX_BITS; at least two symbols."""
+    """Return the length of each symbol's code, 1 to MAX_BITS."""
     while True:
         parents = [0] * (2 * len(weights) - 1)
         heap = [(weight, place) for place, weight in enumerate(weights)]
@@ -79,19 +79,19 @@ def _huffman_bits(weights: Sequence[int]) -> list[int]:
             depths[place] = depths[parents[place]] + 1
         if max(depths) <= MAX_BITS:
             return depths[: len(weights)] if len(weights) > 1 else [1]
-        weights = [(weight + 1) // 2 for weight in weights]  # more alike, so less deep
+        weights = [(weight + 1) // 2 for weight in weights]  # flatter weights give a shallower tree
 
 
 def read_codes(data: bytes) -> tuple[Writing, NDArray[np.int64]]:
-    """Return the tables to write and to read by, of the file of codes; an empty one: codes fitted to nothing.
+    """Return the tables for writing and reading from the file of codes; an empty file means codes fitted to nothing.
 
-    The table to read by is one array, which a kernel takes over faster than four. It holds, each for all alphabets:
+    The table for reading is one array, which is faster to pass to a kernel than four. It holds, for all alphabets:
 
-        HEADS     [4, 2048], by the next 11 bits: the symbol and length of a code that they begin with, as
+        HEADS     [4, 2048], by the next 11 bits: the symbol and length of the code that they begin with, as
                   symbol * 64 + length; 0: the code is longer
-        LIMITS    [4, 33], what the next 32 bits are less than if the code has at most so many bits
-        FIRSTS    [4, 33], what to add to a code of so many bits for the place of its symbol in this array
-        RANKED    the symbols, by alphabet, length of their code and symbol
+        LIMITS    [4, 33], exclusive upper bound of the next 32 bits if the code has at most this many bits
+        FIRSTS    [4, 33], added to a code of this many bits, gives the place of its symbol in this array
+        RANKED    the symbols, sorted by alphabet, length of their code and symbol
 
     Damaged codes raise a ValueError.
     """
@@ -123,7 +123,7 @@ def read_codes(data: bytes) -> tuple[Writing, NDArray[np.int64]]:
 def _tables(
     symbols: Sequence[NDArray[np.int64]], bits: Sequence[NDArray[np.int64]]
 ) -> tuple[Writing, NDArray[np.int64]]:
-    """Give every symbol its code: those of equal length count up, and a longer one goes on where they ended."""
+    """Assign the codes: those of equal length count up; longer ones continue where they ended."""
     starts = np.cumsum([0, *map(len, symbols)])
     codes, ranked = np.zeros(starts[-1], np.int64), np.zeros(starts[-1], np.int64)
     heads = np.zeros((ALPHABETS, HEAD), np.int64)
@@ -131,9 +131,9 @@ def _tables(
     for alphabet in range(ALPHABETS):
         start, lengths = starts[alphabet], bits[alphabet]
         if lengths.min() < 1 or lengths.max() > MAX_BITS:
-            raise ValueError("a code has no length")
+            raise ValueError("a code has an invalid length")
         if np.sum(1 << (MAX_BITS - lengths)) > 1 << MAX_BITS:
-            raise ValueError("more codes than bits can tell apart")
+            raise ValueError("more codes than their lengths allow")
         order = np.argsort(lengths, kind="stable")
         ranked[start : starts[alphabet + 1]] = symbols[alphabet][order]
         short = order[: np.count_nonzero(lengths <= HEAD_BITS)]

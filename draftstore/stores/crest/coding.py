@@ -1,8 +1,8 @@
 """Kernels that write entries in the prefix codes of `draftstore.stores.crest.codes`, and read them.
 
 An entry is a stream of bits, the highest of a byte first: occurrences, distinct tokens, number of nodes, then for each
-node its token, its parent plus one, and how far its level lies behind that of the node before. The last byte is filled
-up with zeros. A number is the code of its bit length and its bits after the first.
+node its token, its parent plus one, and the difference of its level from that of the previous node. The last byte is
+padded with zeros. A number is the code of its bit length, followed by its bits after the first.
 """
 
 from typing import Any
@@ -40,9 +40,9 @@ from draftstore.trees.codec import (
 )
 
 MAX_NODE_BYTES = 36
-"""Three escapes of 32 bits, each with a number of 64."""
+"""Three escapes of 32 bits, each with a number of 64 bits."""
 PADDING = 64
-"""Zeros that must follow entries that are read: more than the bytes of a node or of the three numbers before them."""
+"""Zeros that must follow the entries to read: more than the bytes of a node or of the three numbers before nodes."""
 
 
 @leaf_kernel
@@ -91,7 +91,7 @@ def _put_value(codes: Any, alphabet: Any, value: Any, out: Any, bit: Any) -> Any
 
 @kernel
 def code_entries(codes: Any, data: Any, stops: Any) -> Any:
-    """Write entries in codes.
+    """Encode entries.
 
     `codes` is a Writing; `data` uint8 [bytes], read-only, concatenated entries (`draftstore.stores.crest.envelope`);
     `stops` int64 [entries], the end of each. Returns 0 or an error code of `draftstore.trees.codec`, the coded bytes
@@ -174,10 +174,10 @@ def _get_value(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
 
 @kernel
 def read_entries(codes: Any, data: Any, ends: Any) -> Any:
-    """Read entries from their codes.
+    """Decode entries.
 
-    `codes` is int64 [any], the table to read by; `data` uint32 [words], four coded bytes a word, the first the highest,
-    with PADDING zeros behind them; `ends` int64 [entries], the end of each in bytes. Returns 0 or an error code of
+    `codes` is int64 [any], the table for reading; `data` uint32 [words], four coded bytes per word, the first the
+    highest, followed by PADDING zeros; `ends` int64 [entries], the end of each in bytes. Returns 0 or an error code of
     `draftstore.trees.codec`, concatenated entries uint8 [bytes], and the end of each, int64 [entries].
     """
     stops = np.empty(len(ends), np.int64)
@@ -207,7 +207,7 @@ def blend_values(
     codes: Any, data: Any, ends: Any, lasts: Any, alpha: Any, beta: Any, budget: Any, max_depth: Any,
     max_level: Any,
 ) -> Any:  # fmt: skip
-    """Read entries and blend those of each context; see `read_entries` and `draftstore.trees.blend.blend_entries`."""
+    """Decode entries and blend those of each context; see `read_entries` and `draftstore.trees.blend.blend_entries`."""
     problem, entries, stops = read_entries(codes, data, ends)
     lasts = lasts if problem == 0 else lasts[:0]
     other, tokens, parents, levels, sizes, occurrences = blend_entries(
@@ -220,7 +220,7 @@ def blend_values(
 def _read_entry(
     codes: Any, data: Any, start: Any, end: Any, tokens: Any, parents: Any, levels: Any, out: Any, place: Any
 ) -> Any:
-    """Read one entry; return 0 or an error code, and the position after its bytes in `out`."""
+    """Decode one entry; return 0 or an error code, and the position after its bytes in `out`."""
     occurrences, bit = _get_number(codes, data, start << 3)
     distinct, bit = _get_number(codes, data, bit)
     size, bit = _get_number(codes, data, bit)

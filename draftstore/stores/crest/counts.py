@@ -65,7 +65,7 @@ def build_counts(
         options: what to count.
         name: display name of the counts; default: the store's.
         overwrite: whether to replace existing counts.
-        progress: gets the progress of each step.
+        progress: receives the progress of each step.
 
     Raises:
         BuildError: see `draftstore.storage.staging.build_store`.

@@ -38,7 +38,7 @@ Backend = Annotated[
 ]
 """An option of commands that read CREST stores."""
 FIRST_MAP = 1 << 24
-"""Bytes of the first map of a new LMDB file; it doubles when it is full."""
+"""Initial map size of a new LMDB file, in bytes; doubled when the map is full."""
 
 
 class Entries(Protocol):
@@ -104,7 +104,7 @@ def load_entries(backend: str, *arguments: Any) -> None:
 class _Shared:
     """An open LMDB file. A process may open a file only once, so all its readers share this object.
 
-    A forked child can go on reading: there are no locks, and so no state that belongs to the parent alone.
+    A forked child can continue reading: without locks, no state belongs to the parent alone.
     """
 
     def __init__(self, path: Path, identity: tuple[int, int]) -> None:
@@ -216,9 +216,9 @@ def _fill_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]], size: int) -> N
 
 
 def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]]) -> None:
-    """Append entries, checking that keys ascend: LMDB drops one out of order without raising."""
+    """Append entries, checking that keys ascend: LMDB silently drops those out of order."""
     consumed, added = transaction.cursor().putmulti(items, dupdata=False, overwrite=False, append=True)
     if added != len(items):
         raise BuildError(
-            f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were taken"
+            f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were added"
         )

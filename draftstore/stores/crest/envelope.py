@@ -6,8 +6,8 @@ Before coding, little-endian:
     4    u32    distinct tokens that followed it, counting the end of a document as one
     8           the draft tree, see draftstore.trees.tree
 
-A stored value is the same in prefix codes, see draftstore.stores.crest.coding: every number takes as many bits as it is
-rare among the trees of the build. A tree takes some 260 bytes before and 130 after.
+A stored value is the same in prefix codes, see draftstore.stores.crest.coding: numbers that are rarer among the trees
+of the build take more bits. A tree takes some 260 bytes before coding and 130 after.
 """
 
 import struct
@@ -24,7 +24,7 @@ from draftstore.stores.crest.coding import PADDING, code_entries, read_entries
 from draftstore.trees.tree import DraftTree
 
 ENTRIES_VERSION = 2
-"""Version of values and dictionary; 1 were zstandard frames."""
+"""Version of values and dictionary; values of version 1 were zstandard frames."""
 
 _COUNTS = struct.Struct("<II")
 _MAX_COUNT = (1 << 32) - 1
@@ -47,7 +47,7 @@ def entry_bytes(entry: Entry) -> bytes:
 
 
 def parse_entry(data: bytes) -> Entry:
-    """Return the entry of these bytes; a StoreError if they are damaged."""
+    """Parse an entry before coding; StoreError if it is damaged."""
     try:
         count, distinct = _COUNTS.unpack_from(data)
         return Entry(DraftTree.from_bytes(memoryview(data)[_COUNTS.size :]), count, distinct)
@@ -56,7 +56,7 @@ def parse_entry(data: bytes) -> Entry:
 
 
 def train_dictionary(samples: Sequence[bytes]) -> bytes:
-    """Return the file of the codes that suit sample entries."""
+    """Return the file of the codes fitted to sample entries."""
     entries = [parse_entry(sample) for sample in samples]
     sizes = [len(entry.tree) for entry in entries]
     numbers = [number for entry in entries for number in (entry.occurrences, entry.distinct)]
@@ -74,10 +74,10 @@ def damaged(error: object) -> StoreError:
 
 
 class Envelope:
-    """Writes and reads the entries of one store in its codes, a file that may be empty; threads may share it.
+    """Encodes and decodes the entries of one store, by a file of codes that may be empty; threads may share it.
 
     Raises:
-        StoreError: the codes are damaged, or an entry is.
+        StoreError: the codes or an entry are damaged.
     """
 
     def __init__(self, dictionary: bytes) -> None:
@@ -87,25 +87,25 @@ class Envelope:
             raise StoreError(f"the dictionary of the store is damaged ({error}): build it again") from None
 
     def pack(self, entries: Sequence[bytes]) -> list[bytes]:
-        """Write entries in codes."""
+        """Encode entries."""
         data = np.frombuffer(b"".join(entries), np.uint8)
         problem, values, ends = code_entries(self._writing, data, _stops(entries))
         if problem:
-            raise damaged(f"code {problem} of the tree codec")
+            raise damaged(f"error code {problem} of the tree codec")
         packed = values.tobytes()
         return [packed[start:end] for start, end in pairwise([0, *ends.tolist()])]
 
     def open(self, value: bytes) -> Entry:
-        """Read one entry."""
+        """Decode one entry."""
         problem, data, _ = read_entries(*self.arguments([value]))
         if problem:
-            raise damaged(f"code {problem} of the tree codec")
+            raise damaged(f"error code {problem} of the tree codec")
         return parse_entry(data.tobytes())
 
     def arguments(
         self, values: Sequence[bytes]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
-        """Return what kernels take to read values: the table of codes, the words, and the end of each value."""
+        """Return the arguments of kernels that read values: the table of codes, the words, the end of each value."""
         ends = _stops(values)
         padding = bytes(PADDING + -int(ends[-1] if len(ends) else 0) % 4)
         coded = np.frombuffer(b"".join([*values, padding]), np.uint32).byteswap()

@@ -23,7 +23,7 @@ class CrestKind(Kind):
         return CrestStore.open(path, backend=backend)
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str:
-        """Return the backend of a store's entries: the wanted one, by default the first."""
+        """Return the backend of a store's entries: `wanted`, by default the first."""
         return wanted or first_backend(manifest)
 
     def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:
@@ -43,9 +43,7 @@ class CrestKind(Kind):
     def load_kernels(self) -> None:
         """Compile the kernels."""
         for blending in STRATEGIES.values():
-            CrestDrafter(
-                cast("Entries", None), Envelope(b""), 1, 1, blending
-            ).warm_up()  # which reads no entries
+            CrestDrafter(cast("Entries", None), Envelope(b""), 1, 1, blending).warm_up()  # reads no entries
 
 
 STORE_KIND = CrestKind(KIND)

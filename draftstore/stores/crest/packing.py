@@ -26,7 +26,7 @@ class Cutter:
 
     Attributes:
         workers: threads; None: all cores.
-        rule: draws the trees; None: each is cut from what followed its n-gram alone.
+        rule: draws the trees; None: each is cut only from what followed its n-gram.
     """
 
     index: SuffixIndex
@@ -75,7 +75,7 @@ def pack_ngrams(
 ) -> list[PackedNgram]:
     """Cut and compress the trees of ranked n-grams, best first; n-grams without a tree are skipped.
 
-    `max_bytes` stops the work once it is reached; `on_packed` gets the n-grams done and the total, or then the bytes.
+    Packing stops once `max_bytes` is reached; `on_packed` receives done and total, in n-grams, or bytes if limited.
     """
     packed: list[PackedNgram] = []
     dtype = key_dtype(cutter.index.vocab_size)

@@ -13,9 +13,9 @@ instead:
 The sum of the nodes' probabilities is the expected number of accepted tokens. c is the number of documents with g: text
 repeated inside one document says little about others. The difference is measured on the very text that the trees were
 cut from, so it is weighted as the drafting rule weights g: c / (c + beta * d + alpha), with d distinct continuations
-(see `draftstore.search.expand`). An n-gram without such a suffix answers where nothing else would, and has full trust.
+(see `draftstore.search.expand`). An n-gram without such a suffix answers when nothing else would, and has full trust.
 
-The power of ten is for texts that differ from the corpus: there, long n-grams are rarer than here, but single tokens as
+The power of ten is for texts that differ from the corpus: in those, long n-grams are rarer, but single tokens are as
 common. It ranks nearly all tokens before the first bigrams, and bigrams before trigrams that save as much.
 """
 
@@ -60,7 +60,7 @@ class Ranking(NamedTuple):
 def frequent_ngrams(
     index: SuffixIndex, max_n: int, most: int, on_rows: Callable[[int], None] = lambda _: None
 ) -> list[NgramTable]:
-    """Return the most common n-grams of each length, at most `most` of each, in token order; so are ties settled."""
+    """Return the most common n-grams of each length, at most `most` of each, in token order, which breaks ties."""
     pools: list[list[NgramTable]] = [[] for _ in range(max_n)]
     sizes = np.zeros(max_n, np.int64)
     for tables in count_ngrams(index, max_n, on_rows=on_rows):
@@ -95,8 +95,8 @@ def rank_ngrams(
 ) -> Ranking:
     """Rank n-grams of up to `max_n` tokens by a selection, one of `SELECTIONS`; `single` takes only the longest.
 
-    `depth` is the maximum tokens of a path in their trees, `trust` alpha and beta of the drafting rule; `on_rows` gets
-    the rows of each counted part.
+    `depth` is the maximum tokens of a path in their trees, `trust` alpha and beta of the drafting rule; `on_rows`
+    receives the rows of each counted part.
     """
     if selection not in SELECTIONS:
         raise DraftstoreError(f"unknown selection {selection!r}: expected one of {', '.join(SELECTIONS)}")
@@ -216,8 +216,8 @@ def shared_sums(
     """Return float64 [k], the summed probabilities of those nodes of each tree that are also in another tree.
 
     The trees are tokens int32 [k, nodes], parents int16 [k, nodes], levels uint8 [k, nodes] and sizes int64 [k]; those
-    to compare with int32 [m, nodes], int16 [m, nodes] and int64 [m]. `others` int64 [k] is the index of each one's
-    other tree; -1: none.
+    to compare with int32 [m, nodes], int16 [m, nodes] and int64 [m]. `others` int64 [k] is the index of the tree to
+    compare each one with; -1: none.
     """
     sums = np.zeros(len(sizes), np.float64)
     twins = np.empty(other_tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2

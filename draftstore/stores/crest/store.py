@@ -1,7 +1,7 @@
 """CREST stores: precomputed draft trees of the most useful n-grams; a draft takes a few exact lookups.
 
     manifest.json      see draftstore.storage.manifest
-    trees.lmdb         entries by n-gram (draftstore.stores.crest.entries); absent where PostgreSQL alone holds them
+    trees.lmdb         entries by n-gram (draftstore.stores.crest.entries); absent if only PostgreSQL holds them
     dictionary.zst     the codes of the entries (draftstore.stores.crest.codes)
     kept.parquet       the n-grams of the store, one row each, for people and for SQL
     tokenizer/         the tokenizer
@@ -46,7 +46,7 @@ class Blending(NamedTuple):
 
     @property
     def longest_takes_all(self) -> bool:
-        """Whether shorter n-grams get nothing."""
+        """True if shorter n-grams get nothing."""
         return self.alpha + self.beta == 0.0
 
 
@@ -96,7 +96,7 @@ class CrestDrafter:
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        All n-grams of all contexts are looked up in one read transaction. A damaged entry is a StoreError.
+        All n-grams of all contexts are looked up in one read transaction. A damaged entry raises a StoreError.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -106,7 +106,7 @@ class CrestDrafter:
             *self._envelope.arguments(found), np.array(lasts, np.int64), *self._shares, budget, MAX_DEPTH, level
         )  # fmt: skip
         if problem:
-            raise damaged(f"code {problem} of the tree codec")
+            raise damaged(f"error code {problem} of the tree codec")
         return DraftBatch(tokens, parents, levels, sizes, np.array(matches, np.int32), occurrences)
 
     def _choose(self, values: Sequence[bytes | None]) -> tuple[list[bytes], list[int], list[int]]:
@@ -148,10 +148,10 @@ class CrestDrafter:
 
 
 def open_envelope(path: Path, manifest: Manifest) -> Envelope:
-    """Return what reads the entries of a store.
+    """Return the envelope that reads the entries of a store.
 
     Raises:
-        StoreError: they have another version, or the codes are missing or damaged.
+        StoreError: the entries have another version, or the codes are missing or damaged.
     """
     version = manifest.parameters.get("entries_version", 1)
     if version != ENTRIES_VERSION:
@@ -189,7 +189,7 @@ class CrestStore:
         Args:
             path: its directory.
             tokenizer: required tokenizer; None accepts any.
-            backend: `lmdb` or `postgres`; default: the first that it was built for.
+            backend: `lmdb` or `postgres`; default: the first one that it was built for.
 
         Raises:
             StoreError: not a CREST store, unknown version, missing or truncated files, or no such backend.
@@ -202,7 +202,7 @@ class CrestStore:
         max_n = manifest.parameters.get("max_n")
         if not isinstance(max_n, int) or not 1 <= max_n <= MAX_DEPTH:
             raise StoreError(
-                f"{path} does not say how long its n-grams are: the store is damaged, build it again"
+                f"{path} does not record the length of its n-grams: the store is damaged, build it again"
             )
         envelope = open_envelope(path, manifest)
         return cls(path, manifest, open_entries(path, manifest, backend), envelope)
@@ -210,7 +210,7 @@ class CrestStore:
     def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> CrestDrafter:
         """Return a drafter.
 
-        In trees drawn by `backoff`, shorter n-grams have their share already: the longest one answers alone.
+        Trees drawn by `backoff` already include the share of shorter n-grams: only the longest one answers.
 
         Args:
             strategy: one of `STRATEGIES`.

@@ -49,11 +49,11 @@ QUERIES = 512
 
 TOKENS = "tokens.bin"
 REVISION = 1
-"""Revision of the rules for entries, windows, blocks and lists: other rules give another store."""
+"""Revision of the rules for entries, windows, blocks and lists: different rules give a different store."""
 
 
 class VectorOptions(Options):
-    """Which hidden states a DReSD store holds, and as what."""
+    """Which hidden states a DReSD store holds, and in what form."""
 
     dims: int = Field(
         64,
@@ -102,16 +102,16 @@ def build_dresd(
         out: directory of the store; its parent is created if missing.
         tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
         overwrite: whether to replace an existing store, even one of the same build.
-        progress: gets the progress of each step.
+        progress: receives the progress of each step.
 
     Raises:
-        BuildError: `out` is something else, another build is running there, no space, or nothing to build from.
+        BuildError: `out` holds something else, another build is running there, no space, or nothing to build from.
         CorpusError: the corpus cannot be read or has no text.
     """
     if options.dims > source.hidden_size:
         raise BuildError(
-            f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: expected at most "
-            "as many (--dims)"
+            f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: choose "
+            "fewer (--dims)"
         )
     build = TextBuild(
         options, tokenizer, _plan(options, tokenizer, source), taken=tokens, on_progress=tokenizing(progress)
@@ -119,7 +119,7 @@ def build_dresd(
     window = build.plan["max_length"] - len(tokenizer.bos_ids)
     if window < 1:
         raise BuildError(
-            f"the model reads {build.plan['max_length']} tokens at once: expected more (--max-length)"
+            f"windows of {build.plan['max_length']} tokens have no room after BOS: use longer ones (--max-length)"
         )
 
     def fill(partial: Path) -> ReadReport:
@@ -169,7 +169,7 @@ def build_dresd(
 
 
 def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
-    """Return what determines the bytes of a store, as JSON values."""
+    """Return everything that determines the bytes of a store, as JSON values."""
     return {
         "kind": KIND,
         "revision": REVISION,
@@ -189,7 +189,7 @@ def _require_ids(shards: TokenShards, source: StateSource) -> None:
         largest = int(tokens.max(initial=0))
         if largest >= source.vocab_size:
             raise BuildError(
-                f"the corpus holds id {largest:,}, and the model {source.name} knows only ids below "
+                f"the corpus holds id {largest:,}, but the model {source.name} has only ids below "
                 f"{source.vocab_size:,}: use the model's own tokenizer"
             )
 
@@ -197,7 +197,7 @@ def _require_ids(shards: TokenShards, source: StateSource) -> None:
 def _find_passages(
     partial: Path, shards: TokenShards, dims: int, window: int
 ) -> tuple[NDArray[Any], Passages]:
-    """Write and map tokens.bin, and choose the passages that the model reads in windows of so many tokens."""
+    """Write and map tokens.bin, and choose the passages that the model reads in windows of `window` tokens."""
     path = partial / TOKENS
     if not path.exists():
         write_closed(shards, path)
@@ -205,7 +205,7 @@ def _find_passages(
     passages = find_passages(tokens, document_starts(shards), window)
     if passages.total <= dims:
         raise BuildError(
-            f"the corpus gives {passages.total:,} hidden states that two tokens follow, for vectors of "
+            f"the corpus yields {passages.total:,} hidden states followed by two tokens, too few for vectors of "
             f"{dims:,} dimensions: give more text, or fewer dimensions (--dims)"
         )
     return tokens, passages
@@ -225,16 +225,16 @@ def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -
     """Measure the store's retrieval quality with some of the unquantised states, those of the entries at `places`."""
     store = DresdStore.open(partial / STORE)
     rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
-    with np.errstate(invalid="ignore"):  # states that are not finite are not entries, and skipped
+    with np.errstate(invalid="ignore"):  # non-finite states are not entries and are skipped
         queries = projection.apply(map_states(partial, projection.hidden_size)[rows])
     return figures(store.index, store.tokens, places[rows], queries)
 
 
 def build(options: DresdOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a DReSD store: the hidden states that one model has over a corpus, and what came next.
+    """Build a DReSD store: a model's hidden states over a corpus, and the tokens that followed.
 
-    The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once, which on a
-    CPU takes long for more than a few million tokens. Run the same command again to resume a killed build.
+    The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once, which takes
+    long on a CPU for more than a few million tokens. Run the same command again to resume a killed build.
 
     \b
     Example:

@@ -4,11 +4,11 @@ The working directory of a build (draftstore.storage.staging) contains
 
     states.bin           f16 [entries of the sampled blocks, hidden size]; sampled.json marks it complete
     projection.bin       the projection fitted to them; projected.json marks it, and holds the explained variance
-    vectors.f16          f16 [entries, dims] in the order of the corpus, NaN where a state is not finite; embedded.json
+    vectors.f16          f16 [entries, dims] in corpus order, NaN if a state is not finite; embedded.json marks it
 
 The model reads no block twice: the vectors of sampled blocks are computed from their states in states.bin. A state with
 a value beyond the range of float16 counts as not finite. The vectors of a block depend on that block alone, so two
-builds end with the same bytes on the same device and with the same batch size, which determines rounding.
+builds give the same bytes on the same device and with the same batch size, which determines rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -157,7 +157,7 @@ def _write_blocks(
     rows_of: Callable[[int], Parts],
     on_progress: OnProgress,
 ) -> None:
-    """Write a row of float16 for each entry of some blocks; report their tokens, also inside a block."""
+    """Write a row of float16 for each entry of some blocks; report the tokens done, even within a block."""
     done, total = 0, passages.tokens_of(blocks)
     on_progress(done, total)
     with path.open("wb") as file:
@@ -165,7 +165,7 @@ def _write_blocks(
             tokens, entries, seen = passages.tokens_of([block]), passages.entries_of([block]), 0
             rows = np.empty((entries, width), HALF)
             for first, part in rows_of(block):
-                with np.errstate(over="ignore"):  # values beyond float16 are not finite, and counted later
+                with np.errstate(over="ignore"):  # values beyond float16 are not finite; counted later
                     rows[first : first + len(part)] = part
                 seen += len(part)
                 on_progress(done + tokens * seen // entries, total)

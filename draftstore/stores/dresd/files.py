@@ -35,7 +35,7 @@ FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 
 
 def _position_dtype(manifest: Manifest) -> np.dtype[Any]:
-    """Return the type of positions, which the file size tells."""
+    """Return the type of positions, derived from the file size."""
     wide = manifest.files["positions.bin"].size == 8 * manifest.counts["entries"] > 0
     return np.dtype("<u8" if wide else "<u4")
 
@@ -54,7 +54,7 @@ def _parameter_problems(manifest: Manifest) -> Iterator[str]:
     values = manifest.parameters
     for name, kind in kinds.items():
         if not isinstance(values.get(name), kind) or isinstance(values[name], bool):
-            yield f"its manifest has {type_name(values.get(name))} under parameter {name!r}"
+            yield f"its manifest has {type_name(values.get(name))} as parameter {name!r}"
     if values["dims"] < 1 or values["hidden_size"] < 1:
         yield f"vectors of {values['dims']} numbers from states of {values['hidden_size']}"
     if values["layer"] != LAYER:
@@ -63,13 +63,13 @@ def _parameter_problems(manifest: Manifest) -> Iterator[str]:
         yield f"vectors of type {values['dtype']!r}, expected one of {', '.join(DTYPES)}"
     probing = values.get("probing", PROBING)
     if not isinstance(probing, float) or not 0.0 < probing <= ALL:
-        yield f"a probing of {probing!r}, expected a share"
+        yield f"a probing of {probing!r}, expected a share above 0 and at most 1"
     for name in sorted({*FILES, PROJECTION_FILE} - manifest.files.keys()):
-        yield f"its manifest does not name {name}"
+        yield f"its manifest does not list {name}"
 
 
 def read_projection(path: Path, manifest: Manifest) -> Projection:
-    """Read the projection of a store, and compare it with the manifest."""
+    """Read the projection of a store and compare it with the manifest."""
     dims, hidden_size = manifest.parameters["dims"], manifest.parameters["hidden_size"]
     try:
         projection = Projection.from_bytes((path / PROJECTION_FILE).read_bytes(), dims)
@@ -84,18 +84,18 @@ def read_projection(path: Path, manifest: Manifest) -> Projection:
     if projection.digest != expected:
         raise StoreError(
             f"{path} was built with the projection {expected[:12]}, found {projection.digest[:12]} in "
-            f"{PROJECTION_FILE}: put the right file back, or build the store again"
+            f"{PROJECTION_FILE}: restore the original file, or build the store again"
         )
     return projection
 
 
 def map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]:
-    """Map a store's index and tokens, and check that they are consistent."""
+    """Map a store's index and tokens and check that they are consistent."""
     dims = manifest.parameters["dims"]
     arrays = {name: map_or_empty(path / name, dtype(manifest)) for name, dtype in FILES.items()}
     for name in ("vectors.bin", "centroids.bin"):
         if len(arrays[name]) % dims:
-            raise _damaged(path, f"{name} holds {len(arrays[name]):,} numbers, no rows of {dims:,}")
+            raise _damaged(path, f"{name} holds {len(arrays[name]):,} numbers, not rows of {dims:,}")
         arrays[name] = arrays[name].reshape(-1, dims)
     vectors = arrays["vectors.bin"]
     index = DenseIndex(

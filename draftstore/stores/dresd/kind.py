@@ -29,7 +29,7 @@ class DresdKind(Kind):
         return DresdStore.open(path)
 
     def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        """Yield rows about a store's vectors, as far as the manifest has them."""
+        """Yield rows about a store's vectors, for the figures that its manifest has."""
         values = manifest.parameters
         size, dtype = f"{values.get('dims')} of {values.get('hidden_size')} dimensions", values.get("dtype")
         yield "vectors", f"{size}, {dtype}"
@@ -38,7 +38,7 @@ class DresdKind(Kind):
         quality = values.get("quality", {})
         if quality.get("queries"):
             found = f"MRR {quality['mean_reciprocal_rank']:.3f}, recall@10 {quality['recall_at_10']:.3f}"
-            yield "", f"{found}, of {quality['queries']:,} entries searched with their own states"
+            yield "", f"{found}, for {quality['queries']:,} entries queried with their own states"
 
     def figures(self, manifest: Manifest) -> dict[str, Any]:
         """Return model, vector size and retrieval quality."""

@@ -57,12 +57,12 @@ class Projection:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of its values, which the manifest holds."""
+        """SHA-256 of its values, recorded in the manifest."""
         head = np.array([self.dims, self.hidden_size], "<i8").tobytes()
         return hashlib.sha256(head + self.to_bytes()).hexdigest()
 
     def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Project hidden states, float [..., hidden_size], to float32 [..., dims], without normalising, see `unit`."""
+        """Project hidden states, float [..., hidden_size], to float32 [..., dims]; `unit` normalises them."""
         if states.shape[-1:] != (self.hidden_size,):
             raise DraftstoreError(
                 f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: use "
@@ -137,7 +137,7 @@ def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
     """Fit z-score and PCA to `dims` dimensions as one map; return it and the share of explained variance.
 
     The largest value of each component is positive, so that signs are deterministic. A dimension that is constant over
-    all states gets no weight. Raises BuildError without more states than dimensions, or more dimensions than they have.
+    all states gets no weight. Raises BuildError unless there are more than `dims` states of at least `dims` dimensions.
     """
     size = len(moments._sums)
     if not 1 <= dims <= size:

@@ -22,12 +22,12 @@ def figures(
     queries: NDArray[np.float32],
     probing: float = PROBING,
 ) -> dict[str, int | float]:
-    """Return how well some entries of a store are found with their own states, to six digits.
+    """Return how well some entries of a store are found by their own states, to six digits.
 
-    The rank of an entry is one plus the number of nearer entries of the whole store. Entries with equal vectors are
-    ties, of which common prefixes of texts, such as chat templates, cause many: `mean_reciprocal_rank` does not count
-    them, `mean_reciprocal_rank_ties` is the mean over all their orders. `recall_at_10` is that of `search` among the
-    entries with the same first token; as near as the tenth is as good.
+    The rank of an entry is one plus the number of nearer entries in the whole store. Entries with equal vectors are
+    ties; common prefixes of texts, such as chat templates, cause many: `mean_reciprocal_rank` does not count them,
+    `mean_reciprocal_rank_ties` is the mean over all their orders. `recall_at_10` is that of `search` among the entries
+    with the same first token; an entry as near as the tenth counts as found.
 
     Args:
         index: arrays of the store.

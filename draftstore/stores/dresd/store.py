@@ -1,6 +1,6 @@
 """DReSD stores: hidden states of one model and the tokens that followed; drafts come from the nearest entries.
 
-    manifest.json      see draftstore.storage.manifest; target_model is the model whose states they are
+    manifest.json      see draftstore.storage.manifest; target_model is the model that computed the states
     projection.bin     f32, from hidden states to vectors: weights [dims, hidden_size], then bias [dims]
     tokens.bin         u16 or u32, all documents concatenated, each ended by the sentinel
     vectors.bin        f16 or i8 [entries, dims], of unit length, sorted by first token, then list
@@ -59,16 +59,16 @@ class Shape(NamedTuple):
     probing: float | None = None
 
     def check(self) -> None:
-        """Raise a DraftstoreError if the kernels cannot follow a value."""
+        """Raise a DraftstoreError if the kernels do not support a value."""
         limits = {"drafts": (self.drafts, 1, MAX_DRAFTS), "length": (self.length, 1, MAX_DEPTH)}
         require_limits("a draft", limits)
         if self.probing is not None and not 0.0 < self.probing <= ALL:
-            raise DraftstoreError(f"a probing of {self.probing}: expected a share above 0, at most 1")
+            raise DraftstoreError(f"a probing of {self.probing}: expected a share above 0 and at most 1")
 
 
 STRATEGIES: dict[str, Shape] = {
-    # With 64 nodes, acceptance is a fifth higher than with the next one: agreement of many neighbours is a better
-    # estimate. Even more neighbours do not improve it.
+    # With 64 nodes, acceptance is a fifth higher than with "wide": agreement of many neighbours is a better estimate.
+    # Even more neighbours do not improve it.
     "many": Shape(drafts=64, length=10),
     # The best parameters in the paper, with nucleus sampling and with greedy decoding.
     "wide": Shape(drafts=10, length=10),
@@ -111,7 +111,7 @@ class DresdDrafter:
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        A last token outside the vocabulary gives an empty tree, too. The match length is one, the token just sampled;
+        A last token outside the vocabulary also gives an empty tree. The match length is one, the token just sampled;
         its occurrences are the entries in the searched group.
         """
         contexts, level = check_request(contexts, budget, min_prob)
@@ -173,7 +173,7 @@ class DresdStore:
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
-        advice = "name the store of this model, or build one"
+        advice = "use this model's store, or build one"
         manifest.require_model(target_model, path, "hidden states", advice)
         if tokenizer is not None:
             manifest.require_tokenizer(tokenizer, path)
@@ -203,7 +203,7 @@ class DresdStore:
         return DresdDrafter(self.index, self.tokens, self.projection, shape)
 
     def samples(self, number: int) -> Samples:
-        """Return first tokens of entries with states that become their vectors; see `Store.samples`."""
+        """Return first tokens of entries with states that project to their vectors; see `Store.samples`."""
         total = len(self.index.vectors)
         entries = np.linspace(0, max(total - 1, 0), min(number, total), dtype=np.int64)
         firsts = np.searchsorted(self.index.groups, entries, side="right") - 1

@@ -1,7 +1,7 @@
 """Building a REST store from text: tokenize, lay out segments, sort each.
 
 A killed build resumes after its last token shard (draftstore.text.tokenizing). The arrays are byte-identical for the
-same input, whatever the number of processes and interruptions.
+same input, regardless of the number of processes and of interruptions.
 """
 
 import os
@@ -43,13 +43,13 @@ class RestOptions(CorpusOptions, Segments):
 
 
 class RestSources(RestOptions, Workers):
-    """Made from a REST store, or from texts, of which one is built first."""
+    """Sources of a store built from a REST store, or from texts, of which a REST store is built first."""
 
     rest: Annotated[Path | None, Shown(metavar="STORE")] = Field(
-        None, description="REST store that the new store is made from.", examples=["/data/stores/chat"]
+        None, description="REST store to build the new store from.", examples=["/data/stores/chat"]
     )
     corpus: Annotated[tuple[Path, ...], Shown(metavar="PATH...")] = Field(
-        (), description=f"Build the REST store from these texts first; instead of a REST store. {CORPUS}"
+        (), description=f"Build the REST store from these texts first, instead of giving one. {CORPUS}"
     )
     tokenizer: Annotated[str | None, Shown(metavar="T")] = Field(
         None, min_length=1, description=f"Needed with a corpus. {TOKENIZER}", examples=TOKENIZERS
@@ -76,10 +76,10 @@ def build_rest(
         tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
         overwrite: whether to replace an existing store, even one of the same build.
         workers: processes that sort segments; default: all cores.
-        progress: gets the progress of each step.
+        progress: receives the progress of each step.
 
     Raises:
-        BuildError: `out` is something else, another build is running there, no space, or a worker died.
+        BuildError: `out` holds something else, another build is running there, no space, or a worker died.
         CorpusError: the corpus cannot be read or has no text.
     """
     parameters = {"segment_tokens": options.segment_tokens}

@@ -24,7 +24,7 @@ SMALL_TOKENS = 1 << 22
 
 
 class Piece(NamedTuple):
-    """Some documents of a segment, one after the other.
+    """Consecutive documents of a segment.
 
     Attributes:
         tokens: uint16 or uint32 [n], contiguous, every document ended by the sentinel.
@@ -127,7 +127,7 @@ def sort_segments(
     workers: int,
     on_sorted: Callable[[int, int], None],
 ) -> None:
-    """Sort the pending segments: here if that is little work, else in processes of their own."""
+    """Sort the pending segments: in this process if there is little to do, else in separate ones."""
     lengths = read_segments(store)[:, 1]
     total = int(lengths.sum())
     done = total - int(lengths[pending].sum())
@@ -161,14 +161,14 @@ def _sort_apart(store: Path, pending: Sequence[int], vocab_size: int, workers: i
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
-        except BaseException:  # else they complete their segments, minutes after Ctrl-C
+        except BaseException:  # else they would finish their segments, minutes after Ctrl-C
             for process in list((processes._processes or {}).values()):
                 process.kill()
             raise
 
 
 def sorting_processes(workers: int) -> ProcessPoolExecutor:
-    """Return processes that end with this one. They are spawned: forking beside threads (tokenizers) may deadlock."""
+    """Return processes that end with this one. They are spawned: forking with threads (tokenizers) may deadlock."""
     return ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
 
 

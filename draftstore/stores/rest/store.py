@@ -6,7 +6,7 @@
     keys.bin           i64, packed leading tokens of every 16th suffix
     first_rows.bin     i32 [segments, vocab_size + 1], rows of every first token
     segments.bin       i64 [segments, 3]: first token, tokens, first key
-    documents.bin      u8 [documents, 16], their digests, in the order of tokens.bin; read by updates alone
+    documents.bin      u8 [documents, 16], their digests, in the order of tokens.bin; read only by updates
     tokenizer/         the tokenizer, for text queries and readable drafts
 
 All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids), plus 4 bytes per segment and id.
@@ -40,7 +40,7 @@ CONTINUATION = 10
 BUDGET = 64
 MAX_THREADS = 256
 CONTEXTS_A_THREAD = 4
-"""Contexts that are worth waking a thread for: it takes as long as a draft or two."""
+"""Minimum contexts per thread: waking one takes as long as a draft or two."""
 
 STRATEGIES: dict[str, Rule] = {
     # REST, section 3.2: the longest match of at least two tokens gets everything. The paper reads the first 5,000
@@ -74,7 +74,7 @@ def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
 
 
 class RestDrafter:
-    """Drafts from one store by one rule, a batch in some threads; has no per-text state, so threads may share it."""
+    """Drafts from one store by one rule, a batch on several threads; no per-text state, so threads may share it."""
 
     hidden_size = 0
 
@@ -133,7 +133,7 @@ class RestDrafter:
         )  # fmt: skip
 
     def _draft_parts(self, contexts: NDArray[np.int32], budget: int, level: int) -> tuple[NDArray[Any], ...]:
-        """Call `draft_batch` in as many threads as there are, this one too; the kernel releases Python's lock."""
+        """Call `draft_batch` on several threads, including this one; the kernel releases the GIL."""
         parts = min(self._threads, len(contexts) // CONTEXTS_A_THREAD)
         if parts < 2:
             drafted: tuple[NDArray[Any], ...] = draft_batch(self.index, self._rule, contexts, budget, level)
@@ -150,7 +150,7 @@ class RestDrafter:
         return tuple(np.concatenate(arrays) for arrays in zip(*drafts, strict=True))
 
     def _workers(self) -> ThreadPoolExecutor:
-        """Return the threads beside the caller's own; a forked process has none of its parent's."""
+        """Return the threads other than the caller's; a forked process inherits none from its parent."""
         if self._pool is None or self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._threads - 1, "draftstore-draft")
             self._process = os.getpid()
@@ -227,7 +227,7 @@ def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
         first_rows = arrays["first_rows.bin"].reshape(-1, vocab_size + 1)
     except ValueError as error:
         raise StoreError(
-            f"the tables of {path} do not fit a vocabulary of {vocab_size:,} ids: {error}"
+            f"the tables of {path} do not match a vocabulary of {vocab_size:,} ids: {error}"
         ) from None
     index = SuffixIndex(
         arrays["tokens.bin"], arrays["suffixes.bin"], arrays["keys.bin"], first_rows, segments,
@@ -250,7 +250,7 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
         or not len(index.tokens) == len(index.suffixes) == total
         or len(index.keys) != keys
     ):
-        raise StoreError(f"the files of {path} do not fit each other: the store is damaged, build it again")
+        raise StoreError(f"the files of {path} do not match each other: the store is damaged, build it again")
     sentinel = np.iinfo(index.tokens.dtype).max
     for segment, (base, length, _) in enumerate(index.segments.tolist()):
         rows = index.first_rows[segment]

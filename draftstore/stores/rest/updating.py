@@ -1,12 +1,12 @@
-"""A REST store from the one before: what changed is sorted and merged in, the rest is copied.
+"""A REST store from its predecessor: new documents are sorted and merged in, the rest is copied.
 
     before    segment 0: A B C D         wanted: A B D E F
-    after     segment 0: A B D E F       A, B and D copied, C goes, E and F sorted and merged in
+    after     segment 0: A B D E F       A, B and D copied, C dropped, E and F sorted and merged in
 
-Documents are known by their digests (`documents.bin`). Remaining ones stay in their segments; neighbouring segments
-with room for each other become one; new documents fill the last segment, and then new ones. So a store has few segments
-whatever its history. Its drafts are those of a store that is built from the same documents at once: the order and age
-of a segment's documents do not show. The cost is that of copying the old, and of sorting the new.
+Documents are identified by their digests (`documents.bin`). Remaining ones stay in their segments; neighbouring
+segments that fit together become one; new documents fill the last segment, then new segments. So a store has few
+segments, whatever its history. Its drafts are those of a store built from the same documents in one go: the order and
+age of a segment's documents make no difference. The cost is that of copying the old documents and sorting the new ones.
 """
 
 import hashlib
@@ -44,13 +44,13 @@ MERGED_SHARE = 0.25
 
 
 class Contents(NamedTuple):
-    """What a store shall hold.
+    """What a store is to hold.
 
     Attributes:
         name: display name of the store.
         digests: uint8 [n, 16], its documents, each once, in any order.
         corpus: facts for the manifest, see `Manifest.corpus`; the fingerprint is added.
-        sources: files that the documents come from: who may not read them may not read the store.
+        sources: files that the documents come from: users who may not read them may not read the store.
         segment_tokens: maximum tokens of a segment.
     """
 
@@ -62,7 +62,7 @@ class Contents(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the documents, whatever their order."""
+        """Identity of the documents, regardless of their order."""
         return hashlib.sha256(np.sort(digest_keys(self.digests)).tobytes()).hexdigest()
 
     def plan(self, tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -86,20 +86,20 @@ def update_rest(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Make a REST store from documents of an older one and new ones, or resume an interrupted call.
+    """Build a REST store from documents of an older one and new ones, or resume an interrupted call.
 
     Args:
-        contents: what it shall hold.
+        contents: what it is to hold.
         tokenizer: tokenizer of all documents; a copy goes into the store.
         out: directory of the store; its parent is created if missing.
-        base: store that holds the older documents, of which those that are not wanted are left out.
+        base: store that holds the older documents; those not in `contents` are dropped.
         added: the other documents, each once.
         workers: threads that merge and processes that sort; default: all cores.
-        progress: gets the progress of each step.
+        progress: receives the progress of each step.
 
     Raises:
         BuildError: a document is neither in `base` nor in `added`, or see `build_store`.
-        StoreError: the base cannot be opened, or does not name its documents.
+        StoreError: the base cannot be opened, or does not list its documents.
         TokenizerError: the base was built with another tokenizer.
     """
     threads = workers or os.cpu_count() or 1
@@ -114,7 +114,7 @@ def update_rest(
         groups = _neighbours(segments, contents.segment_tokens)
         size = sum(old.size for old in segments)
         if size == 0 and (added is None or added.token_count == 0):
-            raise BuildError("no wanted document has a token: nothing to build from")
+            raise BuildError("no wanted document has any tokens: nothing to build from")
         size += added.token_count + added.document_count if added else 0
         lay_out(store, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
         pending = _merge_segments(groups, store, vocab_size, threads)
@@ -134,16 +134,16 @@ def read_documents(store: RestStore) -> NDArray[np.uint8]:
     """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens.
 
     Raises:
-        StoreError: an earlier version built it, which has none.
+        StoreError: it was built by an earlier version and has none.
     """
     digests = read_digests(store.path, store.manifest)
     if digests is None:
-        raise StoreError(f"{store.path} does not name its documents: build it again to update it")
+        raise StoreError(f"{store.path} does not list its documents: build it again before updating it")
     return digests
 
 
 class _OldSegment(NamedTuple):
-    """A segment of the base, where its documents start and end, their digests, and which of them remain."""
+    """A segment of the base: where its documents start and end, their digests, and which ones remain."""
 
     rows: Rows
     starts: NDArray[np.int64]
@@ -169,12 +169,12 @@ class _OldSegment(NamedTuple):
                 yield Piece(tokens, self.all_digests[start:end])
 
     def gaps(self) -> NDArray[np.int64]:
-        """Return int64 [k, 2], start and end of the tokens that go."""
+        """Return int64 [k, 2], start and end of the removed tokens."""
         gaps = [(self.starts[start], self.ends[end - 1]) for start, end, remain in self._runs() if not remain]
         return np.array(gaps, np.int64).reshape(-1, 2)
 
     def _runs(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield runs of documents that all remain, or all go: first, the one after the last, and which."""
+        """Yield runs of documents that all remain or are all removed: first, end (exclusive), whether they remain."""
         changes = np.flatnonzero(np.diff(self.remain)) + 1
         for start, end in pairwise([0, *changes.tolist(), len(self.remain)]):
             if start < end:
@@ -182,7 +182,7 @@ class _OldSegment(NamedTuple):
 
 
 def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegment]:
-    """Return the segments of a store, if its digests are those of its documents."""
+    """Return the segments of a store, after checking that its digests match its documents in number."""
     index, digests = store.index, read_documents(store)
     remain = np.isin(digest_keys(digests), digest_keys(wanted))
     segments, first = [], 0
@@ -192,21 +192,21 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegmen
         last = first + len(ends)
         if len(ends) == 0 or ends[-1] != length or last > len(digests):
             raise StoreError(
-                f"segment {segment} of {store.path} is damaged: its documents are not those of documents.bin"
+                f"segment {segment} of {store.path} is damaged: its documents do not match documents.bin"
             )
         rows = Rows(tokens, index.suffixes[base : base + length], index.first_rows[segment])
         starts = np.append(0, ends[:-1])
         segments.append(_OldSegment(rows, starts, ends, digests[first:last], remain[first:last]))
         first = last
     if first != len(digests):
-        raise StoreError(f"{store.path} is damaged: it has {first:,} documents, and {len(digests):,} digests")
+        raise StoreError(f"{store.path} is damaged: it has {first:,} documents, but {len(digests):,} digests")
     return segments
 
 
 def _require_all(
     contents: Contents, remaining: Iterable[NDArray[np.uint8]], added: TokenShards | None
 ) -> None:
-    """Refuse a store that would lack documents, or have some twice."""
+    """Refuse a store that would lack documents or have some twice."""
     wanted = digest_keys(contents.digests)
     new = [digest_keys(digests) for digests in added.digests()] if added else []
     old = [digest_keys(digests) for digests in remaining]
@@ -219,11 +219,11 @@ def _require_all(
             f"new ones are not wanted, and {twice:,} are in both: tokenize what the old store lacks"
         )
     if not len(wanted):
-        raise BuildError("no document is wanted: nothing to build from")
+        raise BuildError("there are no wanted documents: nothing to build from")
 
 
 def _neighbours(segments: list[_OldSegment], segment_tokens: int) -> list[list[_OldSegment]]:
-    """Return the remaining documents of each new segment: neighbours that fit together, the largest first."""
+    """Return the old segments that form each new one: neighbours that fit together, the largest first."""
     groups: list[list[_OldSegment]] = []
     for old in segments:
         if old.size == 0:
@@ -271,7 +271,7 @@ def _merge_segments(groups: list[list[_OldSegment]], store: Path, vocab_size: in
 def _counts_of(store: Path) -> dict[str, int]:
     segments = read_segments(store)
     total = int(segments[:, 1].sum())
-    # a document that was split has several
+    # a split document has several digests
     digests = digest_keys(np.fromfile(store / DOCUMENTS_FILE, np.uint8))
     documents, tokens = len(np.unique(digests)), total - len(digests)
     return {"documents": documents, "tokens": tokens, "entries": total, "segments": len(segments)}

@@ -108,7 +108,7 @@ def test_a_backend_that_the_store_is_not_in(run: Runner, crest: Path, store: Pat
     for command in (["query", crest, "--text", "a"], ["replay", crest, "--replays", replays]):
         error = run(*command, "--backend", "postgres").error()
         assert "is not in postgres, only in lmdb: build it with --backend both" in error
-    assert "which has no backends: leave --backend out" in (
+    assert "which has no backends: omit --backend" in (
         run("query", store, "--text", "a", "--backend", "lmdb").error()
     )
 

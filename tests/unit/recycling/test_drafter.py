@@ -203,7 +203,7 @@ def test_foreign_ids_of_a_tree_are_skipped() -> None:
 @pytest.mark.parametrize("wrong", [np.zeros((1, 8), np.int32), np.zeros(8, np.int32), np.zeros((3, 8))])
 def test_candidates_of_another_shape_are_refused(wrong: NDArray[Any]) -> None:
     session = RecyclingDrafter(30).session([0])
-    with pytest.raises(DraftstoreError, match=r"candidates are int32 \[3, 8\], found"):
+    with pytest.raises(DraftstoreError, match=r"candidates must be int32 \[3, 8\], found"):
         session.observe([1], tree=tree_of((5, -1), (6, -1)), candidates=wrong)
     with pytest.raises(DraftstoreError, match=r"int32 \[any, 8\], found an array of shape \(8,\)"):
         RecyclingDrafter(30).session([0, 1], candidates=np.zeros(8, np.int32))

@@ -115,7 +115,7 @@ def test_another_model_tokenizer_or_vocabulary_is_refused(small_store: Path, see
         open_drafter(seeded, vocab_size=size, tokenizer=tokenizer, target_model="org/other")
     with pytest.raises(TokenizerError, match="found 'words'"):
         open_drafter(seeded, vocab_size=size, tokenizer=TOKENIZER)
-    with pytest.raises(StoreError, match=f"a vocabulary of {size:,} ids, the model knows {size - 1:,}"):
+    with pytest.raises(StoreError, match=f"a vocabulary of {size:,} ids, the model has only {size - 1:,}"):
         open_drafter(seeded, vocab_size=size - 1, tokenizer=tokenizer)
     with pytest.raises(StoreError, match=r"of kind 'rest'"):
         open_drafter(small_store, vocab_size=size, tokenizer=tokenizer)

@@ -103,8 +103,8 @@ TOO_MANY = MAX_NODES + 1
 DAMAGED = {
     "nothing": (b"", "at least 4 bytes, found 0"),
     "half a header": (BYTES[:3], "at least 4 bytes, found 3"),
-    "cut": (BYTES[:-1], "4 nodes has 20 bytes here, found 19"),
-    "longer": (BYTES + b"\0", "has 20 bytes here, found 21"),
+    "cut": (BYTES[:-1], "4 nodes takes 20 bytes, found 19"),
+    "longer": (BYTES + b"\0", "takes 20 bytes, found 21"),
     "version": (b"\x02" + BYTES[1:], "of version 2, this draftstore reads version 1"),
     "flags": (b"\x01\x04" + BYTES[2:], "unknown flags 0x04"),
     "too many": (struct.pack("<BBH", 1, 2, TOO_MANY) + bytes(5 * TOO_MANY), f"expected at most {MAX_NODES}"),

@@ -1,7 +1,7 @@
 """Dot products and cosines of rows, bit-identical on every processor: one numba kernel, emitted as LLVM IR.
 
-A compiler that may reorder floating-point additions uses the processor's vector width, so that the order differs
-between processors; one that may not adds one number after the other. Here the order is fixed at 16 lanes.
+A compiler that may reorder floating-point additions uses the processor's vector width, so the order differs between
+processors; one that may not adds the numbers one by one. Here the order is fixed at 16 lanes.
 """
 
 from collections.abc import Sequence

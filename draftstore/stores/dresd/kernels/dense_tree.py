@@ -10,8 +10,8 @@ the probability of a child is
                        W(child) + doubt     W(all children) + U
 
 The right factor splits the node's probability between the neighbours and unseen continuations, whose share shrinks
-along a path. The left factor discounts children with few or distant neighbours: where many agree, they are right more
-often than their share. So a miss gets most where all neighbours differ, as in the Witten-Bell estimate of
+along a path. The left factor discounts children with few or distant neighbours: when many agree, they are right more
+often than their share. So a miss gets most when all neighbours differ, as in the Witten-Bell estimate of
 `draftstore.search.expand`, with weights instead of counts.
 """
 

@@ -1,7 +1,7 @@
 """The nearest entries of a dense store: numba kernels over plain arrays, no files.
 
 An entry is a unit vector and a token, the *first token* of its continuation in the corpus; it only answers queries with
-that token. So entries are sorted by first token, and those with the same one are a *group*: a search stays inside its
+that token. So entries are sorted by first token, and those with the same one form a *group*: a search stays inside its
 group. A large group is divided into *lists* of near entries, each with a centroid (an inverted file index); a search
 visits the lists with the centroids nearest to the query.
 
@@ -19,12 +19,12 @@ from draftstore.jit import kernel, leaf_kernel
 from draftstore.stores.dresd.kernels.cosines import cosine
 
 LARGE = 8192
-"""Group size from which a group is divided into lists: scanning smaller groups is about as fast as choosing lists."""
+"""Minimum size of a group that is divided into lists: scanning smaller groups is about as fast as choosing lists."""
 ALL = 1.0
 """Probing that visits the whole group."""
 PROBING = 0.35
-"""Default probing: of the ten nearest entries in groups of 8,000 to 26,000 hidden states of a language model, 99 % are
-found."""
+"""Default probing: finds 99 % of the ten nearest entries in groups of 8,000 to 26,000 hidden states of a language
+model."""
 
 
 class DenseIndex(NamedTuple):
@@ -52,8 +52,8 @@ class Neighbours(NamedTuple):
     """The nearest entries of a batch of queries.
 
     Attributes:
-        entries: int64 [batch, k], nearest first, ties by number; filled up with -1.
-        similarities: float32 [batch, k], cosines; filled up with -inf.
+        entries: int64 [batch, k], nearest first, ties by number; padded with -1.
+        similarities: float32 [batch, k], cosines; padded with -inf.
         sizes: int64 [batch], entries of the group.
     """
 

@@ -1,11 +1,11 @@
-"""The text that a model reads to build a dense store, chosen by tokens alone: entries, windows, blocks.
+"""The text that a model reads to build a dense store, chosen from tokens alone: entries, windows, blocks.
 
 A document x_0 .. x_(n-1) has an entry at i for every i from 0 to n - 3: its vector comes from the state at i, its first
 token is x_(i+1), its continuation begins with x_(i+2). Entries with the same prefix x_0 .. x_i have the same state.
 Those with the same next 21 tokens are duplicates; of the others only the first 64 are kept, as many as a draft uses:
-chats with one template begin alike, and many occur twice. So each document keeps its entries from one position on:
+chats with one template begin alike, and many occur twice. So each document keeps its entries from some position on:
 
-    documents   a b c d e #    a b c x y z #        with 1 in place of 21: entries at 0 1 2 and 2
+    documents   a b c d e #    a b c x y z #        with 1 instead of 21: entries at 0 1 2 and 2
 
 The windows (draftstore.stores.dresd.kernels.windows) with entries are read in blocks, the unit in which a build
 resumes.
@@ -26,7 +26,7 @@ BLOCK_TOKENS = 1 << 16
 NEXT = 21
 """Tokens after an entry that identify it: its first token, and a continuation of 20."""
 ALIKE = 64
-"""Maximum entries with one prefix."""
+"""Maximum entries with the same prefix."""
 BEHIND = 2
 """Distance of an entry's continuation from its state."""
 
@@ -43,7 +43,7 @@ class Passages(NamedTuple):
         windows: int64 [windows, 4]: document, then start of reading, start of entries, and end of both.
         blocks: int64 [blocks + 1], first window of each block.
         entries: int64 [blocks + 1], first entry of each block.
-        repeated: number of entries left out as duplicates or surplus.
+        repeated: number of entries dropped as duplicates or surplus.
     """
 
     starts: NDArray[np.int64]
@@ -79,7 +79,7 @@ class Passages(NamedTuple):
     ) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """Return the ids of each window of a block, and int64 [windows], the first row of their states with an entry.
 
-        `bos` stands before each window, except before a document's first one that already begins with it.
+        `bos` precedes each window, except a document's first one if it already begins with `bos`.
         """
         head = np.array(bos, np.int64)
         texts, rows = [], []
@@ -96,7 +96,7 @@ class Passages(NamedTuple):
 def find_passages(
     tokens: NDArray[Any], starts: NDArray[np.int64], window: int, alike: int = ALIKE
 ) -> Passages:
-    """Choose the passages, with windows of at most `window` tokens, and at most `alike` entries with one prefix.
+    """Choose the passages, with windows of at most `window` tokens and at most `alike` entries with the same prefix.
 
     `tokens` is unsigned [tokens], documents, each ended by the sentinel; `starts` int64 [documents + 1], their
     positions.
@@ -124,8 +124,8 @@ def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
 
     A document, including its sentinel, is compared with all earlier ones by its prefixes. The hash table holds prefixes
     that documents share, with the number of entries kept there, and for each document its first unshared prefix. When
-    another document has that prefix, the first one's moves on to its next: so the table is only as large as the shared
-    prefixes.
+    another document has that prefix, the first document moves on to its next one: so the table is only as large as the
+    shared prefixes.
     """
     firsts = np.zeros(len(starts) - 1, np.int64)
     keys, documents, counts = _new_table(1024)

@@ -1,4 +1,4 @@
-"""Projection of hidden states to queries, bit-identical on every processor and for every size of a batch."""
+"""Projection of hidden states to queries, bit-identical on every processor and for every batch size."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Quantisation of unit vectors to two bytes or one byte per dimension.
 
-`float16` has about three decimal digits. `int8` stores only a vector's direction: multiples of a step, not stored, of
+`float16` has about three decimal digits. `int8` stores only a vector's direction: multiples of a step (not stored) of
 1/127 of the vector's largest absolute value. As all vectors have unit length, `restore` normalises codes, and
 `draftstore.stores.dresd.kernels.nearest` divides by their norm, so that rounding does not affect the length.
 """

@@ -144,7 +144,7 @@ def rest_of(tokenizer: TextTokenizer, folder: Path, text: str) -> Path:
 def test_text_that_nothing_follows(small_tokenizer: TextTokenizer, tmp_path: Path, out: Path) -> None:
     rest = rest_of(small_tokenizer, tmp_path, "a")
     for limit in ({"ngrams": 5}, {"max_bytes": 1 << 20}):
-        with pytest.raises(BuildError, match="holds no n-gram that another token follows"):
+        with pytest.raises(BuildError, match="holds no n-gram followed by another token"):
             build(rest, out, **limit)
     assert names(out.parent) == []
 

@@ -88,7 +88,7 @@ def test_a_map_that_is_too_small_grows(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_keys_that_do_not_ascend_are_refused(tmp_path: Path) -> None:
     for wrong in ([(b"b", b""), (b"a", b"")], [(b"a", b""), (b"a", b"x")]):
-        with pytest.raises(BuildError, match="entries do not ascend: 1 of 2 were taken"):
+        with pytest.raises(BuildError, match="entries do not ascend: 1 of 2 were added"):
             write_lmdb(tmp_path / "e", wrong)
     assert list(tmp_path.iterdir()) == []
 

@@ -209,7 +209,7 @@ def test_a_manifest_without_the_length_of_ngrams(copy: Path, max_n: Any) -> None
     if max_n is not None:
         manifest["parameters"]["max_n"] = max_n
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(StoreError, match="does not say how long its n-grams are: the store is damaged"):
+    with pytest.raises(StoreError, match="does not record the length of its n-grams: the store is damaged"):
         CrestStore.open(copy)
 
 

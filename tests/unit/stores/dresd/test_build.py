@@ -212,7 +212,7 @@ def test_more_dimensions_than_the_model_has(small_tokenizer: TextTokenizer, corp
 
 
 def test_too_little_text(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
-    reason = r"the corpus gives [1-6] hidden states that two tokens follow, .* fewer dimensions \(--dims\)"
+    reason = r"the corpus yields [1-6] hidden states followed by two tokens, .* fewer dimensions \(--dims\)"
     corpus.write_text('{"text": "abcdefg"}\n')
     with pytest.raises(BuildError, match=reason):
         build(small_tokenizer, corpus, out)
@@ -223,7 +223,7 @@ def test_a_tokenizer_with_more_ids_than_the_model(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path
 ) -> None:
     with pytest.raises(
-        BuildError, match=r"holds id \d+, and the model hashed knows only ids below 100: use the model"
+        BuildError, match=r"holds id \d+, but the model hashed has only ids below 100: use the model"
     ):
         build(small_tokenizer, corpus, out, HashedStates(vocab_size=100))
 

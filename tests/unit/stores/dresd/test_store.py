@@ -184,7 +184,7 @@ def put(place: int, value: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 MISFITS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]], str]] = {
-    "part of a vector": ("vectors.bin", lambda a: a[:-1], "no rows of 8"),
+    "part of a vector": ("vectors.bin", lambda a: a[:-1], "not rows of 8"),
     "a vector more": ("vectors.bin", lambda a: np.append(a, a[:8]), "vectors.bin holds"),
     "a position less": ("positions.bin", lambda a: a[:-1], "positions.bin holds"),
     "a group less": ("groups.bin", lambda a: a[:-1], "groups.bin holds 50 rows, expected 51"),
@@ -212,7 +212,7 @@ def test_a_file_that_the_manifest_leaves_out_is_named(store: Path) -> None:
     manifest = load_manifest(store)
     files = {name: entry for name, entry in manifest.files.items() if name != "lists.bin"}
     save_manifest(store, dataclasses.replace(manifest, files=files))
-    assert "its manifest does not name lists.bin" in refusal(store)
+    assert "its manifest does not list lists.bin" in refusal(store)
 
 
 def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:

@@ -148,13 +148,13 @@ def put(place: int, value: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 MISFITS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]], str]] = {
-    "a token more": ("tokens.bin", lambda a: np.append(a, 1), "do not fit each other"),
-    "a suffix less": ("suffixes.bin", lambda a: a[:-1], "do not fit each other"),
-    "a key more": ("keys.bin", lambda a: np.append(a, 0), "do not fit each other"),
-    "a row less": ("first_rows.bin", lambda a: a[:-1], "do not fit a vocabulary"),
-    "part of a segment": ("segments.bin", lambda a: a[:-1], "do not fit"),
-    "a segment that starts later": ("segments.bin", put(3, 1), "do not fit each other"),
-    "a segment of negative length": ("segments.bin", put(1, -(10**6)), "do not fit each other"),
+    "a token more": ("tokens.bin", lambda a: np.append(a, 1), "do not match each other"),
+    "a suffix less": ("suffixes.bin", lambda a: a[:-1], "do not match each other"),
+    "a key more": ("keys.bin", lambda a: np.append(a, 0), "do not match each other"),
+    "a row less": ("first_rows.bin", lambda a: a[:-1], "do not match a vocabulary"),
+    "part of a segment": ("segments.bin", lambda a: a[:-1], "do not match"),
+    "a segment that starts later": ("segments.bin", put(3, 1), "do not match each other"),
+    "a segment of negative length": ("segments.bin", put(1, -(10**6)), "do not match each other"),
     "no end of the rows": ("first_rows.bin", put(-1, 1 << 20), "expected"),
     "sentinels that start at once": ("first_rows.bin", put(-1, 0), "damaged"),
     "rows beyond the segment": ("first_rows.bin", put(5, 1 << 20), "damaged"),

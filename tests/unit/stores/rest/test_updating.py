@@ -149,7 +149,7 @@ def test_documents_that_nobody_has_are_refused(
     base = make(small_tokenizer, words, tmp_path / "a").path
     with pytest.raises(BuildError, match="1 wanted documents are neither"):
         update_rest(contents(words | {"another"}), small_tokenizer, tmp_path / "out", base=base)
-    with pytest.raises(BuildError, match="no document is wanted"):
+    with pytest.raises(BuildError, match="there are no wanted documents"):
         update_rest(contents(set()), small_tokenizer, tmp_path / "out", base=base)
     added = shards_of(small_tokenizer, {"one two"} | set(list(words)[:1]), tmp_path / "more")
     with pytest.raises(BuildError, match="1 are in both"):
@@ -165,7 +165,7 @@ def test_a_store_without_documents_is_refused(
     text = manifest.read_text()
     start = text.index('"documents.bin"')
     manifest.write_text(text[:start] + text[text.index("},", start) + 2 :].lstrip())
-    with pytest.raises(StoreError, match="does not name its documents"):
+    with pytest.raises(StoreError, match="does not list its documents"):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
 
 
@@ -178,5 +178,5 @@ def test_a_store_that_lost_the_end_of_a_document_is_refused(
         7  # all later digests would name other texts
     )
     tokens.flush()
-    with pytest.raises(StoreError, match="documents, and"):
+    with pytest.raises(StoreError, match="documents, but"):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base, workers=1)

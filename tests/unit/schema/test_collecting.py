@@ -77,7 +77,7 @@ class TestDefinitions:
     ) -> None:
         for source, reason in (
             (NewSource(place="/nowhere.jsonl"), "no such file or folder"),
-            (NewSource(place="s3://bucket/log", log=True), "is no response log"),
+            (NewSource(place="s3://bucket/log", log=True), "is not a response log"),
         ):
             with pytest.raises(CorpusError, match=reason):
                 collecting.add_sources(session, "chat", [source])

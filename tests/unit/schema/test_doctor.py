@@ -93,4 +93,4 @@ def test_a_source_that_is_gone(transaction: Transaction, tmp_path: Path, home: P
     assert examine(transaction, home) == []
     texts.unlink()
     (found,) = examine(transaction, home)
-    assert (found.problem, f"{texts} is not there" in found.what) == (True, True)
+    assert (found.problem, f"{texts} is missing" in found.what) == (True, True)

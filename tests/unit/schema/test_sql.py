@@ -145,7 +145,7 @@ class TestBuilds:
             run("catalogue", "add", str(store))
         assert as_json("catalogue", "prune", "--keep", "1", "--older-than", "2w")["removed"] == []
         listed = run("catalogue", "prune", "--keep", "1", "--dry-run")
-        assert f"store, build 1: {stores[0]}, 3 bytes\nwould be removed: 1 thing" in listed.stdout
+        assert f"store, build 1: {stores[0]}, 3 bytes\nwould be removed: 1 item" in listed.stdout
         [removed] = as_json("catalogue", "prune", "--keep", "1")["removed"]
         assert removed == {"what": "store", "build_id": 1, "path": str(stores[0]), "bytes": 3}
         assert [store.exists() for store in stores] == [False, True]

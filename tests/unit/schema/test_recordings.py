@@ -252,7 +252,7 @@ class TestCommands:
         assert listed | {"outputs": 3} == made
         assert self._run(recordings_command, "list", "--release", "other") == []
         for name, model, problem in (
-            ("chats", "m", "a recording 'chats' already"),
+            ("chats", "m", "the recording 'chats' already"),
             ("x", "n", "models are m"),
         ):
             with pytest.raises(DraftstoreError, match=problem):

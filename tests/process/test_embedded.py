@@ -1,4 +1,4 @@
-"""The embedded server, real everywhere: who shares it, how it ends, what it survives, where it lies."""
+"""The real embedded server: sharing, shutdown, crashes and location."""
 
 import os
 import pwd

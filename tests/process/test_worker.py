@@ -1,4 +1,4 @@
-"""The process of the decoding worker: how it starts, and how it ends. Its model is one without torch."""
+"""The process of the decoding worker: how it starts and ends. Its model does not use torch."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""The sockets that services listen on: one service at a path, several at a port, and nothing of others replaced."""
+"""The listening sockets of services: one service per path, several per port; nothing of others is replaced."""
 
 import socket
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The client drafts as the local store does, from the services and with the tokens that it was given."""
+"""The client drafts like the local store, from the given services and with the given tokens."""
 
 import os
 import signal

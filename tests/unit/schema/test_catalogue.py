@@ -1,4 +1,4 @@
-"""Builds and corpora: recorded as they happen, found again, marked when their process is gone, dropped with all."""
+"""Builds and corpora: recorded as they happen, found again, marked when their process is gone, dropped completely."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Collections in the catalogue: what is defined, scanned and wanted, and the commands that say so."""
+"""Collections in the catalogue: what is defined, scanned and wanted, and the commands that show it."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""`draftstore doctor`, in a catalogue of its own."""
+"""`draftstore doctor`, in a separate catalogue."""
 
 import json
 import shutil

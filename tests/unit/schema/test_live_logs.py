@@ -1,4 +1,4 @@
-"""A live log as a source of a collection: each text once, taken down at once, and what may not share it."""
+"""A live log as a source of a collection: each text once, immediate take-down, and what may not share it."""
 
 import json
 from pathlib import Path

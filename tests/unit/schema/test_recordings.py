@@ -1,4 +1,4 @@
-"""The gate by replay: recordings are registered, builds replay them, and what is worse does not go live."""
+"""The replay gate: recordings are registered, builds replay them, and worse builds do not go live."""
 
 import json
 import shutil

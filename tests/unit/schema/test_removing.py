@@ -1,4 +1,4 @@
-"""Take-down: what is found, what is kept of it, and that it does not come back."""
+"""Take-down: what is found, what is recorded of it, and that it does not come back."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""`draftstore sql`, `builds` and `releases`: what people type, on a database of the test's own."""
+"""`draftstore sql`, `builds` and `releases`: what users type, on the test's own database."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The HTTP side of the decoding worker: replies, streams, errors, access, and what stops in between."""
+"""The HTTP side of the decoding worker: replies, streams, errors, access, and interruptions."""
 
 import http.client
 import itertools

@@ -52,7 +52,7 @@ def worker(
     built from them can read pieces. Only their owner can read the files, but they are not encrypted. The worker's own
     log holds no text of requests.
 
-    SIGTERM and Ctrl-C stop it once accepted requests are answered (a second one: immediately); SIGHUP reloads the tokens.
+    SIGTERM and Ctrl-C stop it once accepted requests are answered (a second one: immediately); SIGHUP reloads tokens.
     """
 
     def load() -> "Engine":

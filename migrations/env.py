@@ -1,7 +1,7 @@
-"""How Alembic reaches the catalogue: one migration at a time, one transaction, no waiting for long.
+"""Alembic's environment for the catalogue: one migration at a time, in one transaction, without long waits.
 
-Run by `draftstore db migrate` and by the command `alembic`. A caller may hand over a URL (`config.attributes["url"]`),
-and another `lock_timeout`; otherwise the database is the one that every command uses.
+Run by `draftstore db migrate` and by the command `alembic`. A caller may pass a URL (`config.attributes["url"]`) and
+another `lock_timeout`; otherwise the database is the one that every command uses.
 """
 
 import logging
@@ -22,17 +22,17 @@ from schema.models import Base
 
 LOCK_KEY = 0x6472616674  # "draft": the holder of this advisory lock migrates
 WAIT_FOR_OTHERS = "120s"  # for a migration in another process
-LOCK_TIMEOUT = "10s"  # for a table in use: better to fail, and leave all as it was, than to make others queue
+LOCK_TIMEOUT = "10s"  # for a table in use: better to fail and change nothing than to make others queue
 STATEMENT_TIMEOUT = "300s"
 
 
 def include_name(name: str | None, kind: str, _parents: Any) -> bool:
-    """Leave out the partitions, which are made at run time, when models and database are compared."""
+    """Exclude the partitions, which are created at run time, from comparisons of models and database."""
     return not (kind == "table" and name and PARTITION_NAME.fullmatch(name))
 
 
 def create_missing_views(bind: Connection) -> None:
-    """Make the views, and comment the tables, if the database is at the newest revision.
+    """Create the views and comment the tables if the database is at the newest revision.
 
     Revisions drop the views before they change tables.
     """
@@ -63,7 +63,7 @@ def connection() -> Iterator[Connection]:
 
 
 def migrate() -> None:
-    """Wait for other migrations, see what is left to do, and do it in one transaction."""
+    """Wait for other migrations, then run the outstanding ones in one transaction."""
     with connection() as bind:
         context.configure(
             connection=bind,
@@ -84,7 +84,7 @@ def migrate() -> None:
 
 if context.is_offline_mode():
     raise CommandError(
-        "migrations need a database: --sql is not supported, since the views are made at the end"
+        "migrations need a database: --sql is not supported, since the views are created at the end"
     )
 if context.config.cmd_opts is not None:  # the command alembic, not a library call
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

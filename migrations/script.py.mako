@@ -19,14 +19,14 @@ VIEWS = "${__import__("schema.views").views.fingerprint()}"
 
 
 def upgrade() -> None:
-    """Go to this revision; env.py makes the views again at the newest one."""
+    """Upgrade to this revision; env.py recreates the views at the newest one."""
     for statement in views.drop_statements():
         op.execute(statement)
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    """Go back to the revision before."""
+    """Downgrade to the previous revision."""
     for statement in views.drop_statements():
         op.execute(statement)
     ${downgrades if downgrades else "pass"}

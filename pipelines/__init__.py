@@ -1,7 +1,7 @@
 """Flows that build stores on schedule: thin shells over library functions. Never imports `services`.
 
-Prefect reads its settings when it is imported, after this module: it sends nothing outside, unless the environment says
-otherwise.
+Prefect reads its settings when it is imported, after this module: it sends no telemetry unless the environment enables
+it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Corpus, name and tokenizer of a flow; the defaults are a demonstration that works on every machine."""
+"""Corpus, name and tokenizer of a flow; the defaults are a demonstration that runs on every machine."""
 
 from pathlib import Path, PurePosixPath
 
@@ -14,23 +14,23 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from pipelines.parameters import Corpus
 
 DEMO = "demo"
-"""Name and release of what is built from the demonstration corpus."""
+"""Name and release of the stores built from the demonstration corpus."""
 DEMO_FILE = "python-standard-library.jsonl"
 EXCLUDED = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
 
 
 def resolve_name(name: str | None, *, demo: bool) -> str:
-    """Return the name of a store: the given one, or else `demo`, but only for the demonstration corpus."""
+    """Return the name of a store: the given one, else `demo`, but only for the demonstration corpus."""
     if name is None and not demo:
         raise BuildError(
-            "a store of your own texts needs a name: --param name=chat, or a collection, whose name the flow rebuild "
-            "takes: `draftstore corpus add chat PATH`"
+            "a store of your own texts needs a name: --param name=chat, or a collection (`draftstore corpus add chat "
+            "PATH`), whose name the flow rebuild uses"
         )
     return name or DEMO
 
 
 def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
-    """Return a corpus with named files: the given one, or else the source of Python's standard library.
+    """Return a corpus with named files: the given one, else the source of Python's standard library.
 
     That source is one file under `home`, written again only if it changed, so that a killed build can resume.
     """
@@ -49,7 +49,7 @@ def _library_sources() -> list[Source]:
 
 
 def resolve_tokenizer(tokenizer: str | None, home: Path) -> TextTokenizer:
-    """Load the named tokenizer, or else the quickstart's: from an installed package, or trained under `home`."""
+    """Load the named tokenizer, else the quickstart's: from an installed package, or trained under `home`."""
     if tokenizer:
         return load_tokenizer(tokenizer)
     folder = home / "corpora"

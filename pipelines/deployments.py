@@ -1,6 +1,6 @@
 """The deployments of all flows, and the runner of their runs.
 
-A run is its flow's function, as this process has it, and parameters. Nothing else of it comes from the server: no
+A run consists of its flow's function, as loaded by this process, and parameters. Nothing else comes from the server: no
 command, environment, folder or entry point.
 """
 
@@ -34,27 +34,27 @@ from pipelines.renewal import rebuild
 from pipelines.serving import STOP_SECONDS
 
 URL_VARIABLE = "DRAFTSTORE_NOTIFY_URL"
-"""A webhook that takes `{"text": ...}`, such as those of Slack, Mattermost and Teams; unset: no notices."""
+"""A webhook that accepts `{"text": ...}`, such as those of Slack, Mattermost and Teams; unset: no notices."""
 JSON = {"Content-Type": "application/json"}
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
 CUT_OFF = "this run was cut off: run it again, finished steps are kept"
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # Brings the stores of all collections up to date; for DReSD stores, too, name them under `collections` and the
-    # model under `dense`.
+    # Brings the stores of all collections up to date; to include DReSD stores, name collections under `collections`
+    # and the model under `dense`.
     "rebuild": {"parameters": {"keep": 3}, "schedule": Cron("45 2 * * *", timezone="UTC")},
-    # Active: every night, once `name` and `corpus` of your own are among the parameters.
+    # Activate it to run every night, once your own `name` and `corpus` are among the parameters.
     "build-crest": {
         "parameters": {"release": "{name}", "keep": 7},
         "schedule": Cron("15 2 * * *", timezone="UTC", active=False),
     },
     "build-dresd": {"parameters": {"release": "{name}-dresd"}},
 }
-"""Schedules of deployments, and parameters that are not the defaults of the flows. Runs can override parameters."""
+"""Schedules of deployments, and parameters that differ from the flows' defaults. Runs can override parameters."""
 
 
 def notify(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Tell the webhook, if there is one, of a run that failed."""
+    """Notify the webhook, if there is one, of a failed run."""
     if url := os.environ.get(URL_VARIABLE):
         text = f"draftstore: a run failed\n{flow.name} `{flow_run.name}`: {state.name}: {state.message}"
         body = json.dumps({"text": text}).encode()
@@ -65,12 +65,12 @@ def notify(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
 
 
 def end_with_runner(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - a hook
-    """Have the process of this run end with that of its runner."""
+    """Make the process of this run end with that of its runner."""
     end_with_parent()
 
 
 class FlowRunner(threading.Thread):
-    """Serves all deployments; a thread of its own, so that signals reach the main one."""
+    """Serves all deployments, in a separate thread so that signals reach the main one."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -87,10 +87,10 @@ class FlowRunner(threading.Thread):
         return self._runner.started
 
     def stop(self) -> None:
-        """Cancel all runs, and wait for their end."""
+        """Cancel all runs and wait for their end."""
         if self._runner.started:
             asyncio.run_coroutine_threadsafe(self._runner.astop(), self._loop).result()
-        # Those that could not be cancelled, since the server is gone.
+        # Those that could not be cancelled because the server is gone.
         for run in multiprocessing.active_children():
             run.terminate()
             run.join(STOP_SECONDS)
@@ -112,7 +112,7 @@ class FlowRunner(threading.Thread):
 
 
 async def _mark_cut_off(flow: Flow[..., Any], deployment: UUID) -> None:
-    """Mark the runs of a deployment that an earlier runner was at: a server has one, and this one has not begun any."""
+    """Mark the unfinished runs of a deployment as crashed: a server has one runner, and this one has started none."""
     ours = DeploymentFilter.model_validate({"id": {"any_": [deployment]}})
     at_work = FlowRunFilter.model_validate(
         {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}

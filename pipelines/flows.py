@@ -36,7 +36,7 @@ def tokenize_corpus(*, name: str | None, corpus: Corpus, **given: Any) -> dict[s
 
 @flow_of("count-ngrams", Texts, Spelling, RestSources, CountOptions, Head)
 def count_ngrams(*, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
-    """Count the n-grams of a REST store exactly, all into Parquet, the most common ones and the spectrum into SQL."""
+    """Count the n-grams of a REST store exactly: all go to Parquet, the most common ones and the spectrum to SQL."""
     name = resolve_name(name, demo=_is_demo(corpus, given))
     with Ledger(get_run_logger()) as ledger:
         builds = _rest(ledger, name, corpus, given)
@@ -47,7 +47,7 @@ def count_ngrams(*, name: str | None, corpus: Corpus, **given: Any) -> dict[str,
 def generate_responses(**given: Any) -> dict[str, Any]:
     """Record a model's answers as a corpus for its stores.
 
-    The file of a name keeps its place, so that scheduled builds can name it as their corpus: in the data folder
+    The file for a name keeps its path, so that scheduled builds can name it as their corpus: in the data folder,
     `corpora/NAME/answers.jsonl.zst`.
     """
     by, asked = Responder.take(given), Answers.take(given)
@@ -72,7 +72,7 @@ def build_flow(kind: str, builder: Builder) -> Flow[..., Any]:
 
 
 def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
-    """Build a store and what it is made from; publish it."""
+    """Build a store and its sources; publish it."""
     publishing = Publishing.take(given)
     with Ledger(get_run_logger()) as ledger:
         demo = _is_demo(corpus, given)
@@ -83,7 +83,7 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
         if release and "kind" not in publishing.force:
             require_kind(ledger, release, kind)
         texts = {"corpus": ()} if issubclass(builder.options, CorpusOptions) else {}
-        options = builder.options.take(given, name=name, **texts)  # both refused before hours of work
+        options = builder.options.take(given, name=name, **texts)  # both are checked before hours of work
         by: Workers | ModelSources = Workers.take(given)
         if issubclass(builder.sources, ModelSources):
             by = ModelSources.take(given)
@@ -107,7 +107,7 @@ def store_flows() -> list[Flow[..., Any]]:
 
 
 FLOWS = {each.name: each for each in (tokenize_corpus, count_ngrams, generate_responses, *store_flows())}
-"""The flows of this module by name; each is also an attribute of it, where Prefect finds it."""
+"""The flows of this module by name; each is also an attribute of the module, where Prefect finds it."""
 globals().update({each.fn.__name__: each for each in FLOWS.values()})
 
 
@@ -117,13 +117,13 @@ def _is_demo(corpus: Corpus, given: dict[str, Any]) -> bool:
 
 
 def _tokens(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> Tokens:
-    """Find or make the token shards of a corpus, by the named tokenizer or that of the model."""
+    """Find or make the token shards of a corpus, with the named tokenizer or the model's."""
     tokenizer = given.get("tokenizer", given.get("model"))
     return tasks.make_tokens(ledger, name, corpus, tokenizer)
 
 
 def _rest(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> list[Built]:
-    """Register the REST store `rest`, or build that of the corpus; return the builds, the store last."""
+    """Register the REST store `rest`, or build the corpus's; return the builds, the store last."""
     if given["rest"] is not None:
         return [tasks.use_rest(ledger, given["rest"])]
     tokens, options = _tokens(ledger, name, corpus, given), RestOptions.take(given, name=name, corpus=())
@@ -136,7 +136,7 @@ def _count(ledger: Ledger, name: str, rest: Built, given: dict[str, Any]) -> Bui
 
 
 def _answered(ledger: Ledger, name: str, corpus: Corpus, by: ModelSources, asked: Answered) -> Corpus:
-    """Return a corpus with the model's answers, if it is asked."""
+    """Return the corpus, with the model's answers if they are requested."""
     if asked.questions is None:
         return corpus
     responder = Responder(model=by.model, dtype=by.model_dtype, device=by.device, batch=asked.batch)

@@ -1,7 +1,7 @@
-"""Records of flow runs in the catalogue: one row per build, running, then finished or failed, never left running.
+"""Records of flow runs in the catalogue: one row per build: running, then finished or failed, never left running.
 
-A row is created before the work and finished after all of it, including database tables. A retried step continues with
-its row. If the run fails, so do its open rows; if it is killed, the next run marks them as failed.
+A row is created before the work and finished after all of it, including database tables. A retried step continues its
+row. If the run fails, so do its open rows; if it is killed, the next run marks them as failed.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A store that a flow made, in some seconds, or found."""
+    """A store that a flow made, with the seconds it took, or found."""
 
     build_id: int
     path: Path
@@ -66,9 +66,9 @@ class Built:
 def when_free(
     make: Callable[[], T], path: Path, logger: Logger, made: Callable[[], T | None] = lambda: None
 ) -> T:
-    """Make something at `path`, or find what another run, which was building there, has `made` meanwhile.
+    """Make something at `path`, or find what another run that was building there has `made` meanwhile.
 
-    There is no limit: the lock of the other run ends with its process, however that happens.
+    There is no time limit: the lock of the other run ends with its process, in whatever way that ends.
     """
     waiting = False
     while True:
@@ -76,7 +76,7 @@ def when_free(
             return make()
         except BuildRunningError:
             if not waiting:
-                logger.info("another run is building %s: this one waits until that has ended", path)
+                logger.info("another run is building %s: waiting until it has ended", path)
                 waiting = True
         sleep(POLL_SECONDS)
         if (found := made()) is not None:
@@ -87,7 +87,7 @@ class Ledger:
     """The builds of one flow run: a context manager around all of its steps."""
 
     def __init__(self, logger: Logger | None = None) -> None:
-        """Start without builds; the first step connects to the database, so that a failure can be retried."""
+        """Start without builds; the first step connects to the database, so that its failure can be retried."""
         self.logger = logger or logging.getLogger(__name__)
         self._open: dict[Path, tuple[int, StepLogs]] = {}
         self._engine: Engine | None = None
@@ -175,7 +175,7 @@ class Ledger:
                 found = build.id
         except (StoreError, CatalogueError):
             return None
-        own = self._open.pop(path, None)  # which an attempt has finished that did not hear of it
+        own = self._open.pop(path, None)  # finished by an attempt that was cut off before its confirmation
         return Built(found, path, manifest, reused=own is None or own[0] != found)
 
 

@@ -1,4 +1,4 @@
-"""Parameters of the flows: those of their own, and how a flow gets all of them from models of options.
+"""Parameters of the flows: their own, and how a flow gets all of them from models of options.
 
 Prefect's page shows type, bounds, description and example of each. Defaults work on a bare machine: the source of
 Python's standard library as the demonstration corpus, and the quickstart's tokenizer.
@@ -30,11 +30,11 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", exampl
 Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "replay"]
 """Names of `schema.catalogue.gates.CHECKS`."""
 OPTION = re.compile(r"`[^`]*`|--(?P<name>[a-z][a-z-]*)( (?P<value>[a-z,-]+)$)?")
-"""A whole command, which stays as it is, or an option of one, at the end of a message with its value."""
+"""A whole command, which is left unchanged, or an option, with its value at the end of a message."""
 
 
 class Corpus(ReadOptions):
-    """The texts to build from, and how they are read."""
+    """The texts to build from and how they are read."""
 
     paths: list[Path] = Field(
         default=[],
@@ -44,19 +44,19 @@ class Corpus(ReadOptions):
 
 
 class Texts(Options):
-    """What a flow builds, and from which texts."""
+    """What a flow builds and from which texts."""
 
     name: Name | None = Field(
-        None, description="Name of the store, and the folder it lies in. None: demo, if no corpus is named."
+        None, description="Name of the store and of its folder. None: demo, if no corpus is named."
     )
     corpus: Corpus = Field(
         Corpus(),
-        description="The texts, and how they are read. None named: the source of Python's standard library.",
+        description="The texts and how they are read. None named: the source of Python's standard library.",
     )
 
 
 class Spelling(Options):
-    """What makes tokens of texts."""
+    """How texts are tokenized."""
 
     tokenizer: str | None = Field(
         None, min_length=1, description=f"{TOKENIZER} None: an installed one.", examples=TOKENIZERS
@@ -64,13 +64,13 @@ class Spelling(Options):
 
 
 class Head(Options):
-    """What of all counts goes into the database."""
+    """Which counts go into the database."""
 
     head: int = Field(
         100_000,
         ge=0,
         le=100_000_000,
-        description="How many n-grams of each n go into the database with their text, the most common ones.",
+        description="How many of the most common n-grams of each n go into the database with their text.",
         examples=[100_000],
     )
 
@@ -80,7 +80,7 @@ class Answered(Batching):
 
     questions: ResponseOptions | None = Field(
         None,
-        description="Have the model answer these first, and build from its answers, with the files that `corpus` "
+        description="Have the model answer these first, and build from its answers and the files that `corpus` "
         "names. None: build from the corpus alone.",
     )
 
@@ -89,21 +89,21 @@ class Answers(Options):
     """A corpus of a model's answers."""
 
     questions: ResponseOptions = Field(description="Prompts and how they are answered.")
-    name: Name = Field(description="Name of the answers, and the folder they lie in.")
+    name: Name = Field(description="Name of the answers and of their folder.")
 
 
 class Checks(Options):
-    """What happens to a live release, and to old builds."""
+    """Treatment of live releases and old builds."""
 
     force: list[Gate] = Field(
         default=[],
-        description="Checks to override where the store is too different from the live one.",
+        description="Checks to override if the store is too different from the live one.",
         examples=[["tokens"]],
     )
     keep: int | None = Field(
         None,
         ge=1,
-        description="How many builds of each kind and name stay; older ones go unless something needs them. None: all.",
+        description="How many builds of each kind and name stay; older ones are removed unless needed. None: all.",
         examples=[3],
     )
 
@@ -114,16 +114,16 @@ class Publishing(Checks):
     release: str | None = Field(
         None,
         pattern=r"^([A-Za-z0-9]|\{name\})[A-Za-z0-9._-]{0,62}$",
-        description="The release that shall point at the store once it verifies; {name} stands for the name. None: "
+        description="The release to point at the store once it is verified; {name} stands for the name. None: "
         "none.",
         examples=["chat-vicuna", "{name}", "{name}-dresd"],
     )
 
 
 def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
-    """Make a flow of a function, whose parameters are the fields of models, each in the first model that has it.
+    """Make a flow of a function whose parameters are the fields of models, each from the first model that has it.
 
-    How texts are read is in `Texts.corpus`, not in parameters of its own.
+    How texts are read is part of `Texts.corpus`, not separate parameters.
     """
 
     def decorate(function: Callable[..., Any]) -> Flow[..., Any]:
@@ -147,7 +147,7 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
 
 @contextmanager
 def names_parameters() -> Iterator[None]:
-    """Name parameters of the running flow where a DraftstoreError names options of a command."""
+    """Replace a command's options in the message of a DraftstoreError by parameters of the running flow."""
     try:
         yield
     except DraftstoreError as error:

@@ -4,7 +4,7 @@
     DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT  a store; the fingerprint is of its inputs and parameters
 
 So the same request finds what an earlier run finished, or resumes it; another corpus, option or version of draftstore
-gets its own directory beside the old one, which `draftstore catalogue prune` removes once it is not needed.
+gets its own directory beside the old one, which `draftstore catalogue prune` removes once it is no longer needed.
 """
 
 import hashlib

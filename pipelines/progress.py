@@ -1,4 +1,4 @@
-"""Progress as log lines: one every few seconds, and the last one of a step; and how long the steps took."""
+"""Progress as log lines, one every few seconds and one at the end of each step, and the durations of steps."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ class StepLog:
     Args:
         logger: where the lines go.
         step: a word such as `sorting`.
-        unit: what is counted, such as `tokens`.
+        unit: the counted unit, such as `tokens`.
         on_report: called with the step at every report.
     """
 
@@ -29,7 +29,7 @@ class StepLog:
         self._last = monotonic()
 
     def __call__(self, done: int, total: int | None, detail: str = "") -> None:
-        """Report the amount done so far and in total, None if that is unknown, and what else there is to say."""
+        """Report the amount done so far, the total (None if unknown), and further details."""
         self._on_report(self._step)
         now = monotonic()
         begin, before = self._begin = self._begin or (now, done)

@@ -1,6 +1,6 @@
-"""The steps of `rebuild`: what a collection's sources say today, and a REST store of it made from the one before.
+"""The steps of `rebuild`: a scan of a collection's sources, and its REST store, made from the previous one.
 
-Other stores of a collection lag behind: `is_due` says when they are made again.
+Other stores of a collection lag behind: `is_due` tells when they are rebuilt.
 """
 
 import dataclasses
@@ -43,12 +43,12 @@ from schema.db.home import data_home
 from schema.models import Release
 
 SHARDS = "shards"
-"""Token ids of new documents, in a folder that rebuilds of a collection use one after the other."""
+"""Token ids of new documents, in a folder that rebuilds of a collection use one at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a collection holds today: all documents, and those that its store shall hold, under its name."""
+    """What a collection holds today: all documents, and those to be in its store, under its name."""
 
     collection: Collection
     scan: Scan
@@ -75,16 +75,16 @@ class Change:
 
 
 class LaggingStore(NamedTuple):
-    """A store of a collection that is made again when enough has changed."""
+    """A store of a collection that is rebuilt when enough has changed."""
 
     release: str
     kind: str
-    parameters: dict[str, Any]  # another value is due at once
-    after: float  # share of new documents from which on it is due
+    parameters: dict[str, Any]  # with other values, it is due immediately
+    after: float  # minimum share of new documents for it to be due
 
 
 def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = None) -> Survey:
-    """Scan a collection's sources, for stores of its documents and, if one is named, of a model's states over them."""
+    """Scan a collection's sources for stores of its documents and, if a model is named, of its states over them."""
     with ledger.session() as session:
         collection = get_collection(session, name)
         session.expunge_all()
@@ -93,7 +93,7 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
     if own and (own.fingerprint, own.bos_ids) != (tokenizer.fingerprint, tokenizer.bos_ids):
         raise TokenizerError(
             f"the collection {name} has the tokenizer {tokenizer.name!r}, which is not that of the model {model}: "
-            f"`draftstore corpus add {name} --tokenizer {model}` gives it that one"
+            f"`draftstore corpus add {name} --tokenizer {model}` changes it"
         )
     scan = scan_collection(collection, tokenizer)
     digests = wanted_of(collection, scan)
@@ -114,7 +114,7 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
 
 
 def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[Built, Change]:
-    """Find or make the REST store of what a collection holds today, from the newest one before."""
+    """Find or make the REST store of what a collection holds today, from the newest previous one."""
     contents, tokenizer = surveyed.contents, surveyed.tokenizer
     path = store_path(data_home(), REST, contents.name, plan=contents.plan(tokenizer))
     change = Change(None, contents.digests, 0, 0)
@@ -132,14 +132,14 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
 
     parameters = {"collection": contents.name, "segment_tokens": contents.segment_tokens, **change.counts()}
     built = ledger.build(Request(REST, contents.name, path, parameters), make)
-    # Also what a killed run left of other documents.
+    # This also removes what a killed run left of other documents.
     with suppress(BuildRunningError), locked_directory(folder):
         remove(folder / SHARDS)
     return built, change
 
 
 def _since(base: Path, held: NDArray[np.uint8], digests: NDArray[np.uint8]) -> Change:
-    """Compare digests, uint8 [n, 16], each once, with those of the documents that a store holds."""
+    """Compare distinct digests, uint8 [n, 16], with those of the documents that a store holds."""
     wanted, known = digest_keys(digests), np.unique(digest_keys(held))
     stays = np.isin(wanted, known)
     kept = int(stays.sum())
@@ -147,8 +147,8 @@ def _since(base: Path, held: NDArray[np.uint8], digests: NDArray[np.uint8]) -> C
 
 
 def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
-    """Return the newest whole store of a collection with its tokenizer and template, first of all that at `path`."""
-    # Every byte of another one is read: damage in it would be copied into all that come after, and verify there.
+    """Return the newest intact store of a collection with its tokenizer and template, preferably that at `path`."""
+    # Every byte of another one is read: damage in it would be copied into all later ones and pass verification there.
     tokenizer = surveyed.tokenizer
     wanted = tokenizer.fingerprint, tokenizer.template_fingerprint
     with ledger.session() as session:
@@ -171,10 +171,10 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
 
 
 def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
-    """Take out of live logs what was removed, out of memory what the live build holds, and delete what nobody wants.
+    """Clear removed documents from live logs and those of the live build from memory; delete unwanted segments.
 
     Returns:
-        How many segments went to `rest`, and how many were `deleted`.
+        How many segments were put to `rest` and how many were `deleted`.
     """
     collection, tokenizer = surveyed.collection, surveyed.tokenizer
     forget(collection, collection.removals)
@@ -196,10 +196,10 @@ def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
 
 
 def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:
-    """Return True if a store must be made again: documents went, or enough came, since the live one was made.
+    """Return True if a store must be rebuilt: documents were removed, or enough added, since the live one was made.
 
-    The live one counts: a run may have been killed before it published its own, or a check may have refused it. Its
-    documents are those of the build that it was made from.
+    The live one counts, because a run may have been killed before publishing its own, or a check may have refused that.
+    Its documents are those of the build that it was made from.
     """
     with ledger.session() as session:
         release = session.get(Release, store.release)
@@ -248,11 +248,11 @@ def _tokenize(
             source=f"the collection {surveyed.contents.name}",
             on_progress=on_progress,
         )
-    except NoTextError:  # some tokenizers make nothing of some texts, which then are new in every rebuild
+    except NoTextError:  # some tokenizers give no tokens for some texts, which are then new in every rebuild
         return open_shards(folder)
 
 
 def _fingerprint(scan: Scan, digests: NDArray[np.uint8]) -> str:
-    """Return the identity of some documents of a scan with their order and ids, by which a cut-off call resumes."""
+    """Return the identity of some documents of a scan, their order and ids, by which an interrupted call resumes."""
     files = repr([(file.name, file.identity) for file in scan.files])
     return hashlib.sha256(digests.tobytes() + files.encode("utf-8", "surrogateescape")).hexdigest()

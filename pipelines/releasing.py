@@ -1,4 +1,4 @@
-"""The last steps of the flows: releases move to what was built, and old builds are removed."""
+"""The last steps of the flows: releases move to new builds, and old builds are removed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ from schema.models import Release
 
 
 def prune(ledger: Ledger, keep: int) -> None:
-    """Remove all but `keep` builds of each kind and name, and what killed ones left."""
+    """Remove all but `keep` builds of each kind and name, and the leftovers of killed ones."""
     found = catalogue.prune(ledger.session, data_home(), keep)
     for removal in found.removed:
         ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
     for path in found.in_use:
-        ledger.logger.info("in use, stays: %s", path)
+        ledger.logger.info("in use, kept: %s", path)
 
 
 def require_free(ledger: Ledger, release: str) -> None:
-    """Refuse a release to the demonstration corpus where a build of other texts, or a collection, has it."""
+    """Refuse to publish the demonstration corpus as a release of other texts or of a collection."""
     with ledger.session() as session:
         collections = [each.name for each in list_collections(session) if release in releases_of(each.name)]
         owners = [f"the collection {name}" for name in collections]
@@ -32,7 +32,7 @@ def require_free(ledger: Ledger, release: str) -> None:
             owners.append(f"build {live.build_id} ({live.build.kind} {live.build.name!r})")
     if owners:
         raise catalogue.CatalogueError(
-            f"the release {release} is that of {owners[0]}, and this is a build of the demonstration corpus: name your "
+            f"the release {release} belongs to {owners[0]}, but this is a build of the demonstration corpus: name your "
             "own texts (parameter corpus), or another release"
         )
 
@@ -50,7 +50,7 @@ def require_kind(ledger: Ledger, release: str, kind: str) -> None:
 
 
 def _is_demonstration(sources: Sequence[str]) -> bool:
-    """Return True for the corpus alone, in whatever data folder it was collected."""
+    """Return True if the only source is the demonstration corpus, in any data folder."""
     return {Path(source).name for source in sources} == {DEMO_FILE}
 
 
@@ -59,7 +59,7 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = (
 
     Raises:
         CatalogueError: the store fails verification, or is a demonstration and the release is not.
-        RefusedError: the build is too different from the live one, or does worse.
+        RefusedError: the build is too different from the live one or performs worse.
         DatabaseError: the database cannot be used.
     """
     if _is_demonstration(built.manifest.corpus.get("sources", [])):

@@ -1,11 +1,11 @@
 """The flow `rebuild`: stores of collections that keep up with their sources.
 
-    collection -> scan -> what is new -> token ids -> REST store, from the one before -> checks -> release NAME
+    collection -> scan -> what is new -> token ids -> REST store, from the last one   -> checks -> release NAME
                                                    -> n-gram counts, CREST store      -> checks -> release NAME-crest
                        -> all token ids, hidden states -> DReSD store                 -> checks -> release NAME-dense
 
-It costs what changed, and does nothing where nothing did. It may be killed at any moment and run again. A collection
-that fails does not keep the others from it; the run fails with the first error, once all have had their turn.
+Its cost depends on what changed; if nothing did, it does nothing. It may be killed at any moment and run again. If a
+collection fails, the others are still processed; the run then fails with the first error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,26 +32,26 @@ from schema.collections.live_logs import live_logs
 
 
 class Distilling(TreeOptions, Head):
-    """The CREST store that is cut from a collection's REST store, and when."""
+    """The CREST store that is cut from a collection's REST store, and when it is cut."""
 
     after: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="Trees are cut again once this share of the documents is new since, and when documents went. "
+        description="Trees are cut again once this share of the documents is new, and when documents were removed. "
         "0: at every change.",
     )
 
 
 class Dense(VectorOptions, ModelSources):
-    """The DReSD store of a collection's documents, and when it is made again; both have the model's tokenizer."""
+    """The DReSD store of a collection's documents, and when it is rebuilt; both have the model's tokenizer."""
 
     after: float = Field(
         0.2,
         ge=0,
         le=1,
-        description="The model reads all documents again once this share of them is new since, and when documents "
-        "went. 0: at every change.",
+        description="The model reads all documents again once this share of them is new, and when documents were "
+        "removed. 0: at every change.",
     )
 
 
@@ -73,7 +73,7 @@ class Renewing(Segments, Workers):
 
 @flow_of("rebuild", Renewing, Checks)
 def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **given: Any) -> list[dict[str, Any]]:
-    """Bring the stores of collections up to date with their sources, and publish what passes the checks."""
+    """Bring the stores of collections up to date with their sources and publish those that pass the checks."""
     renewing = Renewing(**given)
     results: list[dict[str, Any]] = []
     failures: list[Exception] = []
@@ -82,15 +82,15 @@ def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **given: Any)
         for name in names:
             try:
                 results.append(_rebuild(ledger, name, renewing, force))
-            except (DraftstoreError, OSError) as error:  # the others renew themselves all the same
-                ledger.logger.error("collection %s: %s", name, error)  # noqa: TRY400 - a sentence for people
+            except (DraftstoreError, OSError) as error:  # the others are still renewed
+                ledger.logger.error("collection %s: %s", name, error)  # noqa: TRY400 - a sentence for the user
                 failures.append(error)
         if names and keep is not None:
             tasks.prune(ledger, keep)
         if failures:
             raise failures[0]
     if not results:
-        get_run_logger().warning("there are no collections: make one by `draftstore corpus add NAME PATH`")
+        get_run_logger().warning("there are no collections: `draftstore corpus add NAME PATH` creates one")
     return results
 
 
@@ -113,7 +113,7 @@ def _rebuild(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]
     if live_logs(surveyed.collection):
         result["live"] = tasks.put_to_rest(ledger, surveyed)
         log(
-            "collection %s: %d segments of live logs went to rest, %d were deleted",
+            "collection %s: %d segments of live logs put to rest, %d deleted",
             name,
             *result["live"].values(),
         )
@@ -124,7 +124,9 @@ def _rebuild(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]
             _publish(ledger, store.release, built, force)
             result[key] = built.summary()
         else:
-            log("%s: less than %.0f %% is new since it was made", store.release, 100 * store.after)
+            log(
+                "%s: less than %.0f %% of documents are new since its build", store.release, 100 * store.after
+            )
     return result
 
 
@@ -144,7 +146,7 @@ def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -
 def _lagging(
     ledger: Ledger, surveyed: Survey, rest: Built, renewing: Renewing
 ) -> Iterator[tuple[str, LaggingStore, Callable[[], Built]]]:
-    """Yield the stores beside the REST store: what the result calls each, when it is due, and what makes it."""
+    """Yield the stores beside the REST store: the name in the result, when it is due, and its builder."""
     name, distilling, dense = surveyed.contents.name, renewing.distilling, renewing.dense
     if distilling is not None:
         trees, workers = CrestOptions.of(distilling, name=name + TREES), Workers(workers=renewing.workers)

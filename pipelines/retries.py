@@ -15,7 +15,7 @@ DELAYS = (2.0, 10.0, 30.0, 60.0)
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Return True if the step may succeed when it is tried again: for the error, or for what caused it."""
+    """Return True if the step may succeed on a retry, judging by the error or its causes."""
     if error is None:
         return False
     if isinstance(translate(error) or error, TRANSIENT) or getattr(error, "errno", None) in CODES:

@@ -1,7 +1,7 @@
-"""The password of a Prefect server: made once, in a file that only its owner can read.
+"""The password of a Prefect server: generated once, in a file that only its owner can read.
 
-Whoever may use the server's API can have flows run. So every client shows the password: Prefect's programs find it in
-the environment, never on a command line, and people paste it into the page.
+Anyone who may use the server's API can run flows. So every client presents the password: Prefect's programs find it in
+the environment, never on a command line, and users paste it into the page.
 """
 
 import os
@@ -18,7 +18,7 @@ BYTES = 32
 
 
 class SecretError(DraftstoreError):
-    """The file of the password cannot be trusted: others can read it, or it is empty."""
+    """The password file cannot be trusted: others can read it, or it is empty."""
 
 
 def auth_string(state: Path) -> str:
@@ -26,10 +26,10 @@ def auth_string(state: Path) -> str:
     path = state / AUTH_FILE
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags, 0o600), "r+", encoding="utf-8") as file:
-        hold(file.fileno())  # of several that begin at once, one makes it
+        hold(file.fileno())  # of several that start together, one generates it
         found, text = os.fstat(file.fileno()), file.read().strip()
         if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
-            raise SecretError(f"others know the password in {path}: remove the file, and a new one is made")
+            raise SecretError(f"others can read the password in {path}: remove the file to get a new one")
         if not text:
             text = f"draftstore:{secrets.token_hex(BYTES)}"
             file.write(f"{text}\n")

@@ -1,7 +1,7 @@
 """Serves the flows until Ctrl-C or SIGTERM: `python -m pipelines.serving`, or `make prefect`.
 
-Where PREFECT_API_URL names no Prefect server, one is started, which ends with this program. Flow runs are its processes
-and end with it, too; what they had not finished resumes when their flow runs again.
+If PREFECT_API_URL names no Prefect server, one is started, which ends with this program. Flow runs are its child
+processes and end with it too; unfinished work resumes when their flow runs again.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ def prefect_environment(state: Path, url: str) -> dict[str, str]:
     """Return the environment of a server with its data in `state`, and of its clients."""
     port, auth = urlsplit(url).port, auth_string(state)
     return {
-        # Pages of other sites can read no answer; the page of the server has both of these names.
+        # Pages of other sites cannot read answers; the server's own page has both of these names.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{url.removesuffix('/api')},http://localhost:{port}",
-        # Files: after a restart of the server, runs still hold the place that keeps others of their deployment waiting.
+        # In files: after a restart of the server, runs still hold the slot that others of their deployment wait for.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         # `--watch` shows the log of its run.
         "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
@@ -60,7 +60,7 @@ def prefect_environment(state: Path, url: str) -> dict[str, str]:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server listens at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server listens on.")
 @click.option(
     "--port", default=4200, show_default=True, type=click.IntRange(1, 65_535), help="Port of the server."
 )
@@ -70,7 +70,7 @@ def prefect_environment(state: Path, url: str) -> dict[str, str]:
     help="Folder of the server's database, password and log. [default: prefect in DRAFTSTORE_HOME]",
 )
 def main(host: str, port: int, state: Path | None) -> None:
-    """Serve the flows until Ctrl-C, on the server in PREFECT_API_URL or on one of their own.
+    """Serve the flows until Ctrl-C, on the server in PREFECT_API_URL or a new one.
 
     \b
     Example:
@@ -89,7 +89,7 @@ def main(host: str, port: int, state: Path | None) -> None:
             serve(os.environ[URL], welcome, server)
     except BuildRunningError:
         raise click.ClickException(
-            f"another `make prefect` works in {state}: choose another --state"
+            f"another `make prefect` is using {state}: choose another --state"
         ) from None
     except DraftstoreError as error:
         raise click.ClickException(str(error)) from None
@@ -99,7 +99,7 @@ def main(host: str, port: int, state: Path | None) -> None:
 
 @contextlib.contextmanager
 def started_server(host: str, port: int, state: Path) -> Iterator[Server]:
-    """Start a server, and have this process use it; end it with the block."""
+    """Start a server and make this process use it; stop it at the end of the block."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -128,7 +128,7 @@ def started_server(host: str, port: int, state: Path) -> Iterator[Server]:
 
 
 def serve(url: str, welcome: str, server: Server | None = None) -> None:
-    """Serve the flows on a server until Ctrl-C, or until either ends; say `welcome` once runs can start."""
+    """Serve the flows on a server until Ctrl-C or until either ends; print `welcome` once runs can start."""
     _wait_healthy(url, server)
     from pipelines.deployments import FlowRunner  # Prefect reads the environment when it is imported
 
@@ -144,7 +144,7 @@ def serve(url: str, welcome: str, server: Server | None = None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # do not interrupt the cleanup
         runner.stop()
-    raise click.ClickException("the server or the runner of the flows ended by itself: the log says why")
+    raise click.ClickException("the server or the flow runner ended unexpectedly: the log says why")
 
 
 def _wait_healthy(url: str, server: Server | None) -> None:
@@ -154,7 +154,7 @@ def _wait_healthy(url: str, server: Server | None) -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310
             return
         time.sleep(POLL_SECONDS)
-    raise click.ClickException(f"no server answers at {url}; where {URL} is not set, one is started")
+    raise click.ClickException(f"no server answers at {url}; if {URL} is not set, one is started")
 
 
 if __name__ == "__main__":

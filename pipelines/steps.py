@@ -33,7 +33,7 @@ from schema.statistics.loading import load_statistics
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """The token shards of a corpus with their settings, which all stores built from them share."""
+    """The token shards of a corpus and their settings, shared by all stores built from them."""
 
     built: Built
     options: CorpusOptions
@@ -53,7 +53,7 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
 def tokenize(
     ledger: Ledger, options: CorpusOptions, tokenizer: TextTokenizer, parameters: dict[str, Any]
 ) -> Tokens:
-    """Find or make the token shards of what `options` name."""
+    """Find or make the token shards of the texts that `options` name."""
     path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
 
     def make(_build_id: int, logs: StepLogs) -> None:
@@ -68,7 +68,7 @@ def make_store(
 ) -> Built:
     """Find or build a store of a kind from the token shards of a corpus, or from a REST store.
 
-    How texts are read is in `source`, not in `options`; `by` says how many processes work, or which model reads them.
+    `source` determines how texts are read, not `options`; `by` is the number of processes or the model that reads them.
     """
     builder = builder_of(kind)
     assert builder is not None
@@ -84,7 +84,7 @@ def make_store(
     def make(build_id: int, logs: StepLogs) -> None:
         with _materials(by, source) as made:
             builder.build(options, made, path, progress=logs.step)
-        if POSTGRES not in backends:  # which has loaded them
+        if POSTGRES not in backends:  # with it, the build has loaded them
             load_statistics(build_id, path, progress=logs.step("loading", "n-grams"))
 
     built = source.built if isinstance(source, Tokens) else source
@@ -92,7 +92,7 @@ def make_store(
 
 
 def parameters_of(options: Options, by: Options) -> dict[str, Any]:
-    """Return what determines a store besides its texts and its name, as JSON values: its options, and the model."""
+    """Return what determines a store besides its texts and name, as JSON values: its options and the model."""
     own = options.plan(*CorpusOptions.model_fields)
     if isinstance(by, ModelSources):
         identity = weights_fingerprint(by.model)
@@ -102,7 +102,7 @@ def parameters_of(options: Options, by: Options) -> dict[str, Any]:
 
 @contextmanager
 def _materials(by: Workers | ModelSources, source: Tokens | Built) -> Iterator[Materials]:
-    """Load what a store is made from."""
+    """Load the materials of a store."""
     tokens, tokenizer = (source.built.path, source.tokenizer) if isinstance(source, Tokens) else (None, None)
     if isinstance(by, ModelSources):
         loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
@@ -137,7 +137,7 @@ def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -
 
 
 def make_answers(logger: Logger, name: str, by: Responder, questions: ResponseOptions) -> Responses:
-    """Find the answers of a model under a name, or decode them; others under this name are replaced."""
+    """Find the answers of a model under a name or decode them; other answers under this name are replaced."""
     path = data_home() / "corpora" / name / "answers.jsonl.zst"
     path.parent.mkdir(parents=True, exist_ok=True)
     log = StepLog(logger, "decoding", "answers")

@@ -1,4 +1,4 @@
-"""What is wrong with an installation, and what merely lies about: the checks of `draftstore doctor`."""
+"""What is wrong with an installation, and what is merely left over: the checks of `draftstore doctor`."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,15 +21,15 @@ from schema.collections.removal_files import collection_folder
 from schema.models import Build, Release
 
 ALL = 1 << 30
-"""As many builds as there may be."""
+"""More builds than there can be."""
 
 
 class Finding(NamedTuple):
-    """Something that a person should know.
+    """Something to report to the user.
 
     Attributes:
-        problem: whether something does not work; else it costs space, or waits to be resumed.
-        what: what was found.
+        problem: whether something does not work; otherwise it wastes space or can be resumed.
+        what: description of the finding.
         advice: what to do.
     """
 
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 def examine(transaction: Transaction, home: Path, verify: Verify = verify_present) -> list[Finding]:
-    """Examine releases, builds, collections, and what killed work has left.
+    """Examine releases, builds, collections, and leftovers of killed work.
 
     Builds whose process is gone are marked as failed, as the next flow would do.
 
@@ -75,8 +75,8 @@ def _mend(session: Session, release: Release) -> str:
     with suppress(CatalogueError):  # nothing to roll back to
         before = Candidate.of(get_build(session, build_before(session, release)))
         if not verify_present(before):
-            return f"go back to build {before.id}: draftstore releases rollback {release.name}"
-    return f"build it again, and publish that: draftstore releases publish {release.name} BUILD"
+            return f"roll back to build {before.id}: draftstore releases rollback {release.name}"
+    return f"rebuild it and publish the new build: draftstore releases publish {release.name} BUILD"
 
 
 def _release_findings(live: dict[str, Candidate], mends: dict[str, str], verify: Verify) -> list[Finding]:
@@ -93,12 +93,12 @@ def _build_findings(session: Session, live: set[int]) -> Iterator[Finding]:
     finished = session.scalars(select(Build).filter_by(state="finished").order_by(Build.id))
     for build in finished:
         if build.id not in live and not Path(build.path).exists():
-            what = f"build {build.id} is registered, and {build.path} is gone"
-            yield Finding(False, what, f"forget it: draftstore catalogue drop {build.id}")
+            what = f"build {build.id} is registered, but {build.path} is gone"
+            yield Finding(False, what, f"drop it: draftstore catalogue drop {build.id}")
 
 
 def _unknown_folders(session: Session, stores: Path) -> Iterator[Finding]:
-    """Yield folders among the stores of flows that no build knows, such as what stayed of a removed store."""
+    """Yield folders among the stores of flows that belong to no build, such as the remains of a removed store."""
     known = set(session.scalars(select(Build.path)))
     for folder in sorted(stores.resolve().glob("*/[!.]*")):
         if storable(str(folder)) not in known:
@@ -116,7 +116,7 @@ def _collection_findings(session: Session) -> Iterator[Finding]:
         for source in collection.sources:
             is_path = source.kind == "files" and not GLOB_SIGNS.search(source.place)
             if is_path and not Path(source.place).exists():
-                what = f"collection {collection.name}: {source.place} is not there"
+                what = f"collection {collection.name}: {source.place} is missing"
                 yield Finding(
-                    True, what, "bring it back, or define the collection anew: draftstore corpus drop"
+                    True, what, "restore it, or define the collection again: draftstore corpus drop"
                 )

@@ -1,7 +1,7 @@
 r"""The tables of the catalogue: typed models with comments that `\d+` shows.
 
-Builds, their sources and the releases that point at them: `corpora`, `builds`, `releases`, `release_moves`. What
-gates replay before a release moves, and results of replays: `recordings`, `replays`.
+Builds, their sources and the releases that point at them: `corpora`, `builds`, `releases`, `release_moves`. Recorded
+outputs that gates replay before a release moves, and results of replays: `recordings`, `replays`.
 Contents: `ngrams` (the most common), `ngram_spectrum` (all of them, by count), `kept_ngrams` and `trees` (CREST). The
 large tables are partitioned by build, so that dropping a build is instant; see `schema.db.partitions`. Views for common
 queries: `schema.views`. What stores will be built from: `schema.collections.models`.
@@ -174,7 +174,7 @@ class Release(Base):
 
 
 class ReleaseMove(Base):
-    """A publishing or rollback. Builds are plain numbers: the history outlives dropped builds."""
+    """A publication or rollback. Builds are plain numbers, since the history outlives dropped builds."""
 
     __tablename__ = "release_moves"
 
@@ -213,7 +213,7 @@ class Recording(Base):
     tolerance: Mapped[float] = mapped_column(
         comment="share of the live build's accepted length that a new one may lose: 0.02"
     )
-    # The last two are those of gates that are gone: databases of this revision have them.
+    # The last two belonged to removed gates: databases of this revision still have them.
     slowdown: Mapped[float] = mapped_column(default=1.5, comment="not used")
     max_bytes: Mapped[Bigint | None] = mapped_column(comment="not used")
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

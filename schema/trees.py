@@ -95,7 +95,7 @@ def load_store(
     """Load a CREST store's trees and n-grams into the database and register it, in one transaction.
 
     They are assigned to the running build for `out`, if there is one, whose process finishes it; else to the finished
-    build as which the store is registered, now or earlier.
+    build under which the store is registered, now or earlier.
     """
     # Imports SQLAlchemy and polars, which are slow and not needed for lookups.
     from schema.statistics.loading import load

@@ -1,6 +1,6 @@
 r"""Views and functions for common SQL queries, with comments that `\d+` and `\df+` show.
 
-Whatever needs all n-grams uses the spectrum, which is complete and small, not the head of the most common ones.
+Anything that needs all n-grams uses the spectrum, which is complete and small, not the head of the most common ones.
 Migrations drop the views before they change tables and recreate them at the newest revision (`migrations/env.py`), so
 this file always holds the current definitions. A change here needs a revision, possibly empty, that names the new
 `fingerprint()`; a test checks this.

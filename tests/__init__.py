@@ -1,4 +1,4 @@
-"""Tests of draftstore: `unit` mirrors the rooms, `process` runs real processes, `journey` what users do."""
+"""Tests of draftstore: `unit` mirrors the rooms, `process` runs real processes, `journey` runs user workflows."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fixtures that many tests share: a small tokenizer trained on the spot, and the optional test data."""
+"""Shared fixtures: a small tokenizer trained on the spot, and the optional test data."""
 
 import json
 import os

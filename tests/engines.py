@@ -1,7 +1,7 @@
-"""The table of docs/engines.md, cases by engines, which runs of the engines' tests write themselves.
+"""The table of docs/engines.md, cases by engines, which is written by runs of the engines' tests.
 
-`@pytest.mark.case("chains")` says what a test of `tests/engines_*` shows. A run with `--table` writes the column of its
-engine: the cases of which every test ran and passed.
+`@pytest.mark.case("chains")` names the case that a test of `tests/engines_*` covers. A run with `--table` writes the
+column of its engine: the cases whose tests all ran and passed.
 """
 
 import ast

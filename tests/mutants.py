@@ -1,7 +1,7 @@
-"""Forty small faults in the core, each of which the tests of its room must catch: `make test-mutants`.
+"""Mutation testing: forty small faults in the core, which the tests of their rooms must catch (`make test-mutants`).
 
 A seeded draw over rooms chooses comparisons, constants and calls; each is changed in a copy of the checkout, where the
-tests of the room, and then those of the rooms that import it, run until one fails. `--seed` draws others.
+tests of the room, then those of the rooms that import it, run until one fails. `--seed` draws other faults.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The catalogue: all tables. Earlier revisions were of versions before 0.1.0; this one takes their place.
+"""The catalogue: all tables. Replaces earlier revisions, which belonged to versions before 0.1.0.
 
 Revision ID: 0004
 Revises: nothing
@@ -212,12 +212,12 @@ CREATE INDEX ix_collection_removals_collection_id ON collection_removals (collec
 
 
 def upgrade() -> None:
-    """Make all tables; env.py makes views and comments at the newest revision."""
+    """Create all tables; env.py creates views and comments at the newest revision."""
     op.execute(TABLES)
 
 
 def downgrade() -> None:
-    """Drop all tables, with what is in them."""
+    """Drop all tables with their content."""
     for statement in views.drop_statements():
         op.execute(statement)
     op.execute(

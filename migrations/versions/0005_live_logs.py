@@ -24,14 +24,14 @@ ALTER TABLE collection_sources
 
 
 def upgrade() -> None:
-    """Go to this revision; env.py makes the views, and the comments, again at the newest one."""
+    """Upgrade to this revision; env.py recreates views and comments at the newest one."""
     for statement in views.drop_statements():
         op.execute(statement)
     op.execute(KINDS.format("'files', 'live', 'log', 'url'"))
 
 
 def downgrade() -> None:
-    """Go back to the revision before, without such sources."""
+    """Downgrade to the previous revision, without such sources."""
     for statement in views.drop_statements():
         op.execute(statement)
     op.execute("DELETE FROM collection_sources WHERE kind = 'live'")

@@ -6,8 +6,8 @@
     catalogue.publish(transaction, "chat-vicuna", build_id)
 
 Functions that take a session run in the caller's transaction, which the caller commits: the block takes effect as a
-whole or not at all. `publish` and `rollback` take what begins transactions: they read a whole store between two of
-them. For other queries see `schema.views`.
+whole or not at all. `publish` and `rollback` take a function that begins transactions, because they read a whole store
+between two of them. For other queries see `schema.views`.
 """
 
 from schema.catalogue.builds import (

@@ -15,14 +15,14 @@ from schema.catalogue import holds
 from schema.db.partitions import drop_partition
 from schema.models import PARTITIONED, Build, Corpus, Release, Replay
 
-CUT_OFF = "its process ended without saying why: run it again, finished steps are kept"
+CUT_OFF = "its process ended without an error message: run it again, finished steps are kept"
 DROP_LOCK_TIMEOUT = "10s"
 NAMED_SOURCES = 3
 """Maximum files and folders in the name of a corpus."""
 
 
 class CatalogueError(DraftstoreError):
-    """The catalogue refuses: unknown build or release, or a build that is unfinished, fails verification or is live."""
+    """The catalogue refuses a request: unknown build or release, or a build that is unfinished, invalid or live."""
 
 
 def record_corpus(session: Session, manifest: Manifest) -> Corpus | None:
@@ -58,7 +58,7 @@ def start_build(
 ) -> Build:
     """Record the start of a build by this process.
 
-    Until the build is finished or failed, or the process ends, `fail_cut_off` sees that it is alive. The arguments are
+    Until the build finishes or fails, or the process ends, `fail_cut_off` sees that it is alive. The arguments are
     columns of `builds`; `path` is the directory of the future store.
     """
     build = Build(
@@ -95,7 +95,7 @@ def finish_build(session: Session, build_id: int, *, timings: dict[str, float] |
 def fail_build(
     session: Session, build_id: int, error: str, *, timings: dict[str, float] | None = None
 ) -> Build:
-    """Record the reason, one sentence, why a build failed; raise CatalogueError if it is finished."""
+    """Record in one sentence why a build failed; raise CatalogueError if it is finished."""
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
         raise CatalogueError(f"build {build.id} is finished: it can no longer fail")
@@ -173,7 +173,7 @@ def _by_digest(session: Session, digest: str) -> int | None:
 
 
 def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
-    """Return a build; `lock` its row until the end of the transaction, and read it again."""
+    """Return a build; `lock` rereads its row and locks it until the end of the transaction."""
     query = select(Build).filter_by(id=build_id)
     if lock:
         query = query.with_for_update(key_share=True).execution_options(populate_existing=True)
@@ -234,7 +234,7 @@ def drop_build(session: Session, build_id: int) -> None:
         )
     if build.state == "running":
         raise CatalogueError(
-            f"build {build_id} is being made: wait until it has finished, or end its process"
+            f"build {build_id} is still running: wait until it has finished, or end its process"
         )
     for table in PARTITIONED:
         session.execute(text(drop_partition(table, build_id)))
@@ -254,7 +254,7 @@ def record_replay(
 ) -> Replay:
     """Record the result of a replay, `ReplayResult.summary()`.
 
-    The arguments are columns of `replays`; `recording` is None for a replay by hand.
+    The arguments are columns of `replays`; `recording` is None for a manual replay.
     """
     same = ("rows", "tokens", "passes", "accepted_length", "nodes_mean", "miss_rate")
     replay = Replay(
@@ -284,7 +284,7 @@ def _stored_path(path: Path) -> str:
 
 
 def storable(value: Any) -> Any:
-    """Return a JSON value that PostgreSQL accepts: non-UTF-8 bytes of a path, and NUL, stay escaped."""
+    """Return a JSON value that PostgreSQL accepts: non-UTF-8 bytes of a path and NUL stay escaped."""
     match value:
         case str():
             return value.replace("\0", r"\x00").encode(errors="backslashreplace").decode()

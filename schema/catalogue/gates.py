@@ -1,8 +1,8 @@
-"""Gates: what a build must meet before a release moves to it.
+"""Gates: the checks that a build must pass before a release moves to it.
 
-Each check compares the new build with the live one, and returns why the release should stay where it is; checks are
-overridden by name. Most of them compare manifests. The last one compares the accepted lengths of both builds on the
-recordings of the release (`schema.catalogue.recordings`); it passes until they were replayed.
+Each check compares the new build with the live one and returns why the release should not move; checks are overridden
+by name. Most of them compare manifests. The last one compares the accepted lengths of both builds on the recordings of
+the release (`schema.catalogue.recordings`); it passes until they have been replayed.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
     """A finished build, independent of sessions: columns of `builds`, and its replays.
 
     Attributes:
-        replays: its result with each recording of the release; of two builds in the same order.
+        replays: its result with each recording of the release, in the same order for all builds.
     """
 
     id: int
@@ -55,11 +55,11 @@ class Candidate(NamedTuple):
 
 
 class UnknownFigureError(DraftstoreError):
-    """A check cannot be made: a manifest lacks the figure."""
+    """A check cannot be made because a manifest lacks the figure."""
 
 
 class RefusedError(CatalogueError):
-    """A build may not go live, for the reasons in `refusals`, by check."""
+    """A build may not go live; `refusals` has the reasons by check."""
 
     exit_code = 3
 
@@ -68,7 +68,7 @@ class RefusedError(CatalogueError):
     ) -> None:
         reasons = "; ".join(f"{check}: {reason}" for check, reason in refusals.items())
         super().__init__(
-            f"build {new.id} does not go live as {release}: {reasons}; if that is meant, override it with --force "
+            f"build {new.id} does not go live as {release}: {reasons}; if that is intended, override it with --force "
             + ",".join(refusals)
         )
         self.refusals = dict(refusals)
@@ -76,14 +76,14 @@ class RefusedError(CatalogueError):
 
 
 class Verdict(NamedTuple):
-    """The result of all checks: sentences by name, of those that fail, that were overridden, and that were not made."""
+    """The result of all checks: sentences, by name, for those that failed, were overridden, or were not made."""
 
     refused: dict[str, str]
     forced: dict[str, str]
     skipped: dict[str, str]
 
     def sentences(self) -> list[str]:
-        """Return one sentence for each check that was not passed."""
+        """Return one sentence for each check that did not pass."""
         return [
             f"{check} {how}: {reason}"
             for how, reasons in zip(("refused", "overridden", "not checked"), self, strict=True)
@@ -92,7 +92,7 @@ class Verdict(NamedTuple):
 
 
 def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -> Verdict:
-    """Make all checks; raise CatalogueError if a name in `force` is not that of a check."""
+    """Run all checks; raise CatalogueError if a name in `force` is not that of a check."""
     unknown = sorted(set(force) - CHECKS.keys())
     if unknown:
         raise CatalogueError(f"not a check: {', '.join(unknown)}; expected {', '.join(CHECKS)}")
@@ -157,7 +157,7 @@ def _same_strategy(new: Candidate, live: Candidate) -> str | None:
     if new.kind != live.kind:
         lost = sorted(set(kind_of(live.kind).strategies) - set(kind_of(new.kind).strategies))
         return (
-            f"clients of build {live.id} may ask for {', '.join(lost)}, which it does not know"
+            f"clients of build {live.id} may request {', '.join(lost)}, which it does not support"
             if lost
             else None
         )
@@ -180,11 +180,11 @@ def _few_bad_records(new: Candidate, _live: Candidate | None) -> str | None:
     records = bad + new.figure("corpus", "empty_documents") + new.figure("counts", "documents")
     if bad <= MAX_BAD * records:
         return None
-    return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}, where {MAX_BAD:.0%} may be"
+    return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}; {MAX_BAD:.0%} allowed"
 
 
 def _as_long(new: Candidate, live: Candidate | None) -> str | None:
-    """Compare accepted lengths, as far as both builds were replayed; raise UnknownFigureError if some were not."""
+    """Compare accepted lengths where both builds were replayed; raise UnknownFigureError if some were not."""
     if problems := [replay.problem for replay in new.replays if replay.problem]:
         return "; ".join(problems)
     pairs = list(zip(new.replays, live.replays, strict=False)) if live else []
@@ -201,12 +201,12 @@ def _shorter(new: Replayed, live: Replayed) -> str | None:
         return None
     return (
         f"{new.rule.name} has an accepted length of {found:.3f}, {1 - found / expected:.1%} below the {expected:.3f} "
-        f"of the live build, where {new.rule.tolerance:.1%} may be"
+        f"of the live build; {new.rule.tolerance:.1%} allowed"
     )
 
 
 def _compared(check: Callable[..., str | None], **options: str) -> Check:
-    """Return a check that the first build of a release passes."""
+    """Return a check with `options` that the first build of a release passes."""
     return lambda new, live: check(new, live, **options) if live else None
 
 

@@ -1,8 +1,8 @@
 """Liveness of running builds: the process of a build holds an advisory lock, keyed by the build's id.
 
-PostgreSQL releases the lock when the process ends, however that happens, so a build that is `running` without a lock
-was cut off. A builder that loses its connection, as on a server restart, also counts as cut off; it can still finish
-its build.
+PostgreSQL releases the lock when the process ends, in whatever way, so a build that is `running` without a lock was cut
+off. A builder that loses its connection, as on a server restart, also counts as cut off; it can still finish its
+build.
 """
 
 import atexit
@@ -48,7 +48,7 @@ def _key(engine: Engine, build_id: int) -> tuple[str, int]:
 def _close(connection: Connection) -> None:
     try:
         connection.close()
-    except (DBAPIError, DraftstoreError):  # the server has already gone away
+    except (DBAPIError, DraftstoreError):  # the server is already gone
         connection.invalidate()
 
 

@@ -1,4 +1,4 @@
-"""The lineage of a build: which sources its text came from, and which documents it holds."""
+"""The lineage of a build: the sources of its text, and the documents that it holds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ from schema.models import Build
 
 
 def store_digests(path: Path) -> NDArray[np.uint8] | None:
-    """Return the digests of a store's documents, uint8 [n, 16], in its order; None: it does not record them.
+    """Return the digests of a store's documents, uint8 [n, 16], in its order; None if it does not record them.
 
     Raises:
         StoreError: there is no store, or it is damaged.
@@ -43,8 +43,8 @@ def ancestors(build: Build) -> Iterator[Build]:
 def document_digests(session: Session, build: Build) -> NDArray[np.uint8]:
     """Return the digests of the documents that a build was made from, uint8 [n, 16].
 
-    They are those of the REST store or token shards that it is or descends from, or that hold the same tokens; if there
-    are none, or they are damaged, StoreError is raised.
+    They come from the REST store or token shards that the build is or descends from, or that hold the same tokens;
+    raise StoreError if there are none, or they are damaged.
     """
     origin = next((each for each in ancestors(build) if each.kind in (REST, TOKENS)), None)
     if origin is None and build.corpus_id is not None:
@@ -52,9 +52,9 @@ def document_digests(session: Session, build: Build) -> NDArray[np.uint8]:
         alike = alike.where(Build.kind.in_((REST, TOKENS))).order_by(Build.id.desc())
         origin = next((each for each in session.scalars(alike) if Path(each.path).exists()), None)
     if origin is None or (digests := store_digests(path := Path(origin.path))) is None:
-        raise StoreError("nothing records its documents")
+        raise StoreError("its documents are not recorded")
     if manifest_digest(path) != origin.digest:
-        raise StoreError(f"{path} holds another store than build {origin.id}")
+        raise StoreError(f"{path} holds a different store than build {origin.id}")
     entry = load_manifest(path).files.get(DOCUMENTS_FILE)
     if entry is not None and hash_file(path / DOCUMENTS_FILE) != entry.sha256:
         raise StoreError(f"{path / DOCUMENTS_FILE} is damaged")
@@ -62,7 +62,7 @@ def document_digests(session: Session, build: Build) -> NDArray[np.uint8]:
 
 
 def source_places(build: Build) -> list[str]:
-    """Return the files, folders and URLs that a build's text came from; none: its manifest names none."""
+    """Return the files, folders and URLs that a build's text came from; none if its manifest names none."""
     return [
         place
         for each in ancestors(build)

@@ -1,4 +1,4 @@
-"""The live releases, as services read them every few seconds on one connection."""
+"""The live releases, which services read every few seconds on one connection."""
 
 from typing import NamedTuple
 

@@ -1,11 +1,11 @@
-"""Pruning: removal of old builds of flows, with their files and tables, and of the folders of killed ones.
+"""Pruning: removal of old builds of flows, with their files and tables, and of the folders of killed builds.
 
-A flow's build lies in `DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT`; nothing else is ever touched. These stay: the
-newest builds of each kind and name, what a release points at or would be rolled back to, what a process has open
-(`draftstore.storage.locks`), what a live or running build is made from, and unfinished builds that may be resumed.
+A flow's build is in `DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT`; nothing else is ever touched. These stay: the
+newest builds of each kind and name, builds that a release points at or would be rolled back to, stores that a process
+has open (`draftstore.storage.locks`), sources of live and running builds, and unfinished builds that may be resumed.
 
-A build is marked before its files are removed, and leaves the catalogue last, so that a killed pruning is continued by
-the next one.
+A build is marked before its files are removed and leaves the catalogue last, so that the next pruning continues a
+killed one.
 """
 
 import re
@@ -31,12 +31,12 @@ from schema.models import KINDS, Build, Release
 STORE_NAME = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]{{16}}")
 """Name of a directory that a flow builds (`pipelines.places.store_path`)."""
 UNFINISHED = re.compile(rf"\.({STORE_NAME.pattern})\.(partial|retired)")
-"""Name of what a build works in, or has replaced."""
+"""Name of a folder that a build works in or has replaced."""
 PRUNED = "pruned: its files are being removed"
 
 
 class Removal(NamedTuple):
-    """A removed thing: `store` (a build), or `unfinished`: a folder of a killed build that has no row any more."""
+    """A removed item: `store` (a build), or `unfinished` (a folder of a killed build that no longer has a row)."""
 
     what: str
     build_id: int | None
@@ -45,7 +45,7 @@ class Removal(NamedTuple):
 
 
 class Pruning(NamedTuple):
-    """What was removed, or would be, and the stores that stay because a process has them open."""
+    """The items removed, or to be removed, and the stores that stay because a process has them open."""
 
     removed: list[Removal]
     in_use: list[str]
@@ -99,7 +99,7 @@ def prune(
                 found.in_use.append(str(build.path))
             elif dry_run or _remove_build(transaction, build):
                 found.removed.append(Removal("store", build.id, str(build.path), build.bytes))
-        except StoreError:  # just opened: the next pruning goes on
+        except StoreError:  # just opened: the next pruning continues
             found.in_use.append(str(build.path))
     for folder in _lost_folders(stores, resumable, before):
         with exclusive(folder) as free:
@@ -115,7 +115,7 @@ def prune(
 
 
 def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> list[_Old]:
-    """Return the builds to remove, oldest first; one that was killed may have left a whole store without a digest."""
+    """Return the builds to remove, oldest first; a killed one may have left a complete store without a digest."""
     kept = _used_builds(session)
     seen: dict[tuple[str, str], int] = {}
     old, held = [], set()
@@ -157,7 +157,7 @@ def _used_builds(session: Session) -> set[int]:
 
 
 def _is_ours(path: Path, stores: Path) -> bool:
-    """Return True if a flow built a store there, and no link leads elsewhere."""
+    """Return True if the path is that of a flow's store and no link leads elsewhere."""
     return path.parent.parent == stores and bool(STORE_NAME.fullmatch(path.name)) and path.resolve() == path
 
 
@@ -178,7 +178,7 @@ def _remove_build(transaction: Transaction, build: _Old) -> bool:
 
 
 def _digest(store: Path) -> str | None:
-    """Return the digest of what lies there; None: no finished store."""
+    """Return the digest of the store there; None if there is no finished one."""
     try:
         return manifest_digest(store)
     except StoreError:
@@ -186,7 +186,7 @@ def _digest(store: Path) -> str | None:
 
 
 def _lost_folders(stores: Path, resumable: set[Path], before: datetime) -> Iterator[Path]:
-    """Yield the folders of killed builds that no build in the catalogue would resume."""
+    """Yield the folders of killed builds that no build in the catalogue could resume."""
     for folder in sorted(stores.glob("*/.*")):
         name = UNFINISHED.fullmatch(folder.name)
         if name is None or folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():

@@ -1,11 +1,11 @@
-"""Moving releases: publishing a build, and rolling back to the one before.
+"""Moving releases: publishing a build, and rolling back to the previous one.
 
     publish(sessionmaker(make_engine()).begin, "chat-vicuna", build_id)
 
 A move has three parts. A short transaction reads both builds, and the gates compare them (`gates`). Then every
-byte of the new store is read, and the recordings of the release are replayed with both builds (`replaying`),
-without a transaction: that takes minutes, and an open one would hold back cleaning, and be ended by
-`idle_in_transaction_session_timeout`. A second short transaction checks that nothing moved meanwhile, and moves the
+byte of the new store is read, and the recordings of the release are replayed with both builds (`replaying`). This runs
+outside a transaction: it takes minutes, and an open transaction would hold back vacuuming and be ended by
+`idle_in_transaction_session_timeout`. A second short transaction checks that nothing has moved meanwhile and moves the
 release. Readers see the old or the new build.
 """
 
@@ -37,14 +37,14 @@ Transaction = Callable[[], AbstractContextManager[Session]]
 Verify = Callable[[Candidate], list[str]]
 """Returns the problems of a store, one sentence each."""
 GATES = "gates"
-"""Key of the verdicts by release among the parameters of a build."""
+"""Key of the verdicts, by release, in the parameters of a build."""
 PASSED = Verdict({}, {}, {})
 
 
 class Moved(NamedTuple):
     """A release after a move: its `build`, the id of the one `before`, the `verdict` of the gates.
 
-    `live` is the build that it was compared with, with its replays; None: there was none.
+    `live` is the build that it was compared with, with its replays; None if there was none.
     """
 
     name: str
@@ -82,7 +82,7 @@ def publish(
     Raises:
         CatalogueError: no such build, it is unfinished, fails verification or cannot draft, the name is invalid, or
             another process moved the release meanwhile.
-        RefusedError: the build is too different from the live one; the catalogue keeps the reasons, too.
+        RefusedError: the build is too different from the live one; the catalogue records the reasons, too.
     """
     if not re.fullmatch(RELEASE_NAME, name):
         raise CatalogueError(
@@ -103,7 +103,7 @@ def publish(
         with transaction() as session:
             return _move(session, name, new, live, "publish", PASSED)
     new = new._replace(replays=tuple(Replayed(rule) for rule in rules))
-    _require_passed(transaction, name, new, live, force)  # in milliseconds, before the store is read
+    _require_passed(transaction, name, new, live, force)  # takes milliseconds, so before the store is read
     _require_whole(new, verify or verify_build)
     if rules:
         new, live = _replayed(rules, new, live, measure)
@@ -117,7 +117,7 @@ def publish(
 def _require_passed(
     transaction: Transaction, name: str, new: Candidate, live: Candidate | None, force: Collection[str]
 ) -> Verdict:
-    """Return the verdict of the gates; where they refuse the build, the catalogue keeps the reasons."""
+    """Return the verdict of the gates; if they refuse the build, the catalogue records the reasons."""
     verdict = judge(new, live, force)
     if verdict.refused:
         with transaction() as session:
@@ -139,7 +139,7 @@ def _replayed(
 
 
 def _record_replays(session: Session, builds: list[Candidate]) -> None:
-    """Record the replays of builds, except of one that was dropped meanwhile."""
+    """Record the replays of builds, except of those dropped meanwhile."""
     for build in builds:
         if session.get(Build, build.id, with_for_update={"key_share": True}) is None:
             continue
@@ -155,8 +155,8 @@ def rollback(transaction: Transaction, name: str, *, verify: Verify | None = Non
     """Point a release at the previous build; repeated calls go back through all published builds.
 
     A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
-    back to 1. Builds dropped since are skipped. It takes no longer for a large store: its bytes were verified when it
-    was published.
+    back to 1. Builds dropped since are skipped. A large store takes no longer, because its bytes were verified when
+    it was published.
 
     Raises:
         CatalogueError: no such release, no previous build, its files are missing or changed in size, or another
@@ -172,7 +172,7 @@ def rollback(transaction: Transaction, name: str, *, verify: Verify | None = Non
 
 
 def verify_present(build: Candidate) -> list[str]:
-    """Return the problems of a store without reading its files, in milliseconds: it is gone, or another one."""
+    """Return the problems of a store in milliseconds, without reading its files: it is gone or was replaced."""
     path = Path(build.path)
     try:
         load_manifest(path, build.kind)
@@ -187,7 +187,7 @@ def verify_present(build: Candidate) -> list[str]:
 def verify_build(build: Candidate, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
     """Read every byte of a build's store, in files and database, and return the differences from its hashes.
 
-    `on_bytes` is called with the size of each file after it was read.
+    `on_bytes` is called with the size of each file that has been read.
     """
     problems = verify_present(build)
     if problems:
@@ -198,7 +198,7 @@ def verify_build(build: Candidate, on_bytes: Callable[[int], None] = lambda _: N
 
 
 def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
-    """Return the problems of a store's entries in PostgreSQL."""
+    """Return problems with a store's entries in PostgreSQL."""
     if not manifest.parameters.get("backends"):
         return []  # avoids importing the kind's kernels
     try:

@@ -45,14 +45,14 @@ class Rule(Options):
 
 
 class Replayed(NamedTuple):
-    """The result of a build with a recording; without a summary it was not replayed.
+    """The result of a build with a recording; without a summary, it was not replayed.
 
     Attributes:
         rule: the recording.
-        strategy: how drafts were made.
+        strategy: the drafting strategy.
         summary: `ReplayResult.summary()`.
-        problem: why it cannot be replayed, which refuses a new build.
-        skipped: why there is no result, which refuses nothing.
+        problem: why it cannot be replayed; a new build is then refused.
+        skipped: why there is no result; no build is refused for that.
     """
 
     rule: Rule
@@ -75,10 +75,10 @@ def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Reco
     """
     if session.get(Recording, rule.name) is not None:
         raise CatalogueError(
-            f"there is a recording {rule.name!r} already: `draftstore recordings remove {rule.name}` removes it"
+            f"the recording {rule.name!r} already exists: `draftstore recordings remove {rule.name}` removes it"
         )
     if not releases:
-        raise CatalogueError(f"the recording {rule.name!r} holds for no release: name one with --release")
+        raise CatalogueError(f"the recording {rule.name!r} applies to no release: name one with --release")
     settled = {"path": str(rule.path.resolve()), "releases": list(dict.fromkeys(releases))}
     recording = Recording(**rule.model_dump() | settled)
     session.add(recording)

@@ -22,7 +22,7 @@ def remove(session: Session, name: str) -> int:
 
 
 def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
-    """Return a release; `lock` its row until the end of the transaction.
+    """Return a release; `lock` locks its row until the end of the transaction.
 
     Raises:
         CatalogueError: no such release.
@@ -51,7 +51,7 @@ def release_history(session: Session, name: str) -> list[ReleaseMove]:
 
 
 def is_rolled_back(session: Session, name: str, build_id: int) -> bool:
-    """Return True if the last move of a release took it away from a build."""
+    """Return True if the last move of a release rolled it back from a build."""
     last = session.scalars(
         select(ReleaseMove).filter_by(release=name).order_by(ReleaseMove.id.desc()).limit(1)
     ).first()
@@ -59,18 +59,18 @@ def is_rolled_back(session: Session, name: str, build_id: int) -> bool:
 
 
 def last_lengths(session: Session, name: str, build_id: int) -> dict[str, float]:
-    """Return the accepted lengths by recording that were measured when a release last moved to a build."""
+    """Return the accepted lengths, by recording, measured when a release last moved to a build."""
     moves = select(ReleaseMove.lengths).filter_by(release=name, to_build=build_id)
     return dict(session.scalars(moves.order_by(ReleaseMove.id.desc()).limit(1)).first() or {})
 
 
 def build_before(session: Session, release: Release) -> int:
-    """Return the build that was live before the last publishing that was not rolled back."""
+    """Return the build that was live before the last publication that was not rolled back."""
     published: list[int] = []
     for move in release_history(session, release.name):
         if move.action == "publish":
             published.append(move.to_build)
-        else:  # undo publishings down to the target of this rollback
+        else:  # undo publications down to the target of this rollback
             while published and published[-1] != move.to_build:
                 published.pop()
     known = set(session.scalars(select(Build.id).where(Build.id.in_(published))))

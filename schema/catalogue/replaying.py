@@ -46,7 +46,7 @@ def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
 
 
 def _needs_model(build: Candidate) -> str | None:
-    """Return why stores of some kinds are not replayed here."""
+    """Return why a store's kind is not replayed here; None if it is."""
     kind = kind_of(build.kind)
     if kind.strategies and not kind.needs_states:
         return None
@@ -57,7 +57,7 @@ def _needs_model(build: Candidate) -> str | None:
 
 
 def _compared(rule: Rule, build: Candidate, new: Candidate, outputs: Sequence[Recording]) -> Replayed:
-    """Replay outputs, tokenized for a new build, with another one."""
+    """Replay outputs, tokenized for the new build, with another build."""
     if skipped := _needs_model(build):
         return Replayed(rule, skipped=skipped)
     if build.manifest["tokenizer"]["fingerprint"] != new.manifest["tokenizer"]["fingerprint"]:

@@ -186,13 +186,13 @@ def drop(build: str, files: bool, as_json: bool) -> None:
         catalogue.drop_build(session, found.id)
         directory = Path(found.path)
         removed = files and _is_still(directory, found)
-        # Before the catalogue forgets the build: it stays, if a process has the store open, or this one is killed.
+        # Before the catalogue drops the build: it stays if a process has the store open or this one is killed.
         left = [str(path) for path in remove_store(directory)] if removed else []
     rest = "is removed"
     if left:
-        rest = f"has {counted(len(left), 'file')} that are not the store's and stay, such as {left[0]}"
+        rest = f"keeps {counted(len(left), 'file')} that are not the store's, such as {left[0]}"
     elif not removed:
-        rest = "is left alone" + (": it no longer belongs to the build" if files else "")
+        rest = "stays" + (": it no longer belongs to the build" if files else "")
     fields = {"id": found.id, "path": found.path, "files_removed": removed, "left": left}
     print_result(fields, as_json, f"build {found.id} is dropped; its directory {directory} {rest}")
 
@@ -217,8 +217,8 @@ def drop(build: str, files: bool, as_json: bool) -> None:
 def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> None:
     """Remove old builds of flows from $DRAFTSTORE_HOME/stores: files, tables, and leftovers of killed builds.
 
-    These stay: the newest N builds of each kind and name, what a release points at or would be rolled back to, what a
-    process has open, and unfinished builds that may be resumed. Stores in other places are never touched.
+    These stay: the newest N builds of each kind and name, builds that a release points at or would be rolled back to,
+    stores that a process has open, and unfinished builds that may be resumed. Stores elsewhere are never touched.
 
     \b
     Examples:

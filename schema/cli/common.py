@@ -1,4 +1,4 @@
-"""Helpers of the catalogue commands: a session, and rows as values for people and programs."""
+"""Helpers of the catalogue commands: a session, and rows as printable values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def row_fields(row: Base | None, *left_out: str) -> dict[str, Any] | None:
 
 
 def build_fields(build: Build) -> dict[str, Any]:
-    """Return a row of `builds` for programs, without the manifest, which `draftstore info` shows."""
+    """Return a row of `builds` as fields, without the manifest, which `draftstore info` shows."""
     return {
         "id": build.id,
         "kind": build.kind,

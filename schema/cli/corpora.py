@@ -25,7 +25,7 @@ from schema.collections.live_logs import forget
 
 @click.group(cls=Group)
 def corpus() -> None:
-    """Manage the sources of stores; take documents down and prove that they are gone.
+    """Manage the sources of stores; remove documents and prove that they are gone.
 
     \b
     Examples:
@@ -94,7 +94,7 @@ def add(
 @corpus.command("list")
 @json_option
 def list_collections(as_json: bool) -> None:
-    """List the collections, with what their last scan found.
+    """List the collections, with the results of their last scan.
 
     \b
     Example:
@@ -137,7 +137,7 @@ def show(name: str, as_json: bool) -> None:
         "active": lambda row: row.get("active"),
         "bytes of text": lambda row: row.get("bytes"),
         "retention": lambda row: _days(row["retention_seconds"]),
-        "most bytes": lambda row: row["max_bytes"] and f"{row['max_bytes']:,}, {row['first_out']} out",
+        "max bytes": lambda row: row["max_bytes"] and f"{row['max_bytes']:,}, {row['first_out']} out",
         "licence": "licence",
     }
     say(f"collection {name}, tokenizer {found['tokenizer'] or 'not named'}")
@@ -149,7 +149,7 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _days(seconds: float | None) -> str:
-    """Return a length of time for people."""
+    """Return a duration in readable form."""
     return str(timedelta(seconds=seconds)).removesuffix(", 0:00:00") if seconds else ""
 
 
@@ -189,8 +189,8 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
     with catalogue_session() as session:
         removals = len(collecting.get_collection(session, name).removals)
     if removals and not yes:
-        lost = f"{counted(removals, 'take-down')} of {name} would be forgotten, and the documents could come back"
-        click.confirm(f"{lost}. Go on?", abort=True, err=True)
+        lost = f"{counted(removals, 'take-down')} of {name} would be lost, and the documents could come back"
+        click.confirm(f"{lost}. Continue?", abort=True, err=True)
     with catalogue_session() as session:
         collecting.drop_collection(session, name)
     text = f"collection {name} is dropped; its texts and stores stay"

@@ -1,4 +1,4 @@
-"""Collections for people and programs: their definition, their scans and the figures of the last one."""
+"""Collections as fields to print: their definition, their scans and the figures of the last scan."""
 
 import time
 from typing import Any
@@ -56,14 +56,14 @@ def _source_fields(row: CollectionSource) -> dict[str, Any]:
 
 
 def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]:
-    """Return documents, active ones, bytes of their text and removed ones of the last scan, in all and by source.
+    """Return documents, active ones, bytes of their text and removed ones of the last scan, in total and by source.
 
-    Documents are distinct texts; one that several sources hold counts for the first.
+    Documents are distinct texts; one that is in several sources counts for the first.
     """
     path = collecting.scan_path(collection_folder(collection.name))
     try:
         scanned = found or open_scan(path)
-    except CorpusError:  # `draftstore corpus scan` says what is wrong
+    except CorpusError:  # `draftstore corpus scan` reports what is wrong
         scanned = None
     if scanned is None:
         return {}
@@ -86,7 +86,7 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
 
 
 def rule_text(removal: dict[str, Any]) -> str:
-    """Return the rule of a take-down for people."""
+    """Return the rule of a take-down in readable form."""
     rule = removal["rule"]
     if removal["containing"]:
         return "those that contain a text"
@@ -108,7 +108,7 @@ def scan_with_progress(collection: Collection, tokenizer: TextTokenizer | None) 
 
 
 def warn_of_problems(found: Scan) -> None:
-    """Say on stderr which records of a scan could not be read, and which links were not followed."""
+    """Report on stderr which records of a scan could not be read and which links were not followed."""
     report = found.report
     if report.passed_over:
         say(passed_over_text(report.passed_over), err=True)

@@ -24,8 +24,8 @@ HIDDEN = "***"
 def db() -> None:
     """Start, stop, inspect and migrate the catalogue's database.
 
-    DRAFTSTORE_DATABASE_URL names a PostgreSQL server. Without it an embedded one starts by itself, in the data
-    folder (DRAFTSTORE_HOME), with the first command that needs it, and ends with the last one.
+    DRAFTSTORE_DATABASE_URL names a PostgreSQL server. Without it, an embedded server in the data folder
+    (DRAFTSTORE_HOME) starts with the first command that needs it and stops with the last one.
 
     \b
     Examples:
@@ -40,7 +40,7 @@ def db() -> None:
 def url(as_json: bool) -> None:
     """Print the URL of the database without its password, starting the embedded server.
 
-    The embedded server ends with the last command of draftstore: `draftstore db start` keeps it up.
+    The embedded server stops with the last draftstore command: `draftstore db start` keeps it up.
 
     \b
     Example:
@@ -53,9 +53,9 @@ def url(as_json: bool) -> None:
 @db.command("status")
 @json_option
 def show_status(as_json: bool) -> None:
-    """Show whether the server runs, its place, and the revision of its tables, without starting it.
+    """Show the server's status and location and the revision of its tables, without starting it.
 
-    PostgreSQL's own programs, such as psql and pg_dump, lie in the folder of programs.
+    PostgreSQL's own programs, such as psql and pg_dump, are in the folder of programs.
 
     \b
     Example:
@@ -67,7 +67,7 @@ def show_status(as_json: bool) -> None:
         found |= {"folder": str(cluster.base), **cluster.state()._asdict()}
         with suppress(MissingExtraError):
             found["programs"] = str(find_programs())
-        if found["status"] == "ready":  # not as one who uses the server, and would stop it in the end
+        if found["status"] == "ready":  # not as a user of the server, who would stop it at the end
             with database_errors(), psycopg.connect(cluster.url, autocommit=True) as connection:
                 found |= {"url": cluster.url} | _ask_server(connection)
     else:
@@ -152,8 +152,8 @@ def stop(as_json: bool) -> None:
 def migrate_tables(as_json: bool) -> None:
     """Create the tables, or migrate them to this version's revision.
 
-    The embedded server is migrated automatically; your own server only by this command. The role of
-    DRAFTSTORE_READER_URL is created, too, and may only read the tables.
+    The embedded server is migrated automatically, your own server only by this command. The role of
+    DRAFTSTORE_READER_URL, which may only read the tables, is created too.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`draftstore doctor`: whether everything is in order."""
+"""`draftstore doctor`: checks of the installation."""
 
 import sys
 

@@ -45,8 +45,8 @@ def recordings() -> None:
 def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
     """Register a file of recorded outputs for one or more releases.
 
-    FILE is what `draftstore replay` takes: JSON Lines with `prompt` and `output`, also compressed. Take 100 to 500
-    outputs that the stores have not seen. The file must stay in place.
+    FILE is as for `draftstore replay`: JSON Lines with `prompt` and `output`, optionally compressed. Use 100 to 500
+    outputs that the stores do not contain. The file must stay in place.
 
     \b
     Examples:
@@ -64,7 +64,7 @@ def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
 @click.option("--release", metavar="R", help="List only those of this release.")
 @json_option
 def list_recordings(release: str | None, as_json: bool) -> None:
-    """List the registered recordings, and how much of the accepted length a new build may lose.
+    """List the registered recordings and how much of the accepted length a new build may lose.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ from schema.models import Build
 
 @click.group(cls=Group)
 def releases() -> None:
-    """Publish builds under names, and roll back.
+    """Publish builds under names and roll back.
 
     \b
     Examples:
@@ -64,14 +64,14 @@ def list_releases(as_json: bool) -> None:
     "--force",
     default="",
     metavar="CHECK[,CHECK...]",
-    help=f"Publish although these checks fail: {', '.join(CHECKS)}.",
+    help=f"Publish even if these checks fail: {', '.join(CHECKS)}.",
 )
 @json_option
 def publish(name: str, build: str, force: str, as_json: bool) -> None:
     """Point a release at a build, after verifying every byte of its store.
 
-    A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
-    its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
+    A build is refused, with exit status 3, if its tokenizer, model, kind or strategy differs from the live one's, if
+    its corpus or tokens are more than 20 % smaller, or if more than 1 % of its records are bad; --force names checks to
     override. Both builds replay the recordings of the release (`draftstore recordings`), and one that accepts fewer
     tokens is refused too. A directory that is not in the catalogue is registered first.
 
@@ -100,7 +100,7 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def rollback(name: str, as_json: bool) -> None:
-    """Point a release at its previous build; repeat to go further back. It takes no longer for a large store.
+    """Point a release at its previous build; repeat to go further back. A large store takes no longer.
 
     \b
     Example:
@@ -193,7 +193,7 @@ def _fields(name: str, build: Build | Candidate, moved_at: datetime) -> dict[str
 
 
 def _print_move(moved: Moved, as_json: bool) -> None:
-    """Print the builds that a release points at now and pointed at before, and the checks that were not passed."""
+    """Print the builds that a release points at now and pointed at before, and the checks that did not pass."""
     build, before = moved.build, moved.before
     if as_json:
         checks = {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped}

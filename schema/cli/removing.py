@@ -1,4 +1,4 @@
-"""`draftstore corpus remove` and `prove-removed`: take-down, and the proof that it was done."""
+"""`draftstore corpus remove` and `prove-removed`: take-down, and proof that it is complete."""
 
 from datetime import UTC, datetime
 
@@ -16,15 +16,15 @@ from schema.collections.proving import Checked, check_live_builds, removed_keys
 from schema.collections.removing import select_documents, write_removal
 
 NOT_PROVEN = 5
-"""Exit status where a live build still holds removed documents, or cannot be checked."""
+"""Exit status if a live build still holds removed documents or cannot be checked."""
 LIMITS = (
-    "not looked at: the sources themselves, except live logs, builds that are not live, backups and copies of stores "
-    "or of the database, logs, and what lookup services and decoders have in memory until they follow the release"
+    "not checked: the sources themselves, except live logs; builds that are not live; backups and copies of stores or "
+    "of the database; logs; and the memory of lookup services and decoders until they follow the release"
 )
 
 
 def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, int]:
-    """Return the source and the time that `--where` names."""
+    """Return the source and time that `--where` names."""
     found: dict[str, int] = {}
     for condition in conditions:
         key, _, value = condition.partition("=")
@@ -78,7 +78,7 @@ def remove(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Take documents down: the next rebuild excludes them, and so do later ones, whatever file contains them.
+    """Take documents down: the next rebuild and all later ones exclude them, whichever file contains them.
 
     The sources are scanned first. When the command ends, the documents are gone from live logs and the memory of their
     writers. Other sources and existing stores do not change: `draftstore corpus prove-removed` lists what still holds
@@ -129,9 +129,9 @@ def remove(
 def prove(name: str, as_json: bool) -> None:
     """Prove that no live build holds removed documents, by the digests of the documents that it was built from.
 
-    A live build with a source of the collection, of any release, must hold only active documents. Live logs are
-    checked, too, and the memory of the processes that write them. Run it after the rebuild. If a build or log fails the
-    check, or cannot be checked, the exit status is 5.
+    A live build of any release with a source of the collection must hold only active documents. Live logs and the
+    memory of the processes that write them are checked too. Run it after the rebuild. If a build or log fails the
+    check or cannot be checked, the exit status is 5.
 
     \b
     Example:
@@ -175,7 +175,7 @@ def _show(name: str, removed: int, checked: list[Checked], held: list[Held], pro
             say(f"build {row.build}: {row.problem}", err=True)
     what = counted(removed, "removed document")
     if proven:
-        say(f"proven for {name}: {what}, and no live build holds one, or has other documents of its sources")
+        say(f"proven for {name}: {what}; no live build holds one, or other inactive documents of its sources")
     else:
         say(f"NOT proven for {name}: {what}; rebuild, and publish the builds above", err=True)
     say(LIMITS, err=True)

@@ -1,4 +1,4 @@
-"""`draftstore sql`: SQL queries on the catalogue, by default as a role that may only read."""
+"""`draftstore sql`: SQL queries on the catalogue, by default with a read-only role."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ class QueryError(DraftstoreError):
 
 
 class StatementResult(NamedTuple):
-    """The result of a statement: names of its columns (none for a command), its rows, its status."""
+    """The result of a statement: column names (none for a command), rows and status."""
 
     names: list[str]
     rows: Iterable[Row]
@@ -49,7 +49,7 @@ class StatementResult(NamedTuple):
     type=click.IntRange(min=0),
     default=ROWS_SHOWN,
     show_default=True,
-    help="Maximum number of rows in a table; 0 for all. JSON and CSV have all.",
+    help="Maximum number of rows in a table; 0 for all. JSON and CSV include all.",
 )
 @click.option(
     "--timeout",
@@ -72,17 +72,17 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
         raise click.UsageError("--json and --csv exclude each other")
     text = _read(query)
     if not text.strip():
-        raise QueryError("the question is empty: pass SQL, a file, or - for stdin")
+        raise QueryError("the query is empty: pass SQL, a file, or - for stdin")
     connection = connect(autocommit=True, reading=not write)
     with closing(connection), database_errors():
         if not write:
             require_reader(connection)
-            # The reader's rights guard the tables; a read-only transaction, which a single statement cannot leave and
-            # which is never committed, what any role may change: its own settings and password, large objects.
+            # The reader's rights guard the tables. A read-only transaction, which a single statement cannot leave and
+            # which is never committed, guards what any role may change: its own settings and password, large objects.
             connection.execute("SET default_transaction_read_only = on")
             connection.execute("BEGIN")
         try:
-            # In the transaction, where after a first query nothing makes it one that writes.
+            # In the transaction: after a first query, nothing can make it writable.
             connection.execute(
                 "SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",)
             )
@@ -103,7 +103,7 @@ def _read(query: str) -> str:
     try:
         return Path(query).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise QueryError(f"{query} does not exist: pass a question in SQL, a file, or - for stdin") from None
+        raise QueryError(f"{query} does not exist: pass a query in SQL, a file, or - for stdin") from None
     except UnicodeDecodeError as error:
         raise QueryError(f"{query} is not UTF-8 text: {error}") from None
 
@@ -114,7 +114,7 @@ def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -
         names = _column_names(connection, text)
         if names is None and not several:
             raise QueryError(
-                "these are several statements: ask one at a time; --write takes several, as the owner"
+                "these are several statements: run one at a time; --write runs several, as the owner"
             )
         if names:  # stream row by row: a large result need not fit into memory
             yield StatementResult(names, cursor.stream(text), "")
@@ -164,12 +164,12 @@ def _require_unique(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise QueryError(
-                f"two columns are called {name!r}: name them apart with AS, or ask without --json"
+                f"two columns are called {name!r}: give them different names with AS, or omit --json"
             )
 
 
 def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | None:
-    """Return the error in the query; None if the server is at fault."""
+    """Return the error in the query; None if the server caused it."""
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
         return QueryError(f"no answer within {timeout:g} seconds: allow more with --timeout")
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:

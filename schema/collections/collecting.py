@@ -7,7 +7,7 @@
     scan = scan_sources(sources, scan_path(folder))
     digests = wanted_of(collection, scan, now=time.time())
 
-Functions that take a session run in the caller's transaction. `scan_collection` does what lies between.
+Functions that take a session run in the caller's transaction. `scan_collection` does the steps in between.
 """
 
 import os
@@ -42,13 +42,13 @@ from schema.collections.removal_files import collection_folder, complete, remove
 from schema.models import RELEASE_NAME, Release
 
 NAME_CHARACTERS = 200
-"""Folders and releases have a collection's name with a few characters more."""
+"""Folders and releases add a few characters to a collection's name."""
 TREES, VECTORS = DERIVED = ("-crest", "-dense")
-"""What `rebuild` appends to a collection's name for the releases of stores made from it."""
+"""Suffixes that `rebuild` appends to a collection's name for the releases of its stores."""
 
 
 class SourceOptions(Options):
-    """How a source is read, and what of it is wanted; see `CollectionSource`."""
+    """How a source is read and which of its documents are wanted; see `CollectionSource`."""
 
     column: str = Field("text", description="Key or column of the text in records.")
     globs: Annotated[tuple[str, ...], Shown(metavar="G", flags=("--glob",))] = Field(
@@ -84,18 +84,18 @@ class NewSource(SourceOptions):
         """Return it with an absolute path.
 
         Raises:
-            CorpusError: it is no log, and nothing is there; or a log is a URL, or a live log no folder.
+            CorpusError: it is not a log and does not exist, a log is a URL, or a live log is not a folder.
         """
         if is_url(self.place):
             if self.log or self.live:
                 raise CorpusError(
-                    f"{self.place} is no {'live' if self.live else 'response'} log: give its own path"
+                    f"{self.place} is not a {'live' if self.live else 'response'} log: give its own path"
                 )
             return self
         place = os.path.abspath(Path(self.place).expanduser())  # noqa: PTH100 (links may move on purpose)
         if self.live and Path(place).exists() and not Path(place).is_dir():
             raise CorpusError(
-                f"{place} is no live log: give the folder that `--live` of the service or worker names"
+                f"{place} is not a live log: give the folder that `--live` of the service or worker names"
             )
         if not self.log and not self.live:
             Source(0, place, glob=self.globs or SOURCE_PATTERNS).files()
@@ -105,18 +105,18 @@ class NewSource(SourceOptions):
 def add_sources(
     session: Session, name: str, sources: Sequence[NewSource], tokenizer: str | None = None
 ) -> Collection:
-    """Add sources to a collection, which is made if it is new; known places take the new settings.
+    """Add sources to a collection, which is created if it is new; known places take the new settings.
 
     Args:
         session: open session.
         name: name of the collection.
         sources: the sources.
-        tokenizer: folder, file or hub name; None: as it was.
+        tokenizer: folder, file or hub name; None: unchanged.
 
     Raises:
-        CatalogueError: the name is invalid, or other stores have it as a release, or another collection a live log.
-        CorpusError: nothing is at a place, or see `NewSource.settled`.
-        TokenizerError: there are live logs, and no tokenizer, or not theirs.
+        CatalogueError: the name is invalid or a release of other stores, or another collection has a live log.
+        CorpusError: see `NewSource.settled`.
+        TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
         raise CatalogueError(
@@ -151,7 +151,7 @@ def releases_of(name: str) -> tuple[str, ...]:
 
 
 def _require_own_releases(session: Session, name: str) -> None:
-    """Refuse a name whose releases another collection has, or a build that is not of this collection."""
+    """Refuse a name whose releases belong to another collection or to a build not made from this collection."""
     stems = [name.removesuffix(suffix) for suffix in DERIVED if name.endswith(suffix)]
     rivals = Collection.name.in_((*stems, *releases_of(name)[1:]))
     if (rival := session.scalars(select(Collection.name).where(rivals)).first()) is not None:
@@ -170,7 +170,7 @@ def _require_own_releases(session: Session, name: str) -> None:
 def get_collection(session: Session, name: str, *, lock: bool = False) -> Collection:
     """Return a collection with its sources and removals, which can be read after the session is closed.
 
-    Removals that only files or only the database have are back in both; see `schema.collections.removal_files`.
+    Removals missing from the files or the database are restored there; see `schema.collections.removal_files`.
 
     Raises:
         CatalogueError: there is none of this name.
@@ -264,7 +264,7 @@ def scan_collection(
 
 
 def removals_of(collection: Collection) -> list[Removal]:
-    """Return the take-downs of a collection; texts that they refuse are the scan's to find, see `open_sources`."""
+    """Return the take-downs of a collection; the scan finds the texts that they refuse, see `open_sources`."""
     numbers = {source.place: source.id for source in collection.sources}
     return [_removal(row, numbers) for row in collection.removals]
 

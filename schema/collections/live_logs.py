@@ -1,4 +1,4 @@
-"""Live logs as sources of collections: they are ours, so a take-down changes them, and a proof reads them."""
+"""Live logs as sources of collections: they are ours, so a take-down changes them and a proof reads them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +21,7 @@ from schema.collections.models import Collection, CollectionRemoval, CollectionS
 
 
 class Held(NamedTuple):
-    """What a live log and its processes have of removed documents.
+    """The removed documents that a live log and its processes still hold.
 
     Attributes:
         place: its folder.
@@ -52,7 +52,7 @@ def adopt_live_logs(session: Session, collection: Collection) -> None:
     rivals = rivals.where(CollectionSource.kind == "live", CollectionSource.place.in_(map(str, logs)))
     if (rival := session.scalars(rivals).first()) is not None:
         raise CatalogueError(
-            f"the collection {rival} has this live log: its stores decide what leaves the memory, and no others"
+            f"the collection {rival} has this live log: only its stores decide what leaves the memory"
         )
     if collection.tokenizer is None:
         raise TokenizerError(
@@ -71,7 +71,7 @@ def live_reading(row: CollectionSource, tokenizer: TextTokenizer | None) -> dict
 
 
 def answers_in(collection: Collection, scan: Scan, digests: NDArray[np.uint8]) -> set[str]:
-    """Return the digests of answers in live logs that are of documents of a scan from a response log, hexadecimal."""
+    """Return the digests, in hexadecimal, of live logs' answers whose documents a scan has from a response log."""
     return {
         found
         for folder in live_logs(collection)
@@ -80,15 +80,15 @@ def answers_in(collection: Collection, scan: Scan, digests: NDArray[np.uint8]) -
 
 
 def forget(collection: Collection, removals: Iterable[CollectionRemoval], answers: Iterable[str] = ()) -> int:
-    """Overwrite removed documents in a collection's live logs, have them leave memory, and return their number.
+    """Overwrite removed documents in a collection's live logs, drop them from memory, and return their number.
 
     Args:
         collection: the collection.
         removals: those that apply.
-        answers: digests of others to overwrite, hexadecimal; see `answers_in`.
+        answers: digests of other documents to overwrite, in hexadecimal; see `answers_in`.
 
     Raises:
-        DraftstoreError: a process did not forget in time; all logs are without them.
+        DraftstoreError: a process did not drop them in time; no log contains them any more.
         OSError: a log cannot be written.
     """
     erased, failures = 0, []
@@ -97,7 +97,7 @@ def forget(collection: Collection, removals: Iterable[CollectionRemoval], answer
     for folder in live_logs(collection) if digests or fragments else ():
         try:
             erased += take_down(folder, digests, fragments)
-        except (DraftstoreError, OSError) as error:  # the others forget all the same
+        except (DraftstoreError, OSError) as error:  # the other logs are still overwritten
             failures.append(error)
     if failures:
         raise failures[0]
@@ -105,13 +105,13 @@ def forget(collection: Collection, removals: Iterable[CollectionRemoval], answer
 
 
 def check_live_logs(collection: Collection) -> list[Held]:
-    """Return what the live logs of a collection still have of removed documents, a row for each log."""
+    """Return the removed documents that a collection's live logs still hold, one row per log."""
     rules = _rules_of(collection.removals)
     return [Held(str(folder), *still_held(folder, *rules)) for folder in live_logs(collection)]
 
 
 def _rules_of(removals: Iterable[CollectionRemoval]) -> tuple[set[str], tuple[Fragment, ...]]:
-    """Return the digests, in hexadecimal, and the fragments of removals."""
+    """Return the digests (hexadecimal) and fragments of removals."""
     rows = list(removals)
     found = b"".join(row.digests for row in rows)
     starts = range(0, len(found), DIGEST_BYTES)

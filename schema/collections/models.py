@@ -1,7 +1,7 @@
 """The tables of collections: named sets of sources that stores are made from, and what was taken down from them.
 
-Where `corpora` names the token ids that a store was built from, a collection names the texts that the next one will be
-built from. No text is in these tables.
+While `corpora` names the token ids that a store was built from, a collection names the texts that the next one will be
+built from. These tables contain no text.
 """
 
 from datetime import datetime, timedelta

@@ -1,6 +1,6 @@
-"""The proof that removed documents are gone: builds are immutable, and record the digests of their documents.
+"""The proof that removed documents are gone: builds are immutable and record the digests of their documents.
 
-A live build from a source of the collection may hold wanted documents alone. That covers what digests of removed texts
+A live build from a source of the collection may hold only wanted documents. That covers what digests of removed texts
 cannot: the same file read with another chat template gives other texts, none of which the collection wants.
 """
 
@@ -30,16 +30,16 @@ AGAIN = "build it again from the collection, or publish another build"
 
 
 class Checked(NamedTuple):
-    """A live build against the documents of a collection.
+    """A live build compared with the documents of a collection.
 
     Attributes:
         build: id of the build.
         kind: its kind.
         releases: names of the releases that point at it.
-        documents: number of its documents, where known.
+        documents: number of its documents, if known.
         removed: how many of them were removed from the collection.
-        unwanted: how many others the collection does not want, if it has a source of the collection.
-        problem: why the build could not be checked; None: it was.
+        unwanted: how many others the collection does not want, if the build has a source of the collection.
+        problem: why the build could not be checked; None if it was.
     """
 
     build: int
@@ -52,12 +52,12 @@ class Checked(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """Whether it holds wanted documents alone."""
+        """Whether it holds only wanted documents."""
         return not self.removed and not self.unwanted and self.problem is None
 
 
 def removed_keys(collection: Collection, scan: Scan) -> NDArray[np.bytes_]:
-    """Return the digests of all removed documents, S16 [n], those that rules found since included."""
+    """Return the digests of all removed documents, S16 [n], including those that rules have matched since."""
     removals = removals_of(collection)
     keys = [scan.keys[removed_rows(scan, removals)], *(digest_keys(removal.digests) for removal in removals)]
     return np.unique(np.concatenate(keys))
@@ -66,12 +66,12 @@ def removed_keys(collection: Collection, scan: Scan) -> NDArray[np.bytes_]:
 def check_live_builds(
     session: Session, collection: Collection, scan: Scan, removed: NDArray[np.bytes_]
 ) -> list[Checked]:
-    """Compare the documents of live builds with those of a collection; clean builds of other sources are left out.
+    """Compare the documents of live builds with those of a collection; clean builds of other sources are omitted.
 
     Args:
         session: open session.
         collection: the collection.
-        scan: a scan of now: what the builds should have been made from.
+        scan: a current scan: what the builds should have been made from.
         removed: S16 [n], see `removed_keys`.
     """
     wanted = digest_keys(wanted_of(collection, scan))
@@ -107,13 +107,13 @@ def _live_builds(session: Session) -> Iterator[tuple[Build, list[str]]]:
 
 
 def _overlap(sources: Iterable[str], places: Iterable[str]) -> bool:
-    """Return True if one of these files, folders and URLs is, holds or lies in one of those."""
+    """Return True if one of the sources is, contains or is inside one of the places: files, folders or URLs."""
     ends = [_end(place) for place in places]
     return any(_holds(one, other) or _holds(other, one) for one in map(_end, sources) for other in ends)
 
 
 def _holds(folder: str, path: str) -> bool:
-    """Return True if a path is a folder or lies in it; where one of them is relative, if it may be."""
+    """Return True if a path is a folder or is inside it; if one of them is relative, True if it may be."""
     if "://" in folder + path or Path(folder).is_absolute() == Path(path).is_absolute():
         return f"{path}/".startswith(f"{folder}/")
     if Path(path).is_absolute():
@@ -123,7 +123,7 @@ def _holds(folder: str, path: str) -> bool:
 
 
 def _end(place: str) -> str:
-    """Return a place without links and without what follows the first sign of a pattern."""
+    """Return a place without links, and of a pattern only the folder before its first wildcard."""
     if "://" in place:
         return place.rstrip("/")
     if not Path(place).exists() and (sign := GLOB_SIGNS.search(place)):

@@ -1,8 +1,8 @@
-"""Removals as files beside the scan: a database restored from before them brings no document back.
+"""Removals as files beside the scan: restoring an older database does not bring documents back.
 
-    collections/NAME/removed/20260131T120000000000-1a2b3c4d.json      its time, and the start of a hash of its content
+    collections/NAME/removed/20260131T120000000000-1a2b3c4d.json      its time and the start of a hash of its content
 
-Every reading of a collection (`schema.collections.collecting.get_collection`) completes each side from the other.
+Every read of a collection (`schema.collections.collecting.get_collection`) completes each side from the other.
 """
 
 import base64
@@ -32,7 +32,7 @@ def collection_folder(name: str) -> Path:
 
 
 def removed_folder(name: str) -> Path:
-    """Return the folder of what was removed from a collection."""
+    """Return the folder of a collection's removals."""
     return collection_folder(name) / "removed"
 
 
@@ -48,7 +48,7 @@ def complete(session: Session, collection: Collection) -> None:
         write_file(folder, rows[key])
     if not files.keys() - rows.keys():
         return
-    # Another process may be removing documents: its row is there after its commit.
+    # Another process may be removing documents: its row becomes visible with its commit.
     session.execute(select(Collection.id).filter_by(id=collection.id).with_for_update())
     session.refresh(collection, ["removals"])
     if missing := sorted(files.keys() - {_key(row) for row in collection.removals}):
@@ -76,7 +76,7 @@ def write_file(folder: Path, row: CollectionRemoval) -> None:
 
 def remove_files(name: str) -> None:
     """Remove the files of a collection's removals."""
-    for path in removed_folder(name).glob("*.*"):  # hashes of n-grams, too, as they were once kept
+    for path in removed_folder(name).glob("*.*"):  # hashes of n-grams, too, as earlier versions kept them
         path.unlink()
 
 
@@ -97,14 +97,14 @@ def _read(path: Path) -> Mapping[str, Any]:
         problem = str(error)
     if problem:
         raise CorpusError(
-            f"the removal {path} cannot be read ({problem}): bring it back from a backup, or delete it and remove the "
+            f"the removal {path} cannot be read ({problem}): restore it from a backup, or delete it and remove the "
             "documents again"
         )
     return fields
 
 
 def _key(row: CollectionRemoval) -> str:
-    """Return the name of a removal's file, without its ending."""
+    """Return the name of a removal's file without its suffix."""
     when = row.created_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S%f")
     content = row.digests + json.dumps(row.rule, sort_keys=True).encode()
     return f"{when}-{hashlib.sha256(content).hexdigest()[:8]}"

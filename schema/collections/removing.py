@@ -1,6 +1,6 @@
-"""Take-down: documents that leave a collection with the next rebuild, and do not come back.
+"""Take-down: documents that leave a collection with the next rebuild and do not come back.
 
-The texts stay in the sources, which are not ours to change; here are digests and hashes of them.
+The texts stay in the sources, which are not ours to change; only digests and hashes are stored here.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class Selection:
     """Documents to take down.
 
     Attributes:
-        digests: uint8 [n, 16], of all distinct texts that were found, wanted or not.
-        wanted: how many of them stores may hold now, so that they go with the next rebuild.
-        rule: what is out from now on, as `CollectionRemoval.rule`.
+        digests: uint8 [n, 16], of all distinct texts that matched, wanted or not.
+        wanted: how many of them stores may hold now and lose with the next rebuild.
+        rule: what is excluded from now on, as `CollectionRemoval.rule`.
     """
 
     digests: NDArray[np.uint8]
@@ -50,14 +50,14 @@ def select_documents(
     Args:
         collection: the collection.
         scan: a scan of it with its sources.
-        document: the id of a document. One that only tells a line (`file#7`) is no rule for later: another document
-            may come to be there.
+        document: the id of a document. One that is only a line number (`file#7`) makes no lasting rule, because
+            another document may take that line.
         source: number of a source; may be given with `before`.
         before: unix seconds; documents first seen before.
-        containing: text that the documents contain, exactly so spelled. Their files are read.
+        containing: text that the documents contain, spelled exactly so. Their files are read.
 
     Raises:
-        CorpusError: not one criterion is given; no such document or source; a file changed since the scan.
+        CorpusError: not exactly one criterion is given; no such document or source; a file changed since the scan.
     """
     given = [document is not None, source is not None or before is not None, containing is not None]
     if sum(given) != 1:
@@ -91,7 +91,7 @@ def select_documents(
 
 
 def _positions(scan: Scan, rows: NDArray[np.intp]) -> list[str]:
-    """Return the ids of rows that are no more than a line of a file."""
+    """Return the ids of rows that are only the number of a line."""
     ids = scan.frame["id"].gather(rows).to_list()
     names = [scan.files[place].name for place in scan.column("file")[rows].tolist()]
     return [found for found, name in zip(ids, names, strict=True) if found.startswith(f"{name}#")]
@@ -100,15 +100,15 @@ def _positions(scan: Scan, rows: NDArray[np.intp]) -> list[str]:
 def write_removal(
     session: Session, name: str, selection: Selection, reason: str | None = None
 ) -> CollectionRemoval:
-    """Take documents down: they leave with the next rebuild, and may not come back.
+    """Take documents down: they leave with the next rebuild and do not come back.
 
-    The removal is in the database and in a file beside the scan.
+    The removal is stored in the database and in a file beside the scan.
 
     Args:
         session: open session.
         name: name of the collection.
         selection: the documents.
-        reason: for people.
+        reason: a note.
 
     Raises:
         CatalogueError: no such collection.

@@ -1,7 +1,7 @@
 """The reader: a role of PostgreSQL that may read our tables and do nothing else.
 
-`draftstore sql` and the lookup service connect as the reader. A read-only transaction alone is no guard: from inside it
-a superuser can read and write files and run programs. So the reader is a member of no role, and has no other right.
+`draftstore sql` and the lookup service connect as the reader. A read-only transaction alone does not protect: in it, a
+superuser can read and write files and run programs. So the reader is a member of no role and has no other right.
 """
 
 from contextlib import suppress
@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from schema.db.embedded import READER
 from schema.db.errors import ReaderError
 
-LOCK_KEY = 0x726561646572  # "reader": the holder of this advisory lock makes it
+LOCK_KEY = 0x726561646572  # "reader": the holder of this advisory lock creates it
 MAY_CHANGE = """
 SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls
     OR EXISTS (SELECT FROM pg_auth_members WHERE member = reader.oid)
@@ -34,7 +34,7 @@ FROM pg_roles AS reader, pg_class AS tables
 WHERE rolname = %(name)s AND tables.oid = to_regclass('builds')
 """
 FILES = ["pg_read_file", "pg_read_binary_file", "pg_stat_file", "pg_ls_dir", "lo_import", "lo_export"]
-"""Functions on files of the server, which only a superuser may call unless they were granted."""
+"""Functions on files of the server, which only superusers may call unless granted."""
 CREATE = "CREATE ROLE {reader} LOGIN PASSWORD {password}"
 GRANTS = (
     "GRANT USAGE ON SCHEMA {schema} TO {reader}",
@@ -44,7 +44,7 @@ GRANTS = (
 
 
 def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
-    """Create the reader if it is missing, and let it read all tables, those of later loads too.
+    """Create the reader if it is missing and let it read all tables, including those of later loads.
 
     `connection` is that of the owner in autocommit mode, and `url` that of the reader: its password becomes the role's.
     Raises ReaderError if the owner may not create roles, or the role may do more than read.
@@ -71,7 +71,7 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
                 with suppress(errors.InsufficientPrivilege):
                     _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
             with suppress(errors.InsufficientPrivilege):
-                _run(connection, "ALTER ROLE {reader} RESET ALL", name)  # its settings are its own to change
+                _run(connection, "ALTER ROLE {reader} RESET ALL", name)  # a role may change its own settings
             for statement in GRANTS:
                 _run(connection, statement, name)
     except errors.InsufficientPrivilege as error:
@@ -82,8 +82,8 @@ def require_reader(connection: psycopg.Connection[Any]) -> None:
     """Raise ReaderError for a connection of a role that may do more than read."""
     if may_change(connection, connection.info.user):
         raise ReaderError(
-            f"the role {connection.info.user!r} may do more than read, and a query could use that: "
-            f"{_advice(connection, READER)}\n--write asks as the owner"
+            f"the role {connection.info.user!r} may do more than read, and a query could exploit that: "
+            f"{_advice(connection, READER)}\n--write queries as the owner"
         )
 
 
@@ -116,6 +116,6 @@ def _advice(connection: psycopg.Connection[Any], name: str) -> str:
     statements = [_filled(connection, text, name, "...").as_string(connection) for text in (CREATE, *GRANTS)]
     return (
         "set DRAFTSTORE_READER_URL to postgresql://USER:PASSWORD@HOST:PORT/DATABASE of a role that may only read, and "
-        "run `draftstore db migrate`, which makes the role; or make it yourself:\n"
+        "run `draftstore db migrate`, which creates the role; or create it yourself:\n"
         + "\n".join(f"  {statement};" for statement in statements)
     )

@@ -1,13 +1,13 @@
-"""The catalogue's database: the server that `DRAFTSTORE_DATABASE_URL` names, else the embedded one.
+"""The catalogue's database: the server named by `DRAFTSTORE_DATABASE_URL`, else the embedded one.
 
     with connect() as connection:                  # psycopg: bulk loads and lookups
         connection.execute("SELECT ...")
     with Session(make_engine()) as session:        # SQLAlchemy: the catalogue
         ...
 
-Both are the owner of the tables. `connect(reading=True)` is a role that may only read them (`access`), named by
-`DRAFTSTORE_READER_URL` or that of the embedded server. All keep the embedded server running for the rest of the
-process, and refuse tables of another revision: the embedded server is migrated automatically, a named one only by
+Both connect as the owner of the tables. `connect(reading=True)` connects as a role that may only read them (`access`),
+named by `DRAFTSTORE_READER_URL`, or the embedded server's. All keep the embedded server running for the rest of the
+process and refuse tables of another revision: the embedded server is migrated automatically, a named one only by
 `draftstore db migrate`.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 REVISION = "0005"
-"""The newest of them. Alembic says the same, but takes longer to import than most commands take to run."""
+"""The newest revision. Alembic reports the same, but takes longer to import than most commands take to run."""
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
 READER_VARIABLE = "DRAFTSTORE_READER_URL"
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
@@ -42,7 +42,7 @@ RECOVERY_PAUSES = (0.1, 0.5, 2.0, 5.0)
 CONNECT_TIMEOUT = 5
 """Seconds."""
 ANSWER_SECONDS = 5
-"""Time limit for a statement of `connect_reader`, and for the network to bring an answer."""
+"""Time limit for a statement of `connect_reader`, and for the network to deliver its answer."""
 Connected = TypeVar("Connected")
 
 _current: set[str] = set()
@@ -50,15 +50,15 @@ _current: set[str] = set()
 
 
 def is_embedded(*, reading: bool = False) -> bool:
-    """Return True if no server is named; `reading`: for the reader, which another variable may name."""
+    """Return True if no server is named; `reading`: for the reader, which has its own variable."""
     return _variable(reading) is None
 
 
 def database_url(*, reading: bool = False) -> str:
     """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
 
-    The embedded server is started, or joined, and stays up for the rest of the process. The URL of the reader
-    (`reading`) is that of the owner on a named server without a named reader.
+    The embedded server is started or joined and stays up for the rest of the process. On a named server without a
+    named reader, the URL of the reader (`reading`) is the owner's.
 
     Raises:
         DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
@@ -76,7 +76,7 @@ def _variable(reading: bool) -> str | None:
 
 
 def _checked_url(variable: str) -> str:
-    """Return a named URL without SQLAlchemy's driver name; errors never quote it, it may contain a password."""
+    """Return a named URL without SQLAlchemy's driver name; errors never quote it, since it may contain a password."""
     scheme, separator, rest = os.environ[variable].partition("://")
     url = f"postgresql://{rest}"
     if scheme in SCHEMES and separator:
@@ -108,7 +108,7 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
 
 
 def connect_reader() -> psycopg.Connection:
-    """Connect as the reader in autocommit mode, for lookups, each of which gets an answer or DatabaseError soon."""
+    """Connect as the reader in autocommit mode, for lookups; each soon gets an answer or DatabaseError."""
     connection = connect(reading=True, autocommit=True)
     with database_errors():
         # The plan of a lookup does not depend on its keys: a generic one saves planning.
@@ -143,7 +143,7 @@ def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
     """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
 
     Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
-    those of `connect`, and `options` further ones of `sqlalchemy.create_engine`.
+    those of `connect`; `options` are further ones of `sqlalchemy.create_engine`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -182,7 +182,7 @@ def database_revision(connection: psycopg.Connection) -> str | None:
 
 
 def require_schema(*, reading: bool = False) -> None:
-    """Check the revision of the tables once; the embedded server's are migrated by the owner, who makes the reader."""
+    """Check the revision of the tables once; the owner migrates the embedded server's and creates the reader."""
     reading = reading and not is_embedded(reading=True)
     url = database_url(reading=reading)
     if url in _current:
@@ -204,11 +204,11 @@ def require_schema(*, reading: bool = False) -> None:
 def migrate() -> str:
     """Migrate the tables to the newest revision and return it; concurrent calls run one after the other.
 
-    The reader is made as well: that of the embedded server, or the one that `DRAFTSTORE_READER_URL` names.
+    The reader is created too: the embedded server's, or the one named by `DRAFTSTORE_READER_URL`.
 
     Raises:
         DatabaseError: the server is down or refuses, a lock cannot be taken, the tables are of an unknown revision, or
-            the owner may not make the reader.
+            the owner may not create the reader.
     """
     import alembic.command
     from alembic.util import CommandError

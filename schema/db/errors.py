@@ -20,7 +20,7 @@ class DatabaseAccessError(DatabaseError):
 
 
 class ReaderError(DatabaseError):
-    """The role that should only read may do more, or cannot be made."""
+    """The role that should only read may do more, or cannot be created."""
 
 
 class DatabaseTimeoutError(DatabaseError):

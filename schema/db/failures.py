@@ -26,7 +26,7 @@ STATES: tuple[tuple[tuple[str, ...], type[DatabaseError], str], ...] = (
     (("55P03", "57014", "25P03", "25P04", "40"), DatabaseTimeoutError, TIMEOUT),
     (("53",), DatabaseFullError, FULL),
 )
-"""Meaning of SQLSTATEs, by their beginnings, for users."""
+"""Meanings of SQLSTATEs for users, by prefix."""
 
 REFUSALS = (
     "authentication failed",
@@ -40,7 +40,7 @@ REFUSALS = (
 
 
 def translate(error: BaseException | None) -> DatabaseError | None:
-    """Return our error for one of psycopg or SQLAlchemy; None if users cannot do anything about it."""
+    """Return our error for one of psycopg's or SQLAlchemy's; None if users cannot do anything about it."""
     original = getattr(error, "orig", error)
     if not isinstance(original, psycopg.Error):
         return None
@@ -65,7 +65,7 @@ def translate(error: BaseException | None) -> DatabaseError | None:
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Translate database errors inside the block to `DatabaseError`, where users can do something about them."""
+    """Translate database errors inside the block to `DatabaseError` if users can do something about them."""
     try:
         yield
     except Exception as error:

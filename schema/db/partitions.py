@@ -1,9 +1,9 @@
 """The partitions of `ngrams`, `kept_ngrams` and `trees`: one per build, named `<table>_<build id>`.
 
 A load is one transaction: it creates separate tables, fills them by COPY, and attaches them, which builds the parent's
-keys and indexes over a full table in one go. Readers see the old content until the commit, and those of other builds
-never wait. A load that fails or is killed leaves nothing behind, not even tables to clean up. Since the tables are
-created in the transaction, rows are written as already vacuumed (FREEZE), so that no reader need rewrite them.
+keys and indexes over a full table in one go. Readers see the old content until the commit; those of other builds never
+wait. A load that fails or is killed leaves nothing behind, not even tables to clean up. Since the tables are created in
+the transaction, rows are written as already vacuumed (FREEZE), so that no reader needs to rewrite them.
 
     with loading(connection, 7), filling(connection, "trees", 7) as table:
         ...                                         # COPY table FROM STDIN WITH (FORMAT binary, FREEZE)
@@ -86,7 +86,7 @@ def loading(connection: psycopg.Connection[Any], build_id: int) -> Iterator[None
 
 
 def _lock(connection: psycopg.Connection[Any], build_id: int) -> None:
-    """Exclude other loads of a build; waits a moment for a killed one to end."""
+    """Exclude other loads of a build, after waiting a moment for a killed one to end."""
     connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOAD_LOCK_TIMEOUT,))
     try:
         connection.execute(
@@ -94,7 +94,7 @@ def _lock(connection: psycopg.Connection[Any], build_id: int) -> None:
         )
     except psycopg.errors.LockNotAvailable:
         raise BuildError(
-            f"build {build_id} is being loaded by another process: wait until that is done"
+            f"build {build_id} is being loaded by another process: wait until it is done"
         ) from None
 
 

@@ -12,7 +12,7 @@ from schema.db.failures import database_errors
 
 
 class Pool:
-    """As many connections of the reader as threads ask at once."""
+    """A pool of reader connections, as many as threads use at the same time."""
 
     def __init__(self) -> None:
         self._idle: list[psycopg.Connection[Any]] = []
@@ -20,7 +20,7 @@ class Pool:
         self._inherited: list[psycopg.Connection[Any]] = []
 
     def fetch(self, query: bytes, parameters: Sequence[object]) -> list[Any]:
-        """Run a prepared statement in one round trip and return its rows; a lost connection is replaced, unnoticed.
+        """Run a prepared statement in one round trip and return its rows; a lost connection is silently replaced.
 
         Raises DatabaseError if the server is down or refuses, or does not answer in time.
         """
@@ -39,7 +39,7 @@ class Pool:
                         self._idle.append(connection)
                     else:
                         connection.close()
-        raise AssertionError("two rounds end in an answer or an error")
+        raise AssertionError("two attempts end in an answer or an error")
 
     def close(self) -> None:
         """Close all connections that are not in use; later calls connect anew."""
@@ -47,7 +47,7 @@ class Pool:
             self._idle.pop().close()
 
     def _take(self) -> psycopg.Connection[Any]:
-        if self._owner != os.getpid():  # the connections are the parent's, and stay open
+        if self._owner != os.getpid():  # the connections are the parent's and stay open
             self._inherited, self._idle, self._owner = self._idle, [], os.getpid()
         try:
             return self._idle.pop()

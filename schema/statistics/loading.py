@@ -83,7 +83,7 @@ def _build_to_fill(session: Session, path: Path, out: Path) -> int:
 def tree_reader(
     path: Path, manifest: Manifest, source: Entries
 ) -> Callable[[tuple[int, ...]], DraftTree | None]:
-    """Return a function from an n-gram to its tree in a store, None if absent."""
+    """Return a function from an n-gram to its tree in a store (None if absent)."""
     envelope = open_envelope(path, manifest)
     dtype = key_dtype(manifest.vocab_size)
 

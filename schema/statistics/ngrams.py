@@ -126,7 +126,7 @@ def fill_kept(
 ) -> None:
     """Replace the n-grams of a CREST build, inside `loading`; `store` may be unfinished.
 
-    `tree_of` returns the draft tree of an n-gram; those of the `drawn` most common ones of each n are stored as text.
+    `tree_of` returns the draft tree of an n-gram; those of the `drawn` most common of each n are stored as text.
     """
     drawing = TreeText(tokenizer)
     kept = pl.read_parquet(store / KEPT_FILE)
@@ -159,7 +159,7 @@ def copy_frames(
     *,
     freeze: bool = False,
 ) -> None:
-    """Copy frames into a table as CSV, whose values the server converts and checks: all or, on an exception, none.
+    """Copy frames into a table as CSV, whose values the server converts and checks; on an exception, none are copied.
 
     NULL and empty text stay distinct. A list must be text in PostgreSQL's array syntax: see `array_text`. With `freeze`
     rows are written as already vacuumed; PostgreSQL allows this for tables created in the same transaction.

@@ -2,7 +2,7 @@ r"""n-grams as readable text for SQL.
 
 n-grams are decoded by the tokenizer, which gives `�` for parts of characters. Line breaks, control characters and
 backslashes appear as in Python's `repr` (`\n`, `\\`), and NUL, which PostgreSQL's text cannot hold, is `\x00`. Spaces
-stay spaces, so that people can search for what they would type.
+stay spaces, so that users can search for what they would type.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from draftstore.errors import TokenRangeError
 from draftstore.text.tokenizer import TextTokenizer
 
 MAX_TEXT_BYTES = 2_500
-"""Longer texts end in `…`: an entry of PostgreSQL's index has room for 2,704 bytes."""
+"""Longer texts end in `…`: an index entry of PostgreSQL has room for 2,704 bytes."""
 
 
 def ngram_texts(tokenizer: TextTokenizer, ngrams: Sequence[Sequence[int]]) -> pl.Series:
@@ -25,14 +25,14 @@ def ngram_texts(tokenizer: TextTokenizer, ngrams: Sequence[Sequence[int]]) -> pl
     highest = max(map(max, filter(None, ngrams)), default=0)
     if highest >= tokenizer.vocab_size:
         raise TokenRangeError(
-            f"token id {highest}, the tokenizer has {tokenizer.vocab_size:,}: the n-grams were not counted with the "
-            "tokenizer beside them, count them again"
+            f"token id {highest}, but the tokenizer has {tokenizer.vocab_size:,}: the n-grams were not counted with "
+            "the tokenizer beside them, count them again"
         )
     return pl.Series(map(_shown, tokenizer.decode_within(ngrams)), dtype=pl.String)
 
 
 def _shown(text: str) -> str:
-    """Return a text with escapes for invisible characters and backslashes, cut where it is too long."""
+    """Return a text with escapes for invisible characters and backslashes, truncated if it is too long."""
     text = text.replace("\\", r"\\")
     if not text.isprintable():
         text = "".join(

@@ -28,8 +28,8 @@ def serve(settings: LookupSettings, log: logs.LogOptions, as_json: bool) -> None
       draftstore serve --release chat-vicuna --live team=live/team:1000000
       draftstore serve --listen 0.0.0.0:7781 --http 0.0.0.0:7780 --tokens tokens.toml --log-format json
 
-    One service uses one core for short requests. For more, start several over the same files: each with a --socket and
-    a --http of its own, all with the same --listen.
+    One service uses one core for short requests. For more, start several over the same files: each with its own
+    --socket and --http, all with the same --listen.
 
     Ctrl-C and SIGTERM stop it; SIGHUP reloads tokens and certificate.
     """

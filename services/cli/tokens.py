@@ -16,7 +16,7 @@ from services.common.token_file import change_grants
 
 
 class TokenFile(Options):
-    """Where tokens stand."""
+    """The token file."""
 
     file: Path = Field(description="File of tokens, as given to `draftstore serve --tokens`.")
 
@@ -29,8 +29,8 @@ class NewToken(TokenFile):
     )
     appends: Annotated[tuple[str, ...], Shown(flags=("--append",), metavar="LIVE")] = Field(
         (),
-        description=f"Live store that the token may append to, `{EVERY}` for every one; to draft from it, it needs "
-        "--release LIVE too. May be repeated.",
+        description=f"Live store that the token may append to (`{EVERY}` for all); drafting from it also needs "
+        "--release LIVE. May be repeated.",
     )
     max_budget: int | None = Field(
         None,
@@ -85,7 +85,7 @@ def new(name: str, options: NewToken, as_json: bool) -> None:
     made = {"name": name, "releases": sorted(grant.releases), "appends": sorted(grant.appends)}
     print_result(made | {"token": token}, as_json, token)
     if not as_json:
-        say("keep it now, it cannot be shown again; a running service accepts it after SIGHUP", err=True)
+        say("save it now: it cannot be shown again; a running service accepts it after SIGHUP", err=True)
 
 
 @tokens.command("list")
@@ -107,8 +107,8 @@ def list_tokens(options: TokenFile, as_json: bool) -> None:
         }
         for each in read_grants(options.file)
     ]
-    columns = {"name": "name", "releases": "releases", "appends": "appends", "most nodes": "max_budget"}
-    print_rows(rows, columns, as_json, empty="no tokens: nobody may ask for anything")
+    columns = {"name": "name", "releases": "releases", "appends": "appends", "max nodes": "max_budget"}
+    print_rows(rows, columns, as_json, empty="no tokens: every request is refused")
 
 
 @tokens.command()

@@ -48,11 +48,11 @@ def worker(
       draftstore worker --model ./model --response-log answers.jsonl
       draftstore build rest --corpus answers.jsonl --tokenizer ./model --out stores/answers
 
-    PRIVACY: with --response-log, anyone who can read these files can read requests and answers, and so can, in pieces,
-    anyone with a store built from them. Only their owner can read them, but they are not encrypted. The worker's own
+    PRIVACY: with --response-log, anyone who can read these files can read requests and answers; anyone with a store
+    built from them can read pieces. Only their owner can read the files, but they are not encrypted. The worker's own
     log holds no text of requests.
 
-    SIGTERM and Ctrl-C stop it once accepted requests are answered (a second one: at once); SIGHUP reloads the tokens.
+    SIGTERM and Ctrl-C stop it once accepted requests are answered (a second one: immediately); SIGHUP reloads tokens.
     """
 
     def load() -> "Engine":

@@ -1,4 +1,4 @@
-"""Listening addresses of a service, and who may ask there."""
+"""Listening addresses of a service, and access to them."""
 
 import ipaddress
 import socket
@@ -49,7 +49,7 @@ class ListenAddress(NamedTuple):
 
     @classmethod
     def reader(cls, port: int) -> BeforeValidator:
-        """Return what reads such an address in options."""
+        """Return the validator that parses such an address in options."""
         return parsed(lambda text: cls.parse(text, port))
 
     def __str__(self) -> str:
@@ -82,12 +82,12 @@ class ListenAddress(NamedTuple):
 
 
 class Access(Options):
-    """Who may ask a service."""
+    """Access to a service."""
 
     tokens: Path | None = Field(
         None,
-        description="Require bearer tokens from this file, see `draftstore tokens`; a worker takes those for a release "
-        "of its model's name.",
+        description="Require bearer tokens from this file, see `draftstore tokens`; a worker accepts those for a "
+        "release named like its model.",
     )
     anonymous: bool = Field(
         False,
@@ -95,9 +95,9 @@ class Access(Options):
     )
     allow_hosts: Annotated[tuple[str, ...], Shown(flags=("--allow-host",), metavar="NAME")] = Field(
         (),
-        description="Name of this machine in HTTP requests, besides localhost and addresses: that of a proxy or a "
-        "container. May be repeated. Others are refused, so that no web page can read the service through a name "
-        "of its own; beyond loopback with --tokens, all names are accepted unless one is given.",
+        description="Host name accepted in HTTP requests besides localhost and IP addresses, such as a proxy's or "
+        "container's. May be repeated. Others are refused to prevent DNS rebinding; beyond loopback with --tokens, "
+        "all names are accepted unless one is given.",
     )
 
     def check_access(self, **places: ListenAddress | None) -> None:
@@ -110,10 +110,10 @@ class Access(Options):
             LookupServiceError: other machines could connect without a token.
         """
         if self.tokens and self.anonymous:
-            raise LookupServiceError("--tokens and --anonymous contradict each other: leave one of them out")
+            raise LookupServiceError("--tokens and --anonymous contradict each other: omit one of them")
         for option, address in places.items():
             if address and not (self.tokens or self.anonymous or address.is_loopback()):
                 raise LookupServiceError(
-                    f"--{option} {address} can be reached from other machines, where anybody could ask: give --tokens "
+                    f"--{option} {address} can be reached from other machines, by anybody: give --tokens "
                     "FILE (see `draftstore tokens`), or --anonymous to allow that"
                 )

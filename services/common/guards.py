@@ -1,4 +1,4 @@
-"""Middleware before every HTTP request: security headers, a check of the Host header, one form of errors."""
+"""Middleware for every HTTP request: security headers, a check of the Host header, uniform errors."""
 
 import asyncio
 import ipaddress
@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 BODY_SECONDS = 5.0
 """Time limit in seconds for a body to arrive."""
 REQUESTS = 512
-"""Maximum requests in progress; beyond that the answer is 503, except to health checks."""
+"""Maximum requests in progress; further ones get status 503, except health checks."""
 HEALTH = ("/healthz", "/health", "/readyz")
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -82,26 +82,26 @@ class Guard:
             await (refusal or self._app)(scope, receive, send_guarded)
         except ClientDisconnect:
             return
-        except asyncio.CancelledError:  # the server has waited for long enough at its end
+        except asyncio.CancelledError:  # the server's shutdown grace period is over
             if not started:
                 await self._refusal(503, "the service has stopped")(scope, receive, send_guarded)
         except Exception:
             if started:
-                raise  # the server breaks the connection off, so that no client takes a partial body for the whole
+                raise  # the server drops the connection, so that no client takes a partial body for a complete one
             LOG.exception("an HTTP request failed", extra={"path": scope["path"]})
-            await self._refusal(500, "an error inside the service: its log says more")(
+            await self._refusal(500, "internal error: see the log of the service")(
                 scope, receive, send_guarded
             )
         finally:
             self._requests -= 1
 
     def _refuse(self, scope: Scope) -> Response | None:
-        """Return the refusal of a request that the application does not get."""
+        """Return the refusal of a request; None if the application may answer it."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         status = 400
         if "content-length" in headers and "transfer-encoding" in headers:
-            message = "a request with Content-Length and Transfer-Encoding: expected one of them"
+            message = "a request with both Content-Length and Transfer-Encoding: expected one of them"
         elif self._hosts is not None and not is_own_host(host, self._hosts):
             message = (
                 f"this service does not answer to the name {host!r}: use localhost or an address, or start it with "
@@ -124,7 +124,7 @@ def own_names(endpoint: ListenAddress, allowed: Collection[str], *, tokens: bool
     Args:
         endpoint: address of the service.
         allowed: names allowed by its operator.
-        tokens: whether it needs bearer tokens, which a page that points its own name at this machine lacks.
+        tokens: whether it needs bearer tokens, which a DNS-rebinding page lacks.
     """
     if tokens and not allowed and not endpoint.is_loopback():
         return None
@@ -161,7 +161,7 @@ def identify(request: Request, permissions: Permissions) -> Grant:
 
 
 async def read_body(request: Request, most: int, advice: str, seconds: float | None = None) -> bytes:
-    """Return the body of a request that holds JSON.
+    """Return the body of a JSON request.
 
     Args:
         request: the request.

@@ -6,7 +6,7 @@
     2026-01-01T12:00:00.123Z info    worker ready pid=4711 releases=["chat"]
     {"time": "2026-01-01T12:00:00.123Z", "level": "info", "event": "worker ready", "pid": 4711, "releases": ["chat"]}
 
-A line is written with a single call, so that lines of several processes do not mix.
+A line is written with a single call, so that lines of several processes do not interleave.
 """
 
 import json
@@ -50,7 +50,7 @@ def configure(options: LogOptions) -> None:
 
 
 class _Text(logging.Formatter):
-    """Lines for people."""
+    """Human-readable lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line, followed by the traceback if there is one."""
@@ -62,7 +62,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Lines for programs."""
+    """JSON lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON document on one line."""

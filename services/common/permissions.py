@@ -1,11 +1,11 @@
-"""Permissions: which bearer token may ask for which releases. Only hashes of tokens are stored.
+"""Permissions: which bearer token may use which releases. Only hashes of tokens are stored.
 
     [[token]]
     name = "engine-1"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     releases = ["chat-vicuna", "code"]      # or ["*"]
     appends = ["team"]                      # optional: live stores that it may append to; reading is `releases`
-    max_budget = 1024                       # optional: most nodes of a draft, in place of the service's own limit
+    max_budget = 1024                       # optional: maximum nodes per draft, instead of the service's limit
 
 A token is 32 random bytes, out of reach of dictionary attacks, so a plain hash is enough. See `draftstore tokens`.
 """
@@ -42,8 +42,8 @@ class Grant:
     Attributes:
         name: name of the token, for logs and messages.
         releases: names, or `EVERY`.
-        digest: SHA-256 of the token; empty where no token is needed.
-        max_budget: maximum nodes of a draft; None: that of the service.
+        digest: SHA-256 of the token; empty if no token is needed.
+        max_budget: maximum nodes of a draft; None: the service's limit.
         appends: live stores that it may append to, or `EVERY`.
     """
 
@@ -66,7 +66,7 @@ ANYBODY = Grant("anybody", frozenset([EVERY]), appends=frozenset([EVERY]))
 
 
 class _Entry(BaseModel):
-    """A token of a file."""
+    """An entry of a token file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -98,7 +98,7 @@ class Permissions:
     """All grants of a service; immutable, so that a changed file replaces all of them at once."""
 
     def __init__(self, grants: Iterable[Grant] | None) -> None:
-        """Hold these grants; None allows everything to everybody."""
+        """Hold these grants; None allows everyone everything."""
         self.grants = None if grants is None else tuple(grants)
 
     @classmethod
@@ -127,7 +127,7 @@ class Permissions:
         return self._find(hash_token(token or b""))
 
     def renew(self, grant: Grant) -> Grant | None:
-        """Return the present grant of the token behind an earlier one; None if the token is gone."""
+        """Return the current grant for the token of an earlier grant; None if the token is gone."""
         return ANYBODY if self.grants is None else self._find(grant.digest)
 
     def _find(self, digest: str) -> Grant | None:
@@ -160,24 +160,22 @@ def read_grants(path: Path) -> list[Grant]:
             document = tomllib.load(file)
     except FileNotFoundError:
         raise PermissionsError(
-            f"there is no file of tokens {path}: make one with "
+            f"there is no token file {path}: create it with "
             f"`draftstore tokens new NAME --release RELEASE --file {path}`"
         ) from None
     except OSError as error:
-        raise PermissionsError(f"the file of tokens {path} cannot be read: {error.strerror}") from None
+        raise PermissionsError(f"the token file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML
-        raise PermissionsError(f"the file of tokens {path} is not TOML: {error}") from None
+        raise PermissionsError(f"the token file {path} is not TOML: {error}") from None
     if mode & 0o022:
         raise PermissionsError(
-            f"others may write to the file of tokens {path} (mode {mode & 0o777:o}), and give themselves any: "
+            f"others may write to the token file {path} (mode {mode & 0o777:o}) and grant themselves access: "
             f"run `chmod go-w {path}`"
         )
     try:
         entries = _File.model_validate(document).token
     except ValidationError as error:
-        raise PermissionsError(
-            f"the file of tokens {path} is invalid: {sentence(error, values=False)}"
-        ) from None
+        raise PermissionsError(f"the token file {path} is invalid: {sentence(error, values=False)}") from None
     return [
         Grant(each.name, frozenset(each.releases), each.sha256, each.max_budget, frozenset(each.appends))
         for each in entries

@@ -1,4 +1,4 @@
-"""Opening the sockets that a service listens on."""
+"""Opening the listening sockets of a service."""
 
 import errno
 import os
@@ -70,7 +70,7 @@ def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {endpoint.port} of {endpoint.host} is in use: stop the program there, or choose another {option}"
     if error.errno == errno.EACCES:
-        return f"this user may not listen at port {endpoint.port}: choose a port from 1024 on for {option}"
+        return f"this user may not listen at port {endpoint.port}: choose a port above 1023 for {option}"
     return f"cannot listen at {endpoint} ({error.strerror}): {option} needs an address of this machine"
 
 
@@ -114,7 +114,7 @@ class UnixListener:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_owner(str(self.path))
         if folder.stat().st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
-            raise PermissionError(f"{folder} belongs to another user, who could listen in our place")
+            raise PermissionError(f"{folder} belongs to another user, who could listen there instead")
 
     def _take_lock(self) -> Lock:
         """Lock the file beside the socket; the file stays, the lock ends with the process."""
@@ -129,7 +129,7 @@ class UnixListener:
         """Return the socket, never connectable by more users than `mode` allows."""
         if os.path.lexists(self.path):
             if not self.path.is_socket():
-                raise FileExistsError("a file that is no socket is there")
+                raise FileExistsError("a file that is not a socket is there")
             if _answers(self.path):
                 raise FileExistsError("a program listens there")
             self.path.unlink()
@@ -152,7 +152,7 @@ class UnixListener:
 
 
 def _answers(path: Path) -> bool:
-    """Return whether a program listens on a Unix socket, also one with a full queue or for other users."""
+    """Return whether a program listens on a Unix socket, even one with a full queue or reserved for other users."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

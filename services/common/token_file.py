@@ -10,7 +10,7 @@ from draftstore.storage.files import replacing
 from draftstore.storage.locks import lock
 from services.common.permissions import Grant, PermissionsError, read_grants
 
-_HEAD = "# Written by `draftstore tokens`, which keeps the entries and no comments.\n"
+_HEAD = "# Written by `draftstore tokens`, which preserves entries but not comments.\n"
 
 
 def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> None:
@@ -32,7 +32,7 @@ def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> N
             grants = read_grants(path) if path.exists() else []
             _replace(path, _to_toml(change(grants)).encode())
     except OSError as error:
-        raise PermissionsError(f"the file of tokens {path} cannot be written: {error.strerror}") from None
+        raise PermissionsError(f"the token file {path} cannot be written: {error.strerror}") from None
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Draft requests, whatever they came by: what is allowed, the lookup on the event loop or in a thread, refusals."""
+"""Draft requests over any transport: permissions, lookups on the event loop or in a thread, refusals."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ from services.lookup.settings import Limits
 
 LOG = logging.getLogger(__name__)
 INLINE_SECONDS = 0.001
-"""Estimated seconds of a lookup up to which the event loop makes it; a thread takes 60 µs to begin."""
+"""Maximum estimated seconds of a lookup on the event loop; handing it to a thread takes 60 µs."""
 DEFAULT_BUDGET = 64
-"""Nodes of the drafts by which stores are measured."""
+"""Nodes of the drafts with which stores are timed."""
 BUSY_SECONDS = 0.01
-"""Seconds that a decoder should wait when too many contexts do."""
+"""Seconds that a decoder should wait when too many contexts are waiting."""
 AGAIN_SECONDS = 1.0
 """Seconds that a decoder should wait after a store could not be read."""
 LOG_SECONDS = 1.0
@@ -85,11 +85,11 @@ class Drafting:
 
         Args:
             request: the request.
-            grant: what the client may ask for.
-            budget: maximum nodes of a draft, unless the grant names another limit.
+            grant: permissions of the client.
+            budget: maximum nodes of a draft, unless the grant sets another limit.
 
         Raises:
-            RefusedError: the client may not ask for that, it is too large, or nothing of that name is served.
+            RefusedError: the request is not permitted or too large, or nothing of that name is served.
         """
         if not grant.allows(request.name):  # whether or not it exists
             raise RefusedError(
@@ -120,8 +120,8 @@ class Drafting:
         if size and request.hidden is not None and request.hidden.shape[1] != size:
             raise RefusedError(
                 Status.BAD_REQUEST,
-                f"hidden states of {request.hidden.shape[1]:,} numbers, expected {size:,}: {request.name!r} is made "
-                "for another model",
+                f"hidden states of {request.hidden.shape[1]:,} numbers, expected {size:,}: {request.name!r} was "
+                "built for another model",
                 release=request.name,
             )
         return Lookup(request, served)
@@ -150,19 +150,19 @@ class Drafting:
         Args:
             lookup: the request.
             finish: called with the drafts in the thread.
-            gone: whether the client has left, so that nothing is to be done.
+            gone: whether the client has disconnected; the lookup is then skipped.
 
         Raises:
             RefusedError: the store cannot be read, or too many contexts wait.
         """
         batch = len(lookup.request.contexts)
         if self._waiting and self._waiting + batch > self.limits.waiting:
-            message = f"too many contexts wait for their turn ({self._waiting:,}): try again later"
+            message = f"too many contexts are waiting ({self._waiting:,}): try again later"
             raise RefusedError(Status.BUSY, message, BUSY_SECONDS, lookup.request.name)
 
         def work() -> Result:
             if gone():
-                raise RefusedError(Status.BUSY, "the client has left", release=lookup.request.name)
+                raise RefusedError(Status.BUSY, "the client has disconnected", release=lookup.request.name)
             return finish(self.draft(lookup))
 
         self._waiting += batch
@@ -173,16 +173,14 @@ class Drafting:
             self._waiting -= batch
 
     async def append(self, request: AppendRequest, grant: Grant) -> dict[str, Any]:
-        """Append documents to a live store, in a thread: the log is on a disk.
+        """Append documents to a live store, in a thread because the log is on a disk.
 
         Raises:
-            RefusedError: the client may not do that, no live store has the name, or the documents do not fit it.
+            RefusedError: the append is not permitted, no live store has the name, or the documents do not fit it.
         """
         name = request.name
         if not grant.may_append(name):
-            message = (
-                f"the token {grant.name!r} may not append to {name!r}: `draftstore tokens new` with --append"
-            )
+            message = f"the token {grant.name!r} may not append to {name!r}: use `draftstore tokens new` with --append"
             raise RefusedError(Status.FORBIDDEN, message)
         if (live := self.releases.live.get(name)) is None:
             raise RefusedError(
@@ -200,12 +198,12 @@ class Drafting:
         return found
 
     def close(self) -> None:
-        """Wait for the lookups in threads, and start no more."""
+        """Wait for the lookups in threads and start no more."""
         for pool in (self._computing, self._asking):
             pool.shutdown(cancel_futures=True)
 
     def _failed(self, served: Serving, status: Status, error: Exception) -> RefusedError:
-        """Return the refusal for an error, and log that, rate-limited; clients see no paths or system messages."""
+        """Return the refusal for an error and log the error, rate-limited; clients see no paths or system messages."""
         now = monotonic()
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
@@ -222,6 +220,6 @@ class Drafting:
         self.metrics.of(drafted.served.name).answer(drafted.drafts, request_bytes, answer_bytes, seconds)
 
     def count_failure(self, refused: RefusedError) -> None:
-        """Count a refusal under its release if that is served, else under none."""
+        """Count a refusal under its release if it has one, else under none."""
         figures = self.metrics.of(refused.release) if refused.release else self.metrics.nothing
         figures.fail(refused.failure.status)

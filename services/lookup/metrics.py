@@ -1,7 +1,7 @@
 """The counters of the service, for Prometheus and for the live figures of the page.
 
-Each is increased by one thread alone, requests by the event loop. As objects of prometheus_client they would take 5 µs
-a request, a tenth of a lookup: it collects them when it is asked.
+Each is increased by one thread only, those of requests by the event loop. As objects of prometheus_client they would
+take 5 µs per request, a tenth of a lookup; instead, it collects them when it is scraped.
 """
 
 from bisect import bisect_left
@@ -27,18 +27,18 @@ _COUNTERS = {
     "nodes": "Nodes of all drafts.",
     "matched_tokens": "Tokens of the longest match, summed over contexts.",
     "request_bytes": "Bytes of requests that were answered with drafts.",
-    "answer_bytes": "Bytes of their answers.",
-    "appended_tokens": "Tokens that decoders appended to the live store of the name.",
-    "swaps": "Times that another build took over under the name.",
-    "open_failures": "Failed attempts to open a store under the name.",
+    "answer_bytes": "Bytes of answers with drafts.",
+    "appended_tokens": "Tokens that decoders appended to the live store.",
+    "swaps": "Swaps to another build.",
+    "open_failures": "Failed attempts to open a store.",
 }
 _OF_RELEASE, _BY_STATUS = ["release"], ["release", "status"]
 NO_RELEASE = ""
-"""Label of requests that name nothing served: every name would occupy a label for good."""
+"""Label of requests for a name that is not served: each name would occupy a label for good."""
 
 
 class Build(Protocol):
-    """What is shown of an open store; see `releases.served.Served`."""
+    """The reported attributes of an open store; see `releases.served.Served`."""
 
     kind: str
     build: int
@@ -49,7 +49,7 @@ class Build(Protocol):
 
 
 class Totals(NamedTuple):
-    """The counters of one release since the start; `seconds` are requests by their time, float64 [bounds + 1]."""
+    """The counters of one release since the start; `seconds` are requests by duration, float64 [bounds + 1]."""
 
     contexts: float = 0
     misses: float = 0
@@ -69,7 +69,7 @@ class ReleaseMetrics:
     """The counters of one release.
 
     Attributes:
-        counts: numbers by their names in `_COUNTERS`; `swaps` and `open_failures` are increased by others.
+        counts: numbers by their names in `_COUNTERS`; `swaps` and `open_failures` are increased elsewhere.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Metrics:
 
     Attributes:
         connections: open connections of the binary protocol.
-        waiting: contexts that threads look up or that wait for one.
+        waiting: contexts that wait for a thread or are being looked up in one.
     """
 
     def __init__(self) -> None:
@@ -113,11 +113,11 @@ class Metrics:
         self._releases: dict[str, ReleaseMetrics] = {}
         ProcessCollector(registry=registry)
         registry.register(self)
-        self.connections = self._gauge("connections", "Connections that are open.")
-        self.waiting = self._gauge("waiting_contexts", "Contexts that wait for a thread, or are in one.")
-        self._ready = self._gauge("ready", "1 where the release is served.", _OF_RELEASE)
-        self._builds = Info("draftstore_release", "What is served.", _OF_RELEASE, registry=registry)
-        service = Info("draftstore_service", "The version that runs.", registry=registry)
+        self.connections = self._gauge("connections", "Open connections.")
+        self.waiting = self._gauge("waiting_contexts", "Contexts waiting for a thread or in one.")
+        self._ready = self._gauge("ready", "1 if the release is served, else 0.", _OF_RELEASE)
+        self._builds = Info("draftstore_release", "The served build.", _OF_RELEASE, registry=registry)
+        service = Info("draftstore_service", "The running version.", registry=registry)
         service.info({"version": draftstore.__version__})
         self.nothing = self.of(NO_RELEASE)
 
@@ -126,7 +126,7 @@ class Metrics:
 
     def of(self, name: str) -> ReleaseMetrics:
         """Return the counters of a release that is or was served."""
-        if (found := self._releases.get(name)) is None:  # for two threads at once, the same
+        if (found := self._releases.get(name)) is None:  # two threads get the same object
             found = self._releases.setdefault(name, ReleaseMetrics())
         return found
 
@@ -145,7 +145,7 @@ class Metrics:
 
     def watch_catalogue(self, up: Callable[[], float], age: Callable[[], float]) -> None:
         """Show whether the catalogue can be read, and the seconds since it was, NaN if it never was."""
-        self._gauge("catalogue_up", "1 where the catalogue can be read.").set_function(up)
+        self._gauge("catalogue_up", "1 if the catalogue can be read, else 0.").set_function(up)
         text = "Seconds since the catalogue was last read."
         self._gauge("catalogue_age_seconds", text).set_function(age)
 
@@ -157,7 +157,7 @@ class Metrics:
             for name, release in releases:
                 counter.add_metric([name], release.counts[key])
             yield counter
-        failures = CounterMetricFamily("draftstore_failures", "Requests that failed.", labels=_BY_STATUS)
+        failures = CounterMetricFamily("draftstore_failures", "Failed requests.", labels=_BY_STATUS)
         text = "From the arrival of a whole request to its answer."
         seconds = HistogramMetricFamily("draftstore_lookup_seconds", text, labels=_OF_RELEASE)
         for name, release in releases:

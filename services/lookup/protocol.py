@@ -1,4 +1,4 @@
-"""The connections of decoders: each reads frames and writes answers, in order.
+"""Connections of decoders: each reads frames and writes answers, in order.
 
 A short request is answered in the callback that received it, without an asyncio task: a task takes 40 µs, as much as a
 lookup. A longer one is looked up in a thread; those behind it on its connection wait for it.
@@ -22,9 +22,9 @@ TURN = 16
 LINGER = 1.0
 """Seconds for a client to read the last frame."""
 FLOOD = 64
-"""Strangers that there may be for a moment, as a multiple of their limit."""
+"""Maximum strangers at any moment, as a multiple of their limit."""
 _NOBODY = Header(0, VERSION, 0, 0, 0, 0)
-"""In place of a header that cannot be read."""
+"""Stands for a header that cannot be read."""
 
 
 class Connection(asyncio.Protocol):
@@ -32,9 +32,9 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         peer: address of a client over TCP; empty for others.
-        grant: what it may ask for; None before it presented a token, where one is needed.
-        due: time of the loop at which the client has been silent or deaf for too long; None: no such time.
-        known: whether it has presented a token, or without tokens sent a valid request.
+        grant: its permissions; None until it has presented a token, if one is needed.
+        due: loop time at which the client will have failed to send or read for too long; None: no deadline.
+        known: whether it has presented a token or, if none is needed, sent a valid request.
     """
 
     transport: asyncio.Transport
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the clients."""
         self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
-        transport.set_write_buffer_limits(high=1)  # uvloop would write at the end of its turn otherwise
+        transport.set_write_buffer_limits(high=1)  # otherwise uvloop writes at the end of its iteration
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         self.due = self._loop.time() + self._limits.stall_seconds
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume answering."""
         self._full = False
         self.due = None if self.known else self.due
         self._answer()
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
                     self._rest = b""
                     return
                 if self._task is not None or self._full:
-                    # To read on tells whether the client leaves.
+                    # Continued reading detects a client that disconnects.
                     self._read(paused=self._full or len(self._rest) > self._limits.greeting)
                     return
                 if (frame := self._next_frame()) is None:
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._answer)
 
     def _read(self, *, paused: bool) -> None:
-        """Pause or resume reading; a client has a while to send the rest of a frame."""
+        """Pause or resume reading; a client has limited time to send the rest of a frame."""
         if paused != self._paused:
             self._paused = paused
             if paused:
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         return Frame(header, data[HEADER.size : end])
 
     def _take(self, frame: Frame) -> None:
-        """Answer one frame, or begin to."""
+        """Answer one frame, or start to."""
         began = perf_counter()
         header = frame.header
         try:
@@ -172,14 +172,14 @@ class Connection(asyncio.Protocol):
                 self._refuse(header, refused)
 
     def _enter(self) -> Grant:
-        """Return the client's grant; with the first valid request it is known.
+        """Return the client's grant; the first valid request makes it known.
 
         Raises:
             RefusedError: it has none, or there is no room for another client.
         """
         if self.grant is None:
             raise RefusedError(
-                Status.UNAUTHORIZED, "this service needs a token: `draftstore tokens new` makes one"
+                Status.UNAUTHORIZED, "this service needs a token: `draftstore tokens new` creates one"
             )
         if not self.known:
             self._clients.welcome(self)
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
         return self.grant
 
     def _greet(self, frame: Frame) -> None:
-        """Take the token of a client, which has one attempt a connection."""
+        """Check the token of a client, which has one attempt per connection."""
         header = frame.header
         self.grant = self._clients.permissions.identify(frame.payload)
         if self.grant is None:
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
         self._clients.leave(self)
         self._clients.join(self)
         self.due = self._loop.time() + LINGER
-        if self.transport.can_write_eof():  # encrypted connections have no half
+        if self.transport.can_write_eof():  # encrypted connections cannot be half-closed
             self.transport.write_eof()
         self._read(paused=False)
 
@@ -266,10 +266,10 @@ class Connection(asyncio.Protocol):
 
 
 class Clients:
-    """The connections of a service: a bounded number of strangers, and of clients that are known.
+    """The connections of a service: bounded numbers of strangers and of known clients.
 
     Attributes:
-        permissions: which token may ask for what.
+        permissions: those of each token.
     """
 
     def __init__(self, drafting: Drafting, permissions: Permissions) -> None:
@@ -286,7 +286,7 @@ class Clients:
         return Connection(self, self._drafting)
 
     def join(self, connection: Connection) -> None:
-        """Add a stranger; in a flood the oldest one goes at once."""
+        """Add a stranger; in a flood, abort the oldest one immediately."""
         self._strangers[connection] = None
         if len(self._strangers) > FLOOD * self._limits.strangers:
             oldest = next(iter(self._strangers))
@@ -295,10 +295,10 @@ class Clients:
         self._count()
 
     def welcome(self, connection: Connection) -> None:
-        """Make a stranger a client that is known.
+        """Turn a stranger into a known client.
 
         Raises:
-            RefusedError: there is no room for it: others are not closed for it.
+            RefusedError: there is no room for it; no other client is closed to make room.
         """
         most, each = self._limits.connections, self._limits.peer_connections
         if len(self._known) >= most:
@@ -322,9 +322,10 @@ class Clients:
         self._drafting.metrics.connections.set(len(self._strangers) + len(self._known))
 
     def close_overdue(self, now: float) -> None:
-        """Close who has been silent or deaf for too long, and the oldest of too many strangers; called every 0.1 s.
+        """Close connections past their deadline, and the oldest of too many strangers; called every 0.1 s.
 
-        Of those an eighth at a time: clients that connect again at once would otherwise keep the event loop busy.
+        Excess strangers are closed an eighth at a time: clients that immediately reconnect would otherwise keep the
+        event loop busy.
         """
         spare = ceil((len(self._strangers) - self._limits.strangers) / 8)
         for number, connection in enumerate([*self._strangers, *self._known]):
@@ -338,7 +339,7 @@ class Clients:
             connection.change_grant(permissions)
 
     async def close(self, seconds: float) -> None:
-        """Close all connections, once written answers are sent, or `seconds` have passed."""
+        """Close all connections once written answers are sent or `seconds` have passed."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         for connection in [*self._strangers, *self._known]:

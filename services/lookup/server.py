@@ -1,6 +1,6 @@
 """`draftstore serve`: one event loop that answers frames and HTTP.
 
-systemd or compose restart it; more of them over the same files use more cores. A loop that is stuck ends the process.
+systemd or compose restarts it; several processes over the same files use more cores. A stuck loop ends the process.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ from services.lookup.settings import LookupSettings
 
 LOG = logging.getLogger(__name__)
 STUCK_SECONDS = 30.0
-"""Seconds without a turn of the event loop after which the process ends."""
+"""Seconds that the event loop may be stuck before the process ends."""
 SWITCH = 1e-4
 """Maximum seconds that a thread may delay the event loop (GIL switch interval)."""
 LAST_ANSWERS = 1.0
-"""Seconds that requests have to complete at the end."""
+"""Seconds that requests have to complete at shutdown."""
 LOCAL = ListenAddress("localhost", 0)
-"""What HTTP clients of a Unix socket call it."""
+"""Host name used by HTTP clients of a Unix socket."""
 Started = Callable[[dict[str, Any]], None]
 
 
@@ -151,26 +151,26 @@ class Server:
         LOG.info("stopped")
 
     def _tick(self) -> None:
-        """Do what is due every second; a loop that gets here no more is ended by the timer."""
+        """Do what is due every second; if the loop is stuck, the timer ends the process."""
         faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
         self._site.live.sample()
         self._loop.call_later(1.0, self._tick)
 
     def _tidy(self) -> None:
-        """Close connections that wait for too long, or are too many; every 0.1 s."""
+        """Close connections that are past their deadline or too many; every 0.1 s."""
         self.clients.close_overdue(self._loop.time())
         self._loop.call_later(0.1, self._tidy)
 
     def _reload(self) -> None:
-        """Read the tokens and the certificate again; on failure the earlier ones stay."""
+        """Reload the tokens and the certificate; on failure, the earlier ones stay."""
         try:
             permissions = self._read_files()
         except DraftstoreError as error:
-            LOG.warning("a file cannot be used, the earlier one stays valid", extra={"error": str(error)})
+            LOG.warning("a file cannot be used; the earlier one stays valid", extra={"error": str(error)})
             return
         self._site.permissions = permissions
         self.clients.change_permissions(permissions)
-        LOG.info("tokens and certificate are read again")
+        LOG.info("tokens and certificate reloaded")
 
     def _read_files(self) -> Permissions:
         """Return the permissions, and load the certificate for new connections.

@@ -20,7 +20,7 @@ from services.lookup.targets import Target, parse_store
 DRAFT_PORT = 7781
 HTTP_PORT = 7780
 SHARED_BUDGET = 256
-"""Default of the maximum nodes of a tree where others can reach the service."""
+"""Default maximum nodes of a tree if others can reach the service."""
 _BUDGETS = f"{MAX_BUDGET:,} on a Unix socket for this user alone, {SHARED_BUDGET} over TCP and HTTP"
 
 
@@ -30,17 +30,17 @@ class Limits:
 
     Attributes:
         payload: bytes of a request.
-        greeting: bytes of a request before the client has presented its token, where tokens are in use.
+        greeting: bytes of a request before the client has presented its token, if tokens are in use.
         batch: contexts per request.
         context: tokens per context.
         budget: nodes per tree, for a client on the Unix socket.
         shared_budget: the same for clients of TCP and HTTP, which others may reach too: a tree of thousands of nodes
-            delays everyone behind it. A token may name another limit.
+            delays everyone behind it. A token may set another limit.
         connections: clients with a connection.
         peer_connections: the same from one address over TCP; None: no limit.
         strangers: connections whose client is not known yet; beyond that the oldest are closed, some every 0.1 s.
         waiting: contexts that threads look up or that wait for one; beyond that the answer is `BUSY`.
-        silent_seconds: time for a client to send its first request, with its token where tokens are in use.
+        silent_seconds: time for a client to send its first request, with its token if tokens are in use.
         stall_seconds: time for a client to read its answers, or to send the rest of a request.
         threads: concurrent lookups beside those of the event loop.
     """
@@ -60,7 +60,7 @@ class Limits:
     threads: int = 8
 
     def public(self, budget: int) -> dict[str, int]:
-        """Return the limits that a client should know: those of one request, with its own limit of nodes."""
+        """Return the limits that a client should know: those of one request, with its own node limit."""
         return {"payload": self.payload, "batch": self.batch, "context": self.context, "budget": budget}
 
 
@@ -156,11 +156,11 @@ class LookupSettings(Access):
         names = (*self.names, *(target.name for target in self.live))
         if len(set(names)) < len(names):
             raise LookupServiceError(
-                "two stores, releases or live stores have the same name: give one another, as in --store NAME=DIR"
+                "two stores, releases or live stores have the same name: rename one, as in --store NAME=DIR"
             )
         folders = [target.folder for target in self.live if target.folder]
         if len(set(folders)) < len(folders):
-            raise LookupServiceError("two live stores have the same folder: give each one of its own")
+            raise LookupServiceError("two live stores have the same folder: give each a different one")
         self.check_access(listen=self.listen, http=self.http_address)
         return self
 
@@ -176,7 +176,7 @@ class LookupSettings(Access):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the stores and releases that were asked for."""
+        """Names of the requested stores and releases."""
         return (*(target.name for target in self.stores), *sorted(set(self.releases)))
 
     @property
@@ -186,7 +186,7 @@ class LookupSettings(Access):
 
     @property
     def all_limits(self) -> Limits:
-        """The limits, with those of the budget."""
+        """The limits, including those of the budget."""
         shared = self.max_budget or SHARED_BUDGET
         private = self.max_budget or (SHARED_BUDGET if self.mode & 0o077 else MAX_BUDGET)
         peers = self.peer_connections or self.limits.peer_connections

@@ -50,7 +50,7 @@ def parse_store(argument: str) -> Target:
 
 
 def with_digest(target: Target, backend: str | None = None) -> Target:
-    """Return the target with the digest of its directory's present content, which a new build may have replaced."""
+    """Return the target with the digest of its directory's current content, which a new build may have replaced."""
     try:
         return target._replace(digest=manifest_digest(target.path), backend=backend)
     except (StoreError, OSError):
@@ -60,7 +60,7 @@ def with_digest(target: Target, backend: str | None = None) -> Target:
 def catalogue_targets(
     live: Iterable[LiveRelease], names: Iterable[str] = (), backend: str | None = None
 ) -> list[Target]:
-    """Return the targets of releases, of those with these names if there are any."""
+    """Return the targets of the named releases, or of all if no names are given."""
     wanted = set(names)
     return [
         Target(name, Path(path), digest, backend if backend in backends else None)

@@ -1,4 +1,4 @@
-"""One answer: forward passes of the model come in, events with text go to the client, and figures are kept."""
+"""One answer: forward passes of the model come in, events with text go to the client, and figures are recorded."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ from services.worker.texts import CALL, StopStrings, parse_calls
 class Usage:
     """Figures of an answer, or of all answers to a request.
 
-    `predicted` counts the draft tokens of the answer that follow the token before them in the request's own prediction
-    too, at most as many as the prediction has; `missed` counts the rest of the prediction.
+    `predicted` counts the accepted draft tokens that also follow the preceding token in the request's own prediction,
+    up to the length of the prediction; `missed` counts the rest of the prediction.
     """
 
     prompt_tokens: int = 0
-    completion_tokens: int = 0  # those that ended an answer included
+    completion_tokens: int = 0  # including those that ended an answer
     answers: int = 0  # with a first token
     passes: int = 0  # after the prefill
     drafted: int = 0  # draft tokens that were verified
@@ -39,7 +39,7 @@ class Usage:
         return Usage(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def _sources(self) -> dict[str, Any]:
-        """Return what each source drafted, and in how many passes it drafted nothing, by reason."""
+        """Return what each source drafted and in how many passes it drafted nothing, by reason."""
         found: dict[str, Any] = {}
         for (source, what), count in self.sources.items():
             figures = found.setdefault(source, {"drafted": 0, "accepted": 0, "empty": {}})
@@ -54,7 +54,7 @@ class Usage:
     def public(self) -> dict[str, Any]:
         """Return OpenAI's `usage`, with the passes of this worker, and vLLM's `metrics`.
 
-        Passes without a draft are no steps of speculative decoding.
+        Passes without a draft do not count as steps of speculative decoding.
         """
         steps, accepted = self.steps.total(), self.accepted
         decoded = self.completion_tokens - self.answers  # the first tokens come from the prefills
@@ -98,7 +98,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Answered:
-    """A complete answer: all that the model wrote, what of that is shown as content, and the calls of tools."""
+    """A complete answer: everything that the model wrote, the part shown as content, and the tool calls."""
 
     choice: int
     text: str
@@ -124,15 +124,15 @@ class Terms(NamedTuple):
     id: str
     tokenizer: TextTokenizer
     ends: frozenset[int] = frozenset()  # the model's own
-    stops: Sequence[str] = ()  # strings that end an answer and are no part of it
-    lead: str = ""  # dropped where an answer begins with it
-    tools: bool = False  # whether an answer may call some
+    stops: Sequence[str] = ()  # strings that end an answer and are not part of it
+    lead: str = ""  # dropped if an answer begins with it
+    tools: bool = False  # whether an answer may call tools
     bearer: str = ""  # name of the client's token
     record: Record | None = None  # returns the record of an answer for the response log
 
 
 class EndedError(Exception):
-    """Ends the decoding of an answer that is complete, or that nobody waits for."""
+    """Ends the decoding of an answer that is complete or cancelled."""
 
 
 class Answer:
@@ -147,11 +147,11 @@ class Answer:
         self.sources: Sequence[str] = ()  # labels of its drafters
         self.usage = Usage(prompt_tokens=len(request.prompt), missed=len(prediction))
         self.reason = "length"  # until it ends by itself
-        self.tokens: list[int] = []  # those that ended it included
-        self.cancelled = False  # whether nobody waits for it any more
+        self.tokens: list[int] = []  # including those that ended it
+        self.cancelled = False  # whether the client no longer waits for it
         self.created = monotonic()
         self.waited: float | None = None  # seconds until its decoding began
-        self.first: float | None = None  # and until its first token
+        self.first: float | None = None  # seconds until its first token
         self._room = request.max_tokens
         self._sure = request.min_tokens  # tokens until the answer may end
         self._ends = frozenset(request.ends(terms.ends))
@@ -163,7 +163,7 @@ class Answer:
         self._last = -1  # the last token
 
     def take(self, step: Step) -> None:
-        """Take a forward pass, the prefill first; raises `EndedError` where the answer ends."""
+        """Take a forward pass, the prefill first; raises `EndedError` when the answer ends."""
         if self.cancelled:
             raise EndedError
         if self.first is None:
@@ -182,7 +182,7 @@ class Answer:
             raise EndedError
 
     def finish(self) -> Answered:
-        """Show the text held back, and return the complete answer."""
+        """Show the text held back and return the complete answer."""
         if not self._stops.found():
             self._show(self._readable(self._pieces.finish()) + self._stops.finish())
             if self._stops.found():
@@ -195,7 +195,7 @@ class Answer:
         return Answered(self.choice, self._text, content, "tool_calls" if calls else self.reason, calls)
 
     def _count(self, step: Step, tokens: list[int]) -> None:
-        """Count a pass, of whose tokens those given belong to the answer."""
+        """Count a pass; `tokens` are those of its tokens that belong to the answer."""
         accepted, usage = min(len(tokens), len(step.path)), self.usage
         usage.completion_tokens += len(tokens)
         if len(step.tree):
@@ -208,8 +208,8 @@ class Answer:
         self._last = tokens[-1]
 
     def _read(self, tokens: list[int]) -> tuple[int, str]:
-        """Return the number of tokens that belong to the answer, and their text as far as it can be shown."""
-        # One by one, so that the end of an answer does not depend on how many tokens came at once.
+        """Return the number of tokens that belong to the answer, and the part of their text that can be shown."""
+        # One by one, so that the end of an answer does not depend on how many tokens came together.
         text = ""
         for taken, token in enumerate(tokens, 1):
             if token not in self._ends:
@@ -221,13 +221,13 @@ class Answer:
         return len(tokens), text
 
     def _readable(self, text: str) -> str:
-        """Return what can be shown of new text, without the lead; among the least tokens nothing stops the answer."""
+        """Return the part of new text that can be shown, without the lead; `min_tokens` delays stop strings."""
         if text and self._lead:
             text, self._lead = text.removeprefix(self._lead), ""
         return text if self._sure >= 0 else self._stops.push(text)
 
     def _show(self, text: str) -> None:
-        """Add text to the answer, and post what is no call of a tool."""
+        """Add text to the answer and post what is not a tool call."""
         self._text += text
         if shown := self._tag.push(text):
             self.post(Delta(self.choice, shown))

@@ -29,7 +29,7 @@ from services.worker.settings import WorkerSettings
 
 
 class WorkerSite:
-    """The parts of the HTTP application, and its handlers."""
+    """The parts of the HTTP application and its handlers."""
 
     def __init__(
         self, decoder: Decoder, figures: WorkerMetrics, permissions: Permissions, settings: WorkerSettings
@@ -104,7 +104,7 @@ def _read(
 
 
 def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
-    """Return the application; `hosts` are its names beside localhost and IP addresses, see `guards.Guard`."""
+    """Return the application; `hosts` are its names besides localhost and IP addresses, see `guards.Guard`."""
     return Starlette(
         routes=[
             Route(
@@ -116,7 +116,7 @@ def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlett
             Route("/v1/models", site.models),
             Route("/v1/models/{name:path}", site.models),
             Route("/healthz", site.health),
-            Route("/health", site.health),  # as engines name it: clients ask for it
+            Route("/health", site.health),  # the engines' name for it, which clients use
             Route("/readyz", site.ready),
             Route("/metrics", site.metrics),
         ],

@@ -1,8 +1,8 @@
 """The fields of requests: OpenAI's, and some of vLLM's.
 
-A field that is passed over in silence gives another answer than the one asked for. So fields that are not declared are
-refused, and those without effect are declared: with any value, or with the one that says what happens anyway. `null`
-leaves a field out.
+A silently ignored field would give an answer other than the one requested. So undeclared fields are refused, and fields
+without effect are declared: with any value, or only with the one that matches the actual behaviour. `null` omits a
+field.
 """
 
 import json
@@ -36,7 +36,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _as_calls(value: Any) -> Any:
-    """Return calls with their arguments, which OpenAI writes as JSON in a string, as templates expect them."""
+    """Return calls with parsed arguments, as templates expect them; OpenAI writes these as JSON in a string."""
     try:
         functions = [call["function"] for call in value or []]
         given = [function["arguments"] for function in functions]
@@ -44,7 +44,7 @@ def _as_calls(value: Any) -> Any:
         pairs = zip(functions, arguments, strict=True)
         return [{"type": "function", "function": {**each, "arguments": found}} for each, found in pairs]
     except (LookupError, TypeError, RecursionError):
-        raise ValueError("expected calls of functions with arguments") from None
+        raise ValueError("expected function calls with arguments") from None
 
 
 class _Strict(BaseModel):
@@ -62,7 +62,7 @@ Prompt: TypeAlias = str | list[int]
 
 
 class StreamOptions(_Strict):
-    """How a stream should be; only the first has an effect."""
+    """Options of a stream; only the first has an effect."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -90,7 +90,7 @@ class ChatMessage(_Strict):
 
 
 class Prediction(_Strict):
-    """What is expected as the answer: drafts are taken from it."""
+    """The expected answer, from which drafts are taken."""
 
     type: Literal["content"]
     content: Text
@@ -114,7 +114,7 @@ class ResponseFormat(_Strict):
     @model_validator(mode="after")
     def _has_its_schema(self) -> "ResponseFormat":
         if (self.json_schema is None) == (self.type == "json_schema"):
-            raise ValueError("json_schema belongs to the type json_schema, and to no other")
+            raise ValueError("json_schema is required by the type json_schema and not allowed with others")
         return self
 
 
@@ -156,7 +156,7 @@ class Body(_Strict):
     stop_token_ids: list[int] | None = Field(None, max_length=256)
     # ours
     draftstore: Drafting | None = None
-    # without effect, whatever they say
+    # without effect, whatever the value
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -169,12 +169,12 @@ class Body(_Strict):
     priority: Any = None
     request_id: Any = None
     cache_salt: Any = None
-    # what happens anyway
+    # only the value that matches the actual behaviour
     best_of: Literal[1] | None = None
 
 
 class CompletionBody(Body):
-    """Texts to go on with."""
+    """Texts to continue."""
 
     prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts)]
     logprobs: Literal[False] | None = None

@@ -1,6 +1,6 @@
 """The decoding thread: loads the model, takes answers from a bounded queue, and decodes several at a time.
 
-Answers begin in order, between two forward passes. A request for several is as many answers. All torch code runs in
+Answers begin in order, between two forward passes. A request for several counts as that many. All torch code runs in
 this thread; answers are submitted, cancelled and read from the event loop.
 """
 
@@ -19,7 +19,7 @@ from services.worker.problems import ApiError
 
 LOG = logging.getLogger(__name__)
 MAX_FAILURES = 3
-"""Consecutive failed passes after which the worker reports itself as unhealthy."""
+"""Consecutive failed passes after which the worker reports that it is unhealthy."""
 
 
 class Decoder:
@@ -33,7 +33,7 @@ class Decoder:
         changed: Callable[[], None] = lambda: None,
         keep: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """Prepare a decoder; with `queue` waiting answers it refuses requests.
+        """Prepare a decoder; once `queue` answers are waiting, it refuses requests.
 
         The decoding thread calls the functions: to load the model, when `state` has changed, and with records of
         finished answers for the response log.
@@ -70,7 +70,7 @@ class Decoder:
         return self.engine
 
     def require_room(self, others: int = 0) -> None:
-        """Raise `ApiError` if a request cannot be queued or begun after `others`."""
+        """Raise `ApiError` if, after `others`, a request can be neither queued nor begun."""
         if len(self._waiting) + others >= self._most + self.require_model().room:
             message = f"the queue is full, {counted(len(self._waiting), 'answer')} waiting: try again later"
             raise ApiError(429, message, code="queue_full", retry_after=1)
@@ -91,7 +91,7 @@ class Decoder:
         return ApiError(503, "the worker is stopping", code="stopping", retry_after=1, headers=headers)
 
     def cancel(self, answers: Iterable[Answer]) -> None:
-        """Cancel answers: waiting ones leave the queue at once, others end after the current forward pass."""
+        """Cancel answers: waiting ones leave the queue immediately, others end after the current forward pass."""
         with self._wakeup:
             for answer in answers:
                 answer.cancelled = True
@@ -102,7 +102,7 @@ class Decoder:
             self._end(answer, Failed(self._unavailable()))
 
     def drain(self) -> None:
-        """Accept no more requests, and end after those that were accepted."""
+        """Accept no more requests and end after the accepted ones."""
         with self._wakeup:
             if self.state != "ended":
                 self.state = "draining"
@@ -163,12 +163,12 @@ class Decoder:
             answer.waited = monotonic() - answer.created
             try:
                 engine.join(answer)
-            except Exception as error:  # noqa: BLE001 (of this answer alone)
+            except Exception as error:  # noqa: BLE001 (it concerns only this answer)
                 self._finish([(answer, error)])
         return True
 
     def _step(self, engine: Engine) -> None:
-        """Run forward passes, and end the answers that end with them."""
+        """Run forward passes and finish the answers that end with them."""
         for answer in [answer for answer in self._running if answer.cancelled]:
             engine.leave(answer)
             self._finish([(answer, None)])
@@ -176,8 +176,8 @@ class Decoder:
             self._finish(engine.step())
 
     def _finish(self, ended: Sequence[tuple[Answer, Exception | None]]) -> None:
-        """End answers, each with what ended it."""
-        # Failures are counted before the first event is posted: by then, clients see them.
+        """End answers, each with the error that ended it, if any."""
+        # Failures are counted before the first event is posted, so that its client already sees them.
         events = [(answer, self._outcome(answer, error)) for answer, error in ended]
         wanted = [event for answer, event in events if not answer.cancelled]
         if any(isinstance(event, Failed) and event.error.status >= 500 for event in wanted):
@@ -190,13 +190,13 @@ class Decoder:
             self._end(answer, event)
 
     def _outcome(self, answer: Answer, error: Exception | None) -> Answered | Failed:
-        """Return an answer, or the client's view of why there is none: details may be private."""
+        """Return the answer, or an error for the client without details, which may be private."""
         if answer.cancelled:
             return Failed(self._unavailable())
         if error is None or isinstance(error, EndedError):
             try:
                 return answer.finish()
-            except Exception as failed:  # noqa: BLE001 (reported as all others)
+            except Exception as failed:  # noqa: BLE001 (reported like all others)
                 error = failed
         if isinstance(error, ProbabilityError | GrammarError):
             return Failed(ApiError(400, str(error)))
@@ -204,7 +204,7 @@ class Decoder:
         if type(error).__name__ == "OutOfMemoryError":
             message = "the device has no memory left for this request: send a shorter one"
             return Failed(ApiError(503, message, code="out_of_memory", retry_after=1))
-        return Failed(ApiError(500, "an error inside the worker: its log says more"))
+        return Failed(ApiError(500, "internal error: see the log of the worker"))
 
     def _end(self, answer: Answer, event: Answered | Failed) -> None:
         """Count, log and post the end of an answer; the log has none of its text."""

@@ -34,7 +34,7 @@ class Exchange:
         style: Completion,
         http: Request,
     ) -> None:
-        """Submit an answer for each of `requests`, of which those for the same prompt share its array."""
+        """Submit an answer for each of `requests`; those for the same prompt share its array."""
         self._decoder, self._style = decoder, style
         self._prompts = len({id(request.prompt) for request in requests})
         self._loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Exchange:
             return None
 
     def _usage(self) -> Usage:
-        """Return the figures of all answers; a prompt with several counts once."""
+        """Return the figures of all answers; a prompt with several answers counts once."""
         usage = sum((answer.usage for answer in self._answers), Usage())
         usage.prompt_tokens //= len(self._answers) // self._prompts
         return usage
@@ -132,7 +132,7 @@ class Exchange:
 
 
 class EventStream(StreamingResponse):
-    """A stream that ends with its client, also with one that does not read it."""
+    """A stream that ends when its client disconnects or stops reading."""
 
     async def stream_response(self, send: Send) -> None:
         """Send the chunks."""

@@ -10,7 +10,7 @@ from services.worker.answers import Answer
 from services.worker.engine import Facts
 
 REASONS = ("stop", "length", "abort", "error")
-"""Why answers ended, as vLLM says it: by itself, or at its limit; the client left; an error."""
+"""Why answers ended, in vLLM's terms: by themselves, at their limit, client disconnected, error."""
 LOGGED = ("written", "dropped", "failed")
 """Outcomes of response log records: written, dropped (too long, or the disk too slow), failed."""
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
@@ -25,12 +25,10 @@ class WorkerMetrics:
     def __init__(self) -> None:
         """Start from zero; figures of decoding begin with `describe`."""
         self._registry = registry = CollectorRegistry()
-        self.ready = Gauge(f"{PREFIX}ready", "1 where requests are taken.", registry=registry)
-        self._info = Info(f"{PREFIX}worker", "The version that runs, and its model.", registry=registry)
+        self.ready = Gauge(f"{PREFIX}ready", "1 if requests are accepted, else 0.", registry=registry)
+        self._info = Info(f"{PREFIX}worker", "The running version and its model.", registry=registry)
         self._info.info({"version": draftstore.__version__})
-        self.refused = Counter(
-            f"{PREFIX}requests_refused", "Requests that were not begun.", registry=registry
-        )
+        self.refused = Counter(f"{PREFIX}requests_refused", "Refused requests.", registry=registry)
         self._passes = Counter(
             f"{PREFIX}passes", "Forward passes after prefills, by answer.", registry=registry
         )
@@ -51,16 +49,16 @@ class WorkerMetrics:
         def one(kind: type[Metric], name: str, text: str, **options: Any) -> Metric:
             return family(kind, name, text, **options).labels(facts.name)
 
-        one(Gauge, "num_requests_running", "Answers that are being decoded.").set_function(running)
-        one(Gauge, "num_requests_waiting", "Answers that wait for their turn.").set_function(waiting)
-        ended = family(Counter, "request_success", "Answers by their end.", "finished_reason")
+        one(Gauge, "num_requests_running", "Answers being decoded.").set_function(running)
+        one(Gauge, "num_requests_waiting", "Answers waiting to be decoded.").set_function(waiting)
+        ended = family(Counter, "request_success", "Answers by finish reason.", "finished_reason")
         self._ended = {reason: ended.labels(facts.name, reason) for reason in REASONS}
         self._prompt = one(Counter, "prompt_tokens", "Tokens of prompts.")
         self._tokens = one(Counter, "generation_tokens", "Tokens of answers, unfinished ones included.")
         self._drafts = one(Counter, "spec_decode_num_drafts", "Passes that verified a draft.")
         self._drafted = one(Counter, "spec_decode_num_draft_tokens", "Draft tokens that were verified.")
-        self._accepted = one(Counter, "spec_decode_num_accepted_tokens", "Draft tokens that became text.")
-        name, text = "spec_decode_num_accepted_tokens_per_pos", "The same by place in the accepted path."
+        self._accepted = one(Counter, "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position in a path."
         places = family(Counter, name, text, "position")
         self._places, self._model = places, facts.name
         options = {"buckets": SECONDS}
@@ -71,7 +69,7 @@ class WorkerMetrics:
         self._token = one(Histogram, name, text, buckets=TOKEN_SECONDS)
 
     def ended(self, answer: Answer, reason: str, seconds: float) -> None:
-        """Count an answer; `reason` is one of `REASONS`, `seconds` passed since it was asked for."""
+        """Count an answer; `reason` is one of `REASONS`, `seconds` passed since it was requested."""
         usage = answer.usage
         self._ended[reason].inc()
         self._waits.observe(seconds if answer.waited is None else answer.waited)

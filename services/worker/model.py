@@ -43,7 +43,7 @@ class BatchEngine:
         name: str | None,
         min_prob: float,
     ) -> None:
-        """Decode with a batch; `name` is that for clients, `min_prob` the least probability of a drafted node."""
+        """Decode with a batch; `name` is shown to clients, `min_prob` is the minimum probability of a drafted node."""
         self.tokenizer = loaded.text
         self.facts = _facts(loaded, name, batch.positions, tuple(drafters.labels))
         self.grammars = Grammars(loaded.text, loaded.vocab_size, loaded.ends)
@@ -115,7 +115,7 @@ class BatchEngine:
 
 
 class PlainEngine:
-    """Decodes one answer after the other without drafts, for models that allow nothing else; see `Engine`."""
+    """Decodes one answer at a time without drafts, for models that allow nothing else; see `Engine`."""
 
     def __init__(self, loaded: LoadedModel, *, name: str | None = None) -> None:
         """Decode with `generate` of transformers."""
@@ -162,7 +162,7 @@ def _facts(
 
 
 def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings: WorkerSettings) -> Engine:
-    """Load the model with its drafters from `sources`; `effort` says how much of drafts is verified."""
+    """Load the model with its drafters from `sources`; `effort` limits the verified drafts."""
     begin = monotonic()
     transformers_log.disable_default_handler()
     transformers_log.enable_propagation()
@@ -199,9 +199,9 @@ def _assembled(loaded: LoadedModel, sources: Sources, patience: float) -> Assemb
 
 
 def _warm_up(engine: Engine, count: int) -> None:
-    """Compile what the first answers would wait for, with so many of them together."""
+    """Compile what the first answers would wait for, by decoding `count` of them together."""
     ids = np.zeros(2, np.int32)
-    # A prediction is drafted from by kernels that no other drafter may need.
+    # Drafting from a prediction uses kernels that the other drafters may not need.
     request = GenerationRequest(ids, 4, Sampling(temperature=0.0), prediction=ids, live=False)
     for choice in range(count):
         engine.join(Answer(choice, request, Terms("warm-up", engine.tokenizer), lambda _: None))

@@ -61,7 +61,7 @@ def identify(request: Request, permissions: Permissions, model: str) -> Grant:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return the body of a JSON request, of at most so many bytes."""
+    """Return the body of a JSON request of at most `most` bytes."""
     try:
         return await guards.read_body(request, most, "send a shorter text", BODY_SECONDS)
     except ProblemError as error:

@@ -24,7 +24,7 @@ USUAL_TOKENS = 16
 
 
 def check_model(name: str | None, facts: Facts) -> None:
-    """Refuse requests for another model; a request may leave the model out."""
+    """Refuse requests for another model; a request may omit the model."""
     if name is not None and name != facts.name:
         message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
@@ -37,7 +37,7 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
     if asked * count > settings.max_choices:
         found = f"{counted(asked, 'prompt')} with {counted(count, 'answer')} each"
         message = (
-            f"{found}, this worker gives at most {settings.max_choices} answers to a request: send several"
+            f"{found}, expected at most {settings.max_choices} answers per request: send several requests"
         )
         raise ApiError(400, message, param="n" if count > 1 else "prompt")
     sampling, prediction = _sampling(body, engine.facts.vocab_size), _prediction(body, engine)
@@ -63,7 +63,7 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
 
 
 def make_terms(body: AnyBody, engine: Engine, id_: str, bearer: str, log: bool) -> Terms:
-    """Return what the answers to a request have in common; `log`: whether they go to the response log."""
+    """Return what the answers to a request have in common; `log` tells whether they go to the response log."""
     tools = isinstance(body, ChatBody) and bool(body.callable_tools)
     lead, record = _lead(body, engine.tokenizer), _recorder(body, engine, id_) if log else None
     return Terms(id_, engine.tokenizer, engine.facts.ends, body.stop, lead, tools, bearer, record)
@@ -99,7 +99,7 @@ def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:
 
 
 def _prediction(body: AnyBody, engine: Engine) -> NDArray[np.int32] | None:
-    """Return the prediction, as far as there are positions for it and the model knows its ids."""
+    """Return the prediction, cut to the model's positions and without ids outside its vocabulary."""
     if body.prediction is None:
         return None
     ids = engine.tokenizer.encode(_lead(body, engine.tokenizer) + body.prediction.content, bos=False)
@@ -114,7 +114,7 @@ def _grammar(body: AnyBody, engine: Engine) -> Grammar | None:
     tools = isinstance(body, ChatBody) and body.callable_tools
     for name, given in (("min_tokens", body.min_tokens), ("ignore_eos", body.ignore_eos), ("tools", tools)):
         if given:
-            raise ApiError(400, f"{name} and an answer in JSON exclude each other: leave one out", param=name)
+            raise ApiError(400, f"{name} and an answer in JSON exclude each other: omit one", param=name)
     try:
         return engine.grammars.compiled(wanted.json_schema.schema_ if wanted.json_schema else None)
     except GrammarError as error:

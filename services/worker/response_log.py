@@ -42,7 +42,7 @@ class ResponseLog:
             self._file = _open(path)
         except OSError as error:
             raise DraftstoreError(f"the response log {path} cannot be written: {error.strerror}") from None
-        files, words = [str(path), str(older(path))], "whoever can read them can read what people asked"
+        files, words = [str(path), str(older(path))], "anyone who can read them can read users' requests"
         LOG.warning(f"prompts and answers are kept: {words}", extra={"files": files, "bytes": most_bytes})
         self._thread = threading.Thread(target=self._main, name="response-log", daemon=True)
         self._thread.start()
@@ -93,7 +93,7 @@ def older(path: Path) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Open a regular file for appending, under a lock that keeps other workers away."""
+    """Open a regular file for appending, under a lock that excludes other workers."""
     if path.exists() and not path.is_file():  # a pipe would wait for its reader
         raise OSError(errno.EINVAL, "expected a regular file")
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, MODE)

@@ -92,7 +92,7 @@ class _Worker:
         following = asyncio.create_task(self._follow(port))
         await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
         if not following.done():
-            self.failure = LookupServiceError("the HTTP side has ended: see the log")
+            self.failure = LookupServiceError("the HTTP server has ended: see the log")
         server.should_exit = True
         await serving
         self.ended = self._decoder.join(CUT_SECONDS if self._decoder.state == "ended" else 0)
@@ -117,7 +117,7 @@ class _Worker:
             self.failure = LookupServiceError("the decoding thread has ended: see the log")
 
     async def _until(self, test: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until a condition holds or the time is over."""
+        """Wait until a condition holds or the time has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not test():
@@ -143,9 +143,9 @@ class _Worker:
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def _on_signal(self) -> None:
-        """Stop after the accepted requests; on a second signal at once."""
+        """Stop after the accepted requests; on a second signal, immediately."""
         self._signals += 1
-        LOG.info("stopping" if self._signals == 1 else "stopping at once")
+        LOG.info("stopping" if self._signals == 1 else "stopping immediately")
         self._decoder.drain()
         self._changed.set()
 
@@ -157,6 +157,6 @@ class _Worker:
             self._site.permissions = Permissions.load(self._settings.tokens)
         except DraftstoreError as error:
             why = {"error": str(error)}
-            LOG.warning("the file of tokens cannot be used, the earlier tokens stay valid", extra=why)
+            LOG.warning("the token file cannot be used; the earlier tokens stay valid", extra=why)
         else:
-            LOG.info("tokens read again")
+            LOG.info("tokens reloaded")

@@ -27,7 +27,7 @@ class WorkerSettings(Access):
         le=64,
         description="Maximum number of answers decoded together; 1 decodes them one by one.",
     )
-    max_tokens_in_flight: Annotated[int | None, Shown(unset="what there is memory for", expert=True)] = Field(
+    max_tokens_in_flight: Annotated[int | None, Shown(unset="what fits in memory", expert=True)] = Field(
         None, ge=1, description="Maximum tokens of these answers and their prompts together."
     )
     queue: Annotated[int, EXPERT] = Field(

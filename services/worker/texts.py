@@ -1,4 +1,4 @@
-"""What a growing text shows: stop strings, and calls of tools as JSON between tags."""
+"""The visible part of a growing text: stop strings, and tool calls as JSON between tags."""
 
 import json
 import secrets
@@ -48,7 +48,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def parse_calls(text: str) -> list[dict[str, Any]]:
-    """Return the calls of tools in an answer as OpenAI writes them; none if one of them is not JSON with a name."""
+    """Return the tool calls in an answer in OpenAI's format; none if one of them is not JSON with a name."""
     calls = []
     for piece in text.split(CALL)[1:]:
         try:

@@ -1,1 +1,1 @@
-"""Clients that people measure servers with, as docs/measure.md runs them: `make test-clients`."""
+"""Benchmark clients, run as in docs/measure.md: `make test-clients`."""

@@ -1,4 +1,4 @@
-"""Without the environment of the clients nothing is collected here."""
+"""Collects nothing here without the environment of the clients."""
 
 from tests import ROOT
 

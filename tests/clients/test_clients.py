@@ -1,4 +1,4 @@
-"""Clients that people measure servers with, by the commands of docs/measure.md, against a real worker with drafts."""
+"""Benchmark clients, run with the commands of docs/measure.md against a real worker with drafts."""
 
 import json
 import os

@@ -1,1 +1,1 @@
-"""A real llama-server on a CPU: `make test-llama-cpp`, in an environment of its own."""
+"""A real llama-server on a CPU: `make test-llama-cpp`, in a separate environment."""

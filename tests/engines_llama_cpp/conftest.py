@@ -1,4 +1,4 @@
-"""Without llama-server nothing is collected here."""
+"""Collects nothing here without llama-server."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""The command `llama-server` on a CPU, in a process of its own.
+"""The command `llama-server` on a CPU, in a separate process.
 
 with started(folder, "--spec-type", "ngram-cache") as server:
     answer = server.ask([1, 4093, 198], n_predict=40)

@@ -1,4 +1,4 @@
-"""Greedy answers of a running llama-server: those without drafts, drafted and accepted as our double foretells.
+"""Greedy answers of a running llama-server: the same as without drafts, drafted and accepted as our double predicts.
 
 The model is SmolLM2-135M-Instruct. The file is exported from a store of every other one of its answers.
 """

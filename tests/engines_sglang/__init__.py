@@ -1,1 +1,1 @@
-"""A real SGLang server on a CPU: `make test-sglang`, in an environment of its own."""
+"""A real SGLang server on a CPU: `make test-sglang`, in a separate environment."""

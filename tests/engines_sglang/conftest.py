@@ -1,4 +1,4 @@
-"""Without SGLang nothing is collected here."""
+"""Collects nothing here without SGLang."""
 
 from importlib.util import find_spec
 

@@ -1,9 +1,9 @@
-"""The command `sglang.launch_server` on a CPU, in processes of its own, with stand-ins for its compiled kernels.
+"""The command `sglang.launch_server` on a CPU, in separate processes, with stand-ins for its compiled kernels.
 
 with launched(model, folder, "--speculative-algorithm", "DRAFTSTORE") as server:
     answers = server.ready().ask([[1, 403], [1, 378]], max_new_tokens=64)
 
-Most of a start is imports, on one core: several are launched before one is waited for.
+Starting is mostly imports, on one core: several are launched before the first is awaited.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The algorithm that the plug-in registers, beside SGLang's own; without a server."""
+"""The algorithm that the plug-in registers beside SGLang's own; without a server."""
 
 import inspect
 

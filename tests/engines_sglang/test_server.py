@@ -1,6 +1,6 @@
-"""Greedy answers of a running SGLang: those without drafts, in as many passes as the replay foretells.
+"""Greedy answers of a running SGLang: the same as without drafts, in as many passes as the replay predicts.
 
-The model is stories260K. One server has most cases, each as a corpus of its own; two more have other options.
+The model is stories260K. One server has most cases, each with its own corpus; two more have other options.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""Real vLLM engines on a CPU: `make test-vllm`, in an environment of their own."""
+"""Real vLLM engines on a CPU: `make test-vllm`, in a separate environment."""

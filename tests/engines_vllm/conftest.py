@@ -1,4 +1,4 @@
-"""What vLLM reads when it is imported; without vLLM nothing is collected here."""
+"""The variables that vLLM reads when it is imported; without vLLM, nothing is collected here."""
 
 import os
 from importlib.util import find_spec

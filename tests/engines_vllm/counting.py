@@ -1,4 +1,4 @@
-"""The drafter of the tests: it counts passes, and does something in the middle of a run."""
+"""The drafter of the tests: it counts passes and acts in the middle of a run."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -1,6 +1,6 @@
-"""Greedy answers of a vLLM engine: those of plain decoding, in as many passes as the replay foretells.
+"""Greedy answers of a vLLM engine: the same as without drafts, in as many passes as the replay predicts.
 
-The model is a tiny random Llama. With DRAFTSTORE_VLLM_MODEL it is one from a folder, with its tokenizer.
+The model is a tiny random Llama, or with DRAFTSTORE_VLLM_MODEL one from a folder, with its tokenizer.
 """
 
 import gc

@@ -1,1 +1,1 @@
-"""What tests put in the place of models, networks, services and stores; written once."""
+"""Shared stand-ins for models, networks, services and stores."""

@@ -1,4 +1,4 @@
-"""Drafters that no decoder may be led astray by: random ones, ones that are always wrong, and ones that know it all."""
+"""Drafters that must not mislead any decoder: random ones, always wrong ones, and perfect ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

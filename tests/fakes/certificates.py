@@ -1,4 +1,4 @@
-"""Real certificates, made by openssl for the time of a test."""
+"""Real certificates, created by openssl for the duration of a test."""
 
 import shutil
 import ssl

@@ -1,9 +1,9 @@
-"""A real PostgreSQL for tests: one server for all, and databases that nobody else sees.
+"""A real PostgreSQL for tests: one server for all, with private databases.
 
-`session` is for most tests: all that it does is undone. `database` is for what takes several connections or processes:
-a database of its own, which the commands use too. `own_server` is for what stops the server or has other roles.
+`session` is for most tests: its changes are rolled back. `database` is for tests with several connections or processes:
+a separate database, which the commands use too. `own_server` is for tests that stop the server or need other roles.
 
-DRAFTSTORE_TEST_DATABASE_URL names a server whose user may create databases; without it the embedded one runs.
+DRAFTSTORE_TEST_DATABASE_URL names a server whose user may create databases; without it, the embedded one runs.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Small DReSD stores, written by hand: for tests of everything that reads, serves or decodes with one."""
+"""Small handwritten DReSD stores, for tests of everything that reads, serves or decodes with one."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Lookup services that do right, and ones that misbehave on a connection, in threads of the test."""
+"""Lookup services that behave correctly or misbehave on a connection, in threads of the test."""
 
 import shutil
 import socket

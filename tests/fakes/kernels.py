@@ -1,4 +1,4 @@
-"""Compiled kernels that are kept on disk, and do not know what they were compiled from."""
+"""Compiled kernels that are cached on disk and do not know their sources."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Work that is killed: in processes of its own, forked from one that has loaded what they need.
+"""Work that is killed: in separate processes, forked from one that has loaded what they need.
 
 kill_when(rest_store, (corpus, tokenizer, out), marker.exists)
 run(rest_store, (corpus, tokenizer, out))

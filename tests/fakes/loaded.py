@@ -1,4 +1,4 @@
-"""What the fork server of `tests.fakes.killed` has loaded, also what libraries load with the first use alone."""
+"""Modules preloaded by the fork server of `tests.fakes.killed`, including those that libraries load on first use."""
 
 import draftstore.stores.crest.build
 import draftstore.stores.dresd.build

@@ -1,4 +1,4 @@
-"""A drafter that proposes what it is given and notes what it hears."""
+"""A drafter that proposes given drafts and records the calls that it gets."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""The real command `draftstore serve` in a process of its own.
+"""The real command `draftstore serve` in a separate process.
 
 with served("--store", small_store) as service, service.caller() as caller:
     answer = caller.draft("small", contexts)

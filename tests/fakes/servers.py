@@ -1,4 +1,4 @@
-"""Real servers for tests: PostgreSQL with a password on a port of its own, and free ports."""
+"""Real servers for tests: PostgreSQL with a password on its own port, and free ports."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 does with the arrays of its n-gram worker, and the objects that it hands to it.
+"""What SGLang 0.5.23 does with the arrays of its n-gram worker, and the objects that it passes to the worker.
 
 Read from its files `kernels/ops/speculative/reconstruct_tree.py` (links), `srt/speculative/ngram_worker.py` (calls of
 the worker), `srt/managers/schedule_batch.py` (requests). `make test-sglang` runs the links in its own server.

@@ -1,4 +1,4 @@
-"""A model without weights, whose states tests can compute: for builds of dense stores."""
+"""A model without weights whose states tests can compute, for builds of dense stores."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Running decoding workers for tests: a model that says what it is told to, the HTTP side around it, a plain client.
+"""Running decoding workers for tests: a model with scripted answers, the HTTP side around it, a plain client.
 
 with running_worker(FakeEngine(tokenizer, " one two")) as worker:
     status, reply = worker.ask("completions", prompt="zero", max_tokens=8)

@@ -1,4 +1,4 @@
-"""What README and docs say is run: their command lines and Python examples, by what they need."""
+"""The command lines and Python examples of README and docs, by what they need to run."""
 
 import io
 import shlex

@@ -1,4 +1,4 @@
-"""The pages a reader goes through, and what can be run of them."""
+"""The pages of the documentation, and the parts of them that can be run."""
 
 import re
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The backup of the catalogue as docs/operations.md shows it: written by pg_dump, restored into an empty database."""
+"""The backup of the catalogue as in docs/operations.md: written by pg_dump, restored into an empty database."""
 
 import os
 import re

@@ -1,8 +1,8 @@
 """docker-compose.yml and the Dockerfile without a Docker engine.
 
-The files are checked for what goes wrong in such files, and every service runs here by its own command, environment and
-health check, in the order of its dependencies. Addresses, ports and folders are the only things that change; the
-PostgreSQL of the wheel stands in for the image's.
+The files are checked for common mistakes, and every service runs here with its own command, environment and health
+check, in the order of its dependencies. Only addresses, ports and folders differ; the wheel's PostgreSQL replaces the
+image's.
 """
 
 import base64

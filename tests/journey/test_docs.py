@@ -1,4 +1,4 @@
-"""What README and docs say is run: every command line and Python example, on stores of the quickstart's kind."""
+"""README and docs are run: every command line and Python example, on stores like the quickstart's."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What README and docs say of decoding is run: every command line and Python example that takes a model."""
+"""README and docs on decoding are run: every command line and Python example that takes a model."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The README fits on few screens, its map is the folder listing, and every link of every page leads somewhere."""
+"""The README fits on a few screens, its map matches the folders, and every link of every page resolves."""
 
 import re
 from pkgutil import resolve_name

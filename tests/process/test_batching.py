@@ -1,4 +1,4 @@
-"""The decoding worker under many clients at once, with a real model: each gets its own answer, and nothing is left."""
+"""The decoding worker under many concurrent clients, with a real model: each gets its answer, and nothing leaks."""
 
 import http.client
 import itertools

@@ -1,4 +1,4 @@
-"""The embedded server, real everywhere: who shares it, how it ends, what it survives, where it lies."""
+"""The real embedded server: sharing, shutdown, crashes and location."""
 
 import os
 import pwd
@@ -310,7 +310,7 @@ def test_what_cannot_be_used_is_refused_and_looking_for_it_makes_nothing(
     version = cluster.base / "data" / "PG_VERSION"
     version.parent.mkdir()
     version.write_text("17\n")
-    with pytest.raises(EmbeddedServerError, match=r"was made by PostgreSQL 17, and this is PostgreSQL 18"):
+    with pytest.raises(EmbeddedServerError, match=r"was made by PostgreSQL 17, but this is PostgreSQL 18"):
         join(folder)
     assert version.read_text() == "17\n"
 

@@ -1,4 +1,4 @@
-"""The flows: what they build, register, publish and report; and what they leave when they are killed."""
+"""The flows: what they build, register, publish and report, and what they leave behind when killed."""
 
 import errno
 import re

@@ -1,4 +1,4 @@
-"""Live stores shared by real services and workers: what one answered drafts for the others, and kills lose little."""
+"""Live stores shared by real services and workers: the answers of one draft for the others, and kills lose little."""
 
 import json
 from contextlib import ExitStack

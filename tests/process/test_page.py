@@ -1,4 +1,4 @@
-"""The page for people, in a real browser."""
+"""The web page in a real browser."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Collections whose stores keep up with their sources: what is built, what is not, and what a kill leaves."""
+"""Collections whose stores keep up with their sources: what is built, what is not, and what a kill leaves behind."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The command `draftstore serve` in a process of its own: start, stop, restart, swaps, files that are read again."""
+"""The command `draftstore serve` in a separate process: start, stop, restart, swaps, reloaded files."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The units for systemd: they parse, and what they start starts."""
+"""The systemd units: they parse, and their commands start."""
 
 import configparser
 import shlex

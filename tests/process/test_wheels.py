@@ -1,4 +1,4 @@
-"""The two wheels: draftstore alone, as an inference engine has it, and with draftstore-server beside it."""
+"""The two wheels: draftstore alone, as in an inference engine, and together with draftstore-server."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The process of the decoding worker: how it starts, and how it ends. Its model is one without torch."""
+"""The process of the decoding worker: how it starts and ends. Its model does not use torch."""
 
 import http.client
 import json
@@ -142,7 +142,7 @@ def test_the_file_of_tokens_is_read_again(tokenizer: Path, tmp_path: Path) -> No
     ("arguments", "words"),
     [
         (["--host", "0.0.0.0"], "--tokens"),
-        (["--tokens", "nowhere.toml"], "no file of tokens"),
+        (["--tokens", "nowhere.toml"], "no token file"),
         (["--tokens", "nowhere.toml", "--anonymous"], "contradict"),
         (["--host", "203.0.113.7", "--anonymous"], "cannot listen"),
         (["--response-log", "nowhere/a.jsonl"], "cannot be written"),

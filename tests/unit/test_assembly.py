@@ -1,4 +1,4 @@
-"""From what a user names to one drafter: everything is opened, checked, mixed and closed."""
+"""From the sources that a user names to one drafter: all are opened, checked, mixed and closed."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What an inference engine pays for: opening a store and drafting need numpy and numba, nothing heavier."""
+"""The imports of an inference engine: opening a store and drafting need numpy and numba, nothing heavier."""
 
 import pkgutil
 import subprocess

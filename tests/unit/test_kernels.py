@@ -1,4 +1,4 @@
-"""An edited inner kernel is compiled again, in whichever room it lies."""
+"""An edited inner kernel is recompiled, whichever room it is in."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard: they parse, and every metric and label that they use is one that the services emit."""
+"""Alert rules and dashboard: they parse, and the services emit every metric and label that they use."""
 
 import json
 import re

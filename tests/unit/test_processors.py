@@ -1,4 +1,4 @@
-"""Drafts are the same bytes on every machine: what the host's instructions draw, plainer ones draw."""
+"""Drafts are the same bytes on every machine: with the host's instructions and with plainer ones."""
 
 import os
 import subprocess

@@ -1,1 +1,1 @@
-"""HTTP: drafts in JSON, releases, health, metrics, and the page for people."""
+"""HTTP: drafts in JSON, releases, health, metrics, and the web page."""

@@ -1,6 +1,6 @@
-"""The HTTP application of the lookup service: drafts in JSON, releases, health, metrics, and a page for people.
+"""The HTTP application of the lookup service: drafts in JSON, releases, health, metrics, and the web page.
 
-It shares the event loop with decoders, so whatever takes more than a fraction of a millisecond runs in a thread.
+It shares the event loop with decoders, so anything that takes more than a fraction of a millisecond runs in a thread.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ from services.lookup.releases.following import Releases
 
 NO_STORE = {"Cache-Control": "no-store"}
 JSON = "application/json"
-ADVICE = "send only the last tokens of a text: they alone decide the draft"
+ADVICE = "send only the last tokens of a text: only they determine the draft"
 
 
 class Site:
-    """What the HTTP application shows.
+    """The content of the HTTP application.
 
     Attributes:
-        permissions: who may ask for what; replaced when the token file is read again.
+        permissions: those of clients; replaced when the token file is reread.
         stopping: whether the service is about to stop.
         live: its live figures.
-        max_budget: maximum nodes of a draft, unless a token names another limit.
+        max_budget: maximum nodes of a draft, unless a token sets another limit.
     """
 
     def __init__(self, releases: Releases, drafting: Drafting, permissions: Permissions) -> None:
@@ -78,7 +78,7 @@ class Site:
     async def ready(self, _request: Request) -> Response:
         """GET /readyz; a release that cannot be opened does not make the service unready.
 
-        The status is public; names are shown to those who may see them.
+        The status is public; names are shown only to clients that may see them.
         """
         names, unopened, failures = self._releases.names, self._releases.unopened, self._releases.failures
         problems = ["the service is about to stop"] if self.stopping else []
@@ -88,7 +88,7 @@ class Site:
             problems.append("nothing is served yet: publish a release, or start the service with --store")
         ready = bool(names) and not self.stopping
         if self.permissions.identify(None) is None:
-            names, problems = [], ["not everything is open: the log says more"] if problems else []
+            names, problems = [], ["not everything is open: see the log"] if problems else []
         reply = ReadyReply(status="ready" if ready else "not ready", releases=names, problems=problems)
         return _reply(reply, 200 if ready else 503)
 
@@ -97,8 +97,8 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application.
 
     Args:
-        site: what it shows.
-        hosts: its names beside localhost and IP addresses; None accepts any, see `guards.Guard`.
+        site: its content.
+        hosts: its names besides localhost and IP addresses; None accepts any, see `guards.Guard`.
     """
     fixed = {
         "/openapi.json": _reply(json.dumps(openapi.document(site.max_budget))),

@@ -1,6 +1,6 @@
-"""Answers to questions in JSON: each is parsed, tokenized, looked up and spelled out in a thread.
+"""Answers to draft requests in JSON: each is parsed, tokenized, looked up and formatted in a thread.
 
-That takes milliseconds of Python, while the event loop answers decoders in a tenth of one.
+That takes milliseconds of Python, while the event loop answers decoders in a tenth of a millisecond.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from services.lookup.drafting import Drafted, Drafting, RefusedError
 from services.lookup.http.messages import MAX_NODES, DraftedContext, DraftReply, Node, Question, Token
 
 AT_ONCE = 32
-"""Maximum questions that are being answered; more get status 429."""
+"""Maximum questions in progress; more get status 429."""
 THREADS = 2
 MAX_PROBLEMS = 3
 """Maximum problems reported at once."""
@@ -39,7 +39,7 @@ _NO_CONTEXTS = np.empty((0, 0), np.int32)
 
 
 class Questions:
-    """Answers a limited number of questions at a time, in threads of its own: decoders do not wait for them."""
+    """Answers a limited number of questions at a time, in separate threads: decoders do not wait for them."""
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
@@ -47,10 +47,10 @@ class Questions:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="questions")
 
     async def answer(self, body: bytes, grant: Grant) -> bytes:
-        """Return the `DraftReply` to a question, both as JSON; the grant says what the sender may ask for.
+        """Return the `DraftReply` to a question, both as JSON; the grant holds the sender's permissions.
 
         Raises:
-            ProblemError: the question is invalid or not allowed, there are too many at once, its release needs hidden
+            ProblemError: the question is invalid or not allowed, too many are in progress, its release needs hidden
                 states, or the store cannot be read.
         """
         if self._open >= AT_ONCE:
@@ -80,12 +80,12 @@ class Questions:
         if lookup.served.hidden_size:
             raise ProblemError(
                 409,
-                f"{question.release!r} drafts from a model's hidden states, which a text does not hold: ask with the "
+                f"{question.release!r} drafts from a model's hidden states, which a text does not contain: use the "
                 f"decoder, `draftstore generate --release {question.release}`",
             )
         if (tokenizer := lookup.served.text) is None:
             raise ProblemError(
-                409, f"{question.release!r} is a live store, which holds no tokenizer: ask in frames"
+                409, f"{question.release!r} is a live store, which has no tokenizer: use the binary protocol"
             )
         contexts = pack_contexts(question.contexts or [tokenizer.encode(question.text, bos=False).tolist()])
         drafted = self._drafting.draft(lookup._replace(request=request._replace(contexts=contexts)))
@@ -102,10 +102,10 @@ class Questions:
 
 
 def parse_question(body: bytes, most: int) -> Question:
-    """Return the question in a body; without a budget of its own it gets at most `most` nodes.
+    """Return the question in a body; its default budget is capped at `most` nodes.
 
     Raises:
-        ProblemError: the body is not JSON, or not such a question.
+        ProblemError: the body is not JSON, or not a valid question.
     """
     try:
         question = Question.model_validate(json.loads(body.decode(), parse_float=_number))
@@ -120,7 +120,7 @@ def parse_question(body: bytes, most: int) -> Question:
     if question.budget > most:
         raise ProblemError(422, f"budget: {question.budget:,} nodes, expected at most {most:,}")
     if (nodes := len(question.contexts) * question.budget) > MAX_NODES:
-        message = f"contexts: {nodes:,} nodes in all, expected at most {MAX_NODES:,}: send fewer at once"
+        message = f"contexts: {nodes:,} nodes in total, expected at most {MAX_NODES:,}: send fewer contexts"
         raise ProblemError(422, message)
     return question
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.lookup.metrics import SECONDS_BUCKETS, Metrics, Totals, read
 
 WINDOW = 10
-"""Readings over which rates are computed: short enough to see changes, long enough for percentiles."""
+"""Readings over which rates are computed: few enough to show changes, enough for percentiles."""
 HISTORY = 60
 """Readings in the curve of queries."""
 
@@ -62,7 +62,7 @@ def _add_up(totals: Mapping[str, Totals], names: Iterable[str]) -> Totals:
 
 
 def _row(name: str, total: Totals, earlier: Totals, seconds: float) -> dict[str, Any]:
-    """Return the figures of some releases: since the start, and in the last seconds."""
+    """Return the figures of some releases, since the start and over the last seconds."""
     new = Totals._make(map(sub, total, earlier))
 
     def mean(amount: float) -> float | None:
@@ -86,7 +86,7 @@ def percentile(counts: NDArray[np.float64], share: float) -> float | None:
     """Return a percentile in microseconds, interpolated linearly inside a bucket; None without requests.
 
     Args:
-        counts: requests by their time, [bounds + 1]; those above all bounds count as the last bound.
+        counts: requests by duration, [bounds + 1]; those above all bounds count as the last bound.
         share: 0.5 for the median.
     """
     below = np.cumsum([0, *counts])

@@ -29,18 +29,18 @@ _SCHEMA: dict[str, JsonValue] = {
 
 
 class Question(BaseModel):
-    """A question for drafts, for one text or for several contexts; other keys and types are refused."""
+    """A request for drafts, for one text or several contexts; other keys and types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_SCHEMA)
 
-    release: str = Field(min_length=1, max_length=255, description="A name, as `/v1/releases` lists them.")
+    release: str = Field(min_length=1, max_length=255, description="A name listed by `/v1/releases`.")
     text: str = Field(default_factory=str, max_length=MAX_TEXT, description="The text so far, or its end.")
     contexts: list[Context] = Field(
-        default_factory=list, min_length=1, max_length=MAX_CONTEXTS, description="Or ids."
+        default_factory=list, min_length=1, max_length=MAX_CONTEXTS, description="Or token ids."
     )
     strategy: str = Field("", max_length=255, description="A strategy of the release; empty for its default.")
     budget: int = Field(64, ge=0, le=MAX_BUDGET, description="Maximum nodes of a tree.")
-    min_prob: float = Field(0.0, ge=0.0, le=1.0, description="Least probability of a node.")
+    min_prob: float = Field(0.0, ge=0.0, le=1.0, description="Minimum probability of a node.")
 
     @model_validator(mode="after")
     def _check_one_is_given(self) -> Self:
@@ -53,7 +53,7 @@ class Token(BaseModel):
     """One token."""
 
     token: TokenId = Field(description="Its id.")
-    text: str | None = Field(description="What it adds inside a text; null for a part of a character.")
+    text: str | None = Field(description="The text that it adds; null for a part of a character.")
     shown: str = Field(description="The same with visible blanks, line breaks and control characters.")
 
 
@@ -61,14 +61,14 @@ class Node(Token):
     """A node of a draft tree."""
 
     parent: int = Field(ge=-1, description="Index of its parent in `nodes`; -1 is the end of the text.")
-    prob: float = Field(ge=0.0, le=1.0, description="Chance of being accepted; never above its parent's.")
+    prob: float = Field(ge=0.0, le=1.0, description="Probability of acceptance; never above its parent's.")
 
 
 class DraftedContext(BaseModel):
     """The draft for one context."""
 
     match_length: int = Field(ge=0, description="Tokens of the longest match in the store.")
-    match_count: int = Field(ge=0, description="Its occurrences.")
+    match_count: int = Field(ge=0, description="Occurrences of that match.")
     matched_text: str | None = Field(description="The matching end of the text; null if it cuts a character.")
     context: list[Token] = Field(description="The last tokens of the context.")
     nodes: list[Node] = Field(description="Parents before children, in descending probability.")
@@ -78,15 +78,15 @@ class DraftReply(BaseModel):
     """One draft for each context, all from one build."""
 
     release: str
-    strategy: str = Field(description="As asked for; empty is the default of the release.")
+    strategy: str = Field(description="As requested; empty for the release's default.")
     build: str = Field(description="The first 16 hexadecimal digits of the digest of the build's manifest.")
     tokenizer: str = Field(description="The first 16 hexadecimal digits of the tokenizer's fingerprint.")
-    lookup_us: int = Field(ge=0, description="Microseconds in the store.")
+    lookup_us: int = Field(ge=0, description="Microseconds of the lookup in the store.")
     drafts: list[DraftedContext]
 
 
 class ReleasesReply(BaseModel):
-    """What is served to the one who asks."""
+    """The releases served to the client."""
 
     releases: list[dict[str, JsonValue]] = Field(description="As `RELEASES` in docs/frames.md lists them.")
 
@@ -96,7 +96,7 @@ class ReadyReply(BaseModel):
 
     status: Literal["ready", "not ready"]
     releases: list[str] = Field(description="Releases that are open.")
-    problems: list[str] = Field(description="What is missing, in sentences.")
+    problems: list[str] = Field(description="What is missing, as sentences.")
 
 
 class Problem(BaseModel):

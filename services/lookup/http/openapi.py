@@ -10,14 +10,14 @@ from services.lookup.http import messages as m
 from services.lookup.settings import SHARED_BUDGET
 
 _REF = "#/components/schemas/{model}"
-PROBLEMS = """Why the request failed, and what to do about it. Status 409: the release drafts from hidden states of a
-model, which no question holds; 422: JSON, but not such a question; 429 and 503: ask again later."""
+PROBLEMS = """Why the request failed and what to do about it. Status 409: the release drafts from hidden states of a
+model, which a question cannot carry; 422: JSON, but not a valid question; 429 and 503: try again later."""
 
 
 def document(max_budget: int = SHARED_BUDGET) -> dict[str, Any]:
     """Return the OpenAPI document of a service with this limit on the nodes of a draft.
 
-    It leaves out what only the page asks for.
+    It omits what only the page uses.
     """
     draft = _operation("draft", "Draft for a text, or for several contexts", m.DraftReply)
     draft["requestBody"] = {"required": True, "content": {"application/json": {"schema": _of(m.Question)}}}
@@ -27,7 +27,7 @@ def document(max_budget: int = SHARED_BUDGET) -> dict[str, Any]:
         "/v1/releases": _operation("releases", "What is served", m.ReleasesReply),
         "/healthz": _operation("health", "Whether the service is alive"),
         "/readyz": ready,
-        "/metrics": _operation("metrics", "Metrics; need a token for '*'", media="text/plain"),
+        "/metrics": _operation("metrics", "Metrics; requires a token for '*'", media="text/plain"),
         "/openapi.json": _operation("openapi", "This document"),
     }
     return {
@@ -56,7 +56,7 @@ def _operation(
 
 
 def _components(max_budget: int) -> dict[str, Any]:
-    """Return the schemas of all messages, the answer to a request that fails, and the use of tokens."""
+    """Return the schemas of all messages, the error response and the security scheme."""
     models = m.Question, m.DraftReply, m.ReleasesReply, m.ReadyReply, m.ProblemReply
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     budget = schemas["$defs"]["Question"]["properties"]["budget"]
@@ -66,7 +66,7 @@ def _components(max_budget: int) -> dict[str, Any]:
         "content": {"application/json": {"schema": _of(m.ProblemReply)}},
         "headers": {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}},
     }
-    token = {"type": "http", "scheme": "bearer", "description": "Needed by a service with a file of tokens."}
+    token = {"type": "http", "scheme": "bearer", "description": "Required by a service with a token file."}
     return {
         "schemas": schemas["$defs"],
         "responses": {"Problem": problem},

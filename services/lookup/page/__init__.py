@@ -1,4 +1,4 @@
-"""The page for people: one document, one style sheet and a small script, read once from this folder."""
+"""The web page: one document, one style sheet and a small script, read once from this folder."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from draftstore import __version__
 _FOLDER = Path(__file__).parent
 _MEDIA = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 BUDGET = 32
-"""Nodes of a draft at first."""
+"""Initial limit on the nodes of a draft."""
 
 
 class Asset(NamedTuple):

@@ -1,12 +1,12 @@
 """The served releases, and a thread that follows the catalogue: opens and warms new builds, and swaps.
 
     releases = Releases(settings, metrics)
-    releases.start(opened)                      # calls `opened` when all that can be opened at the start is open
+    releases.start(opened)                      # calls `opened` once all that can be opened is open
     served = releases.get("chat")               # on any thread, for one request
 
-A swap replaces an entry of a dict, so requests before it use one build to their end, and those after it the other. The
-build before stays open for 15 minutes: a rollback, which is for emergencies, is then a swap and nothing else. While
-the database is away, what is served stays.
+A swap replaces an entry of a dict: earlier requests use the previous build to their end, later ones the new build. The
+previous build stays open for 15 minutes, so that a rollback, which is for emergencies, is only a swap. While the
+database is down, what is served stays.
 """
 
 import logging
@@ -26,17 +26,17 @@ from services.lookup.targets import Target, catalogue_targets, with_digest
 
 LOG = logging.getLogger(__name__)
 KEPT_SECONDS = 900.0
-"""Seconds that the build before stays open, for a rollback."""
+"""Seconds that the previous build stays open, for a rollback."""
 LAST_READERS = 60.0
-"""Seconds after which no request uses a store that was replaced."""
+"""Seconds after which no request uses a replaced store any more."""
 LAST_SECONDS = 1.0
-"""Maximum seconds to wait for the thread at the end."""
+"""Maximum seconds to wait for the thread at shutdown."""
 AGAIN_SECONDS = 10.0
-"""Seconds until a store that could not be opened is tried again."""
+"""Seconds until opening a failed store is retried."""
 
 
 class _Failure(NamedTuple):
-    """A target that cannot be opened, why, and when it is tried again."""
+    """A target that cannot be opened, why, and when it is retried."""
 
     target: Target
     message: str
@@ -47,7 +47,7 @@ class Releases:
     """The open stores by name, kept up to date by a thread.
 
     Attributes:
-        settings: what to serve; may be replaced between two looks.
+        settings: what to serve; may be replaced between two checks.
         problem: why the catalogue cannot be read; None when it can, or is not used.
         read_at: when it was last read, as Unix time in seconds; None: never.
         unopened: names that should be served and are not.
@@ -57,7 +57,7 @@ class Releases:
     def __init__(
         self, settings: LookupSettings, metrics: Metrics, kept_seconds: float = KEPT_SECONDS
     ) -> None:
-        """Open nothing yet; `kept_seconds` is the time that the build before stays open."""
+        """Open nothing yet; `kept_seconds` is the time that the previous build stays open."""
         self.problem: str | None = None
         self.read_at: float | None = None
         self.unopened: list[str] = []
@@ -71,7 +71,7 @@ class Releases:
         self._open: dict[str, Served] = {}
         self.live = {target.name: Living(target) for target in settings.live}
         self._retired: dict[Served, float] = {}
-        """Stores that are served no more, the latest last, and since when."""
+        """Stores no longer served, the latest last, and since when."""
         self._failed: dict[str, _Failure] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -91,12 +91,12 @@ class Releases:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Reasons why a name is not served, or from an older build."""
+        """Reasons why a name is not served, or is served from an older build."""
         return {name: failure.message for name, failure in self._failed.items()}
 
     @property
     def missing(self) -> list[str]:
-        """Releases that were asked for and that the catalogue does not have."""
+        """Requested releases that the catalogue does not have."""
         known = {target.name for target in self._released}
         return sorted(set(self.settings.releases) - known) if self.read_at is not None else []
 
@@ -106,7 +106,7 @@ class Releases:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and close all stores, unless it is opening one: all ends with the process then."""
+        """End the thread and close all stores, unless it is opening one: then the end of the process closes them."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)
@@ -119,7 +119,7 @@ class Releases:
     def problem_at_start(self) -> str | None:
         """Return why the service should not start; None if it may.
 
-        A store or release that was named must open. Of unnamed releases, one is enough.
+        Every named store or release must open. Of unnamed releases, one is enough.
         """
         if self.settings.wait:
             return None
@@ -147,7 +147,7 @@ class Releases:
     def _follow(self) -> None:
         try:
             self.follow()
-        except Exception:  # the thread must go on, whatever happens
+        except Exception:  # the thread must continue, whatever happens
             LOG.exception("following the releases failed, trying again")
 
     def follow(self) -> None:
@@ -187,12 +187,12 @@ class Releases:
             LOG.warning("the catalogue has no release %s", ", ".join(map(repr, self.missing)))
 
     def _lose(self, problem: str) -> None:
-        """Go on without the catalogue."""
+        """Continue without the catalogue."""
         if self._catalogue is not None:
             self._catalogue.close()
             self._catalogue = None
         if self.problem is None:
-            LOG.warning("the catalogue cannot be read, what is served stays: %s", problem)
+            LOG.warning("the catalogue cannot be read; what is served stays: %s", problem)
         self.problem = problem
 
     def _serve(self, target: Target) -> None:
@@ -221,14 +221,14 @@ class Releases:
         texts = [served.text for served in self._open.values()]
         try:
             served = Served(target, texts)
-        except Exception as error:  # noqa: BLE001 - the other releases must go on
+        except Exception as error:  # noqa: BLE001 - the other releases must stay served
             self._fail(target, error)
             return None
         LOG.info("serving %s, opened in %.2f seconds", served, time.monotonic() - began)
         return served
 
     def _fail(self, target: Target, error: Exception) -> None:
-        """Note why a target cannot be opened; it is logged unless that is known."""
+        """Note why a target cannot be opened; it is logged only if it is new."""
         self._metrics.of(target.name).counts["open_failures"] += 1
         expected = isinstance(error, (DraftstoreError, OSError))
         message = str(error) if expected else f"{type(error).__name__}: {error}"
@@ -240,7 +240,7 @@ class Releases:
         self._failed[target.name] = _Failure(target, message, time.monotonic() + AGAIN_SECONDS)
 
     def _find_retired(self, target: Target) -> Served | None:
-        """Return the build before, if that is wanted again."""
+        """Return the previous build if it is wanted again."""
         for served in self._retired:
             if served.damage is None and served.target == target:
                 LOG.info("serving %s again", served)
@@ -252,7 +252,7 @@ class Releases:
         self._retired[served] = time.monotonic()
 
     def _close_retired(self) -> None:
-        """Close the stores that no request uses any more, except the build before of a name for a while."""
+        """Close the stores that no request uses any more, except a name's previous build for a while."""
         now = time.monotonic()
         latest = {served.name: served for served in self._retired if served.name in self._open}
         for served, since in list(self._retired.items()):

@@ -1,4 +1,4 @@
-"""A live store as the service shows it: it drafts like a store, and takes what decoders append."""
+"""A live store in the service: it drafts like a store and accepts what decoders append."""
 
 from datetime import UTC, datetime
 from typing import Any

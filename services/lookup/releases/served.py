@@ -1,6 +1,6 @@
-"""An open store and the name that it is served by.
+"""An open store and the name that it is served under.
 
-A reader takes it from `Releases.get` for one request and keeps it to the end of that, so that no answer mixes builds.
+A reader gets it from `Releases.get` and keeps it to the end of one request, so that no answer mixes builds.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class Served:
         text: the tokenizer.
         kind: kind of the store.
         backend: that of the entries; `FILES` without a choice.
-        slow: whether lookups wait for a server, and belong in a thread.
+        slow: whether lookups wait for a server and belong in a thread.
         strategies: supported strategies.
         hidden_size: numbers of the hidden states that a dense store needs; 0 for others.
         pace: seconds of a draft of 64 nodes for one context of a batch, measured when it was warmed.
@@ -89,7 +89,7 @@ class Served:
 
         Raises:
             KeyError: no such strategy.
-            StoreError: a file of the store was cut: reading behind its end would end the process.
+            StoreError: a file of the store was truncated: reading past its end would kill the process.
             DraftstoreError: the store's database is down, or a hidden state has another size.
         """
         drafter = self._drafters[request.strategy]
@@ -100,7 +100,7 @@ class Served:
 
     @property
     def damage(self) -> str | None:
-        """Why it drafts no more; None while its files were whole at the last draft."""
+        """Why it no longer drafts; None if its files were intact at the last draft."""
         return self._files.damage
 
     def close(self) -> None:
@@ -135,13 +135,13 @@ def _require_digest(target: Target, expected: str | None) -> str:
     if expected not in (None, digest):
         raise StoreError(
             f"{target.path} now holds another store (manifest {digest[:12]}, expected {str(expected)[:12]}): "
-            "publish the build that lies there, or build the expected one again"
+            "publish the build found there, or rebuild the expected one"
         )
     return digest
 
 
 def _tokenizer(target: Target, manifest: Manifest, loaded: Iterable[TextTokenizer]) -> TextTokenizer:
-    """Return the tokenizer of a store, one of those that are loaded if it is among them."""
+    """Return the tokenizer of a store, one that is already loaded if possible."""
     for text in loaded:
         if text.fingerprint == manifest.tokenizer.fingerprint:
             return text

@@ -1,4 +1,4 @@
-"""A model's own answers: those of plain decoding one by one, whatever the batch and wherever a run was cut off."""
+"""A model's own answers: the same as plain decoding one by one, in any batch and after any interruption."""
 
 import json
 import random

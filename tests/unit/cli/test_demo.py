@@ -1,4 +1,4 @@
-"""`draftstore demo`: ten answers with drafts, the same as without, and fewer passes where a prediction is given."""
+"""`draftstore demo`: ten answers with drafts, the same as without, and fewer passes if a prediction is given."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`draftstore generate`: the answer of plain decoding, what stands out in it, and figures that add up."""
+"""`draftstore generate`: the answer of plain decoding, its highlighting, and figures that add up."""
 
 import dataclasses
 import io

@@ -1,4 +1,4 @@
-"""The options for sources of drafts, as commands get them."""
+"""The options for draft sources, as commands receive them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What commands print, against everything that names, places and reasons may hold."""
+"""The output of commands, with anything that names, places and reasons may contain."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""`draftstore replay`, `generate` and `query` with stores of hidden states: the model is named, and must be theirs."""
+"""`draftstore replay`, `generate` and `query` with stores of hidden states: the model must be named and match."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`draftstore responses`: what it prints, and the file that other commands read."""
+"""`draftstore responses`: its output, and the file that other commands read."""
 
 import json
 import re

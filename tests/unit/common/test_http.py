@@ -1,4 +1,4 @@
-"""The HTTP server of the services and its guard: clients that are slow, many, foreign or not what they seem."""
+"""The HTTP server of the services and its guard: clients that are slow, numerous, foreign or deceptive."""
 
 import asyncio
 import threading

@@ -185,7 +185,7 @@ def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
     assert Permissions.load(path).identify(one) is None
     assert Permissions.load(path).identify(two)
     assert invoke("remove", "page", "--file", path).exit_code == 0
-    assert "nobody may ask" in invoke("list", "--file", path).output
+    assert "every request is refused" in invoke("list", "--file", path).output
 
 
 @pytest.mark.parametrize(

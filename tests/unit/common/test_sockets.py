@@ -1,4 +1,4 @@
-"""The sockets that services listen on: one service at a path, several at a port, and nothing of others replaced."""
+"""The listening sockets of services: one service per path, several per port; nothing of others is replaced."""
 
 import socket
 from contextlib import closing
@@ -37,7 +37,7 @@ def test_what_others_have_there_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "other"))
         other.listen()
-        for name, words in (("file", "a file that is no socket"), ("other", "a program listens there")):
+        for name, words in (("file", "a file that is not a socket"), ("other", "a program listens there")):
             with pytest.raises(LookupServiceError, match=f"{words}.*choose another --socket"):
                 UnixListener(tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"

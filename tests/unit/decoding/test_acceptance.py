@@ -1,4 +1,4 @@
-"""Acceptance: which part of a draft is taken, and that sampling with drafts draws from the very same distribution."""
+"""Acceptance: which part of a draft is accepted, and that sampling with drafts keeps the distribution."""
 
 from collections.abc import Sequence
 

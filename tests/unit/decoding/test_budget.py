@@ -1,4 +1,4 @@
-"""How much of a draft is worth verifying: the choice, and what it learns from the text."""
+"""How much of a draft is worth verifying: the choice and what it learns from the text."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cost curves: what a pass takes by its rows, and their files."""
+"""Cost curves: the time of a pass by its rows, and their files."""
 
 import dataclasses
 import json

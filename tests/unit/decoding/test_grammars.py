@@ -1,4 +1,4 @@
-"""Grammars of JSON answers: what may follow, what must, and which schemas are refused."""
+"""Grammars of JSON answers: what may follow, what must follow, and which schemas are refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The decode loop, with a model that is a table: what it emits, in which order it calls, and what drafters get."""
+"""The decode loop, with a table as a model: its output, the order of its calls, and what drafters receive."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Several drafters as one: merged trees against a slow oracle, what is learned, and what is passed on."""
+"""Several drafters as one: merged trees against a slow oracle, what is learned and what is passed on."""
 
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Outcomes by source: what each drafted, and why one drafted nothing."""
+"""Outcomes by source: what each drafted, or why it drafted nothing."""
 
 from collections import Counter
 from pathlib import Path

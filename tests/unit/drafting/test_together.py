@@ -1,4 +1,4 @@
-"""Drafts for many texts in one call: those that each session proposes alone, in as few calls as there are stores."""
+"""Drafts for many texts in one call: the same as each session proposes alone, with one call per store."""
 
 from typing import Any
 

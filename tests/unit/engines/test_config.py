@@ -1,4 +1,4 @@
-"""Settings of a drafter inside an engine: from a file, from variables, and refused with the reason."""
+"""Settings of a drafter inside an engine: from a file, from variables, or refused with the reason."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Figures of drafts inside an engine: as Prometheus reads them."""
+"""Figures of drafts inside an engine, as Prometheus reads them."""
 
 from urllib.request import urlopen
 

@@ -1,4 +1,4 @@
-"""Files for llama.cpp: read by another parser, compared with a plain count, and drafted from by llama.cpp's rule."""
+"""Files for llama.cpp: read by another parser, compared with a plain count, and used for drafts by llama.cpp's rule."""
 
 import shutil
 import struct

@@ -1,4 +1,4 @@
-"""Arrays for engines: those of a slow reference, every padding row a draft as any other."""
+"""Arrays for engines: the same as a slow reference's, with every padding row a draft like any other."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Drafts for the requests of an engine: those of a session each, whatever joins, leaves, comes back or fails."""
+"""Drafts for an engine's requests: the same as from one session each, whatever joins, leaves, returns or fails."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The texts in the rows of an engine's batch: one for each row, kept through every move."""
+"""The texts in the rows of an engine's batch: one per row, preserved through every move."""
 
 from collections.abc import Hashable, Sequence
 

@@ -1,4 +1,4 @@
-"""The table of what was run in engines says what their tests do."""
+"""The table of cases run in engines matches their tests."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 """The drafter inside vLLM, against doubles of vLLM's calls: right for every row, clear at the start, never failing.
 
-What its engine hands out is read from vLLM 0.32.0, `vllm/v1/worker/gpu_model_runner.py` and `gpu_input_batch.py`.
+The engine's data is as in vLLM 0.32.0, `vllm/v1/worker/gpu_model_runner.py` and `gpu_input_batch.py`.
 Real engines: `make test-vllm`.
 """
 

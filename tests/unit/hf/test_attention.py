@@ -1,4 +1,4 @@
-"""Attention without copies of keys and values: what it leaves to others. `test_matrix` shows the same texts."""
+"""Attention without copies of keys and values: what it leaves to others. `test_matrix` shows that texts agree."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Several texts in one forward pass: what fails fails alone, prompts are read in pieces, memory is shared.
+"""Several texts in one forward pass: failures are isolated, prompts are prefilled in chunks, memory is shared.
 
-That every text is that of its prompt alone, `test_matrix` shows.
+`test_matrix` shows that every text is the same as from its prompt alone.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Whatever plain `generate` does with a request, generation with drafts does too; and requests that are refused.
+"""Generation with drafts does whatever plain `generate` does with a request; also, requests that are refused.
 
-Each test runs both and compares: texts, scores, and what criteria, processors and streamers saw. The drafter is a
-prophet whose accepted paths lie off the first branch, unless said otherwise.
+Each test runs both and compares texts, scores, and what criteria, processors and streamers saw. Unless stated
+otherwise, the drafter is a prophet whose accepted paths are off the first branch.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What drafters are told of a pass, decoding with dense stores, and replays that go as live decoding did."""
+"""What drafters learn of a pass, decoding with dense stores, and replays that match live decoding."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

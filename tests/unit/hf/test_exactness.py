@@ -1,4 +1,4 @@
-"""Which models take drafts: families that say the same with drafts, and how others are refused."""
+"""Which models take drafts: families whose texts are the same with drafts, and how others are refused."""
 
 from collections.abc import Callable, Container, Iterable
 from typing import Any

@@ -1,7 +1,7 @@
 """No draft changes a text: one matrix of models with their attention, drafters, texts together, and shapes of passes.
 
-The judge is plain `generate`, for each prompt alone. Models are random and in float64: their texts do not repeat what a
-cache in disorder could say as well, and a pass over many rows computes what passes over single rows do.
+The reference is plain `generate`, for each prompt alone. Models are random and in float64: a corrupted cache cannot
+give their texts by chance, and a pass over many rows computes what passes over single rows do.
 """
 
 import functools

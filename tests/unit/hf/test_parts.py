@@ -1,4 +1,4 @@
-"""Parts of generation with drafts by themselves: the depth of drafts, texts, the most likely tokens."""
+"""Individual parts of generation with drafts: the depth of drafts, texts, the most likely tokens."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The model's candidates at the positions of prompts, however these are read."""
+"""The model's candidates at prompt positions, however the prompts are read."""
 
 from collections.abc import Sequence
 from typing import Any

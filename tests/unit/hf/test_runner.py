@@ -1,7 +1,7 @@
-"""Passes in the shapes of CUDA graphs: memory that goes on with its model, and what only a GPU can show.
+"""Passes in the shapes of CUDA graphs: memory that stays with its model, and what only a GPU can show.
 
-There is no GPU here: passes are padded as for graphs, and not captured. The tests at the end are skipped without one.
-That texts are those of passes in their own shapes, `test_matrix` shows.
+Without a GPU, passes are padded as for graphs but not captured, and the tests at the end are skipped. `test_matrix`
+shows that texts are the same as from passes in their own shapes.
 """
 
 import gc

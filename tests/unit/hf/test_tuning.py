@@ -1,4 +1,4 @@
-"""`draftstore tune`: cost curves measured, stored, and found again for the same model on the same device alone."""
+"""`draftstore tune`: cost curves are measured, stored, and found again only for the same model on the same device."""
 
 from pathlib import Path
 from typing import Any

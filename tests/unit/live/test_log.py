@@ -1,4 +1,4 @@
-"""The log of a live store: what a cut, a writer at work, a full disk and a take-down leave of it."""
+"""The log of a live store: what remains after a truncation, an active writer, a full disk and a take-down."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Memory of live stores: against the oracle of texts that grow, and against what a smaller memory would hold."""
+"""Memory of live stores, against an oracle of growing texts and against the content of a smaller memory."""
 
 from itertools import chain
 

@@ -1,4 +1,4 @@
-"""Live stores behind the protocol: who may append and read, what is refused, what a client sees of a service away."""
+"""Live stores behind the protocol: who may append and read, what is refused, and a service that is down."""
 
 from pathlib import Path
 

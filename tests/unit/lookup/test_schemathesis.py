@@ -1,4 +1,4 @@
-"""Schemathesis against a running service: every answer is as described, and never a 500."""
+"""Schemathesis against a running service: every answer is as described and never a 500."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is to be served: directories with or without a name, and releases of the catalogue."""
+"""The stores to serve: directories with or without a name, and releases of the catalogue."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Warming: files in memory, drafts made, and nothing read that is not needed."""
+"""Warming: files are in memory, drafts are made, and nothing unnecessary is read."""
 
 import itertools
 from contextlib import closing

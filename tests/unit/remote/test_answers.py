@@ -1,4 +1,4 @@
-"""What a client takes for an answer: everything else is refused with the outcome that is counted."""
+"""What a client accepts as an answer: everything else is refused and counted by outcome."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The client drafts as the local store does, from the services and with the tokens that it was given."""
+"""The client drafts like the local store, from the given services and with the given tokens."""
 
 import os
 import signal
@@ -159,7 +159,7 @@ def test_a_token_opens_its_releases_alone(small: Store, small_store: Path) -> No
         for name, token, outcome, message in [
             ("code", "sésame", "forbidden", "may not use 'code'"),
             ("chat", "open", "unauthorized", "token is not known here"),
-            ("chat", None, "unauthorized", "tokens new` makes one"),
+            ("chat", None, "unauthorized", "tokens new` creates one"),
         ]:
             with client_of(lookups.socket, name, token=token) as client:
                 assert len(client.drafter().draft(contexts[:1])[0].tree) == 0

@@ -1,4 +1,4 @@
-"""A bad service costs speed alone: every fault is counted, and decoding says what it says without drafts."""
+"""A bad service only costs speed: every fault is counted, and decoding gives the same text as without drafts."""
 
 import socket
 import time

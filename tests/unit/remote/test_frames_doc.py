@@ -1,4 +1,4 @@
-"""What docs/frames.md promises is true: its numbers, its bytes, its client, and the rules of a connection."""
+"""docs/frames.md is correct: its numbers, its bytes, its client, and the rules of a connection."""
 
 import re
 from collections.abc import Iterator

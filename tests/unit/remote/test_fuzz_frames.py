@@ -1,4 +1,4 @@
-"""Service and client take any bytes: neither crashes or grows, and both work properly afterwards."""
+"""Service and client accept any bytes: neither crashes or grows, and both work properly afterwards."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""When a failing service is left alone, and for how long."""
+"""When and for how long a failing service is left alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Encrypted frames: the same drafts, and nothing for those who do not trust the certificate."""
+"""Encrypted frames: the same drafts, and nothing for clients that do not trust the certificate."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Frames: what is written is read, byte for byte as docs/frames.md says; what is damaged is refused by name."""
+"""Frames: they are read as written, byte for byte as in docs/frames.md; damage is refused by name."""
 
 import math
 import struct

@@ -1,4 +1,4 @@
-"""The reader: what it may not do, who makes it, and who refuses roles that may do more."""
+"""The reader: what it may not do, how it is created, and how roles that may do more are refused."""
 
 from collections.abc import Iterator
 from pathlib import Path

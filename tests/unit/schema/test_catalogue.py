@@ -1,4 +1,4 @@
-"""Builds and corpora: recorded as they happen, found again, marked when their process is gone, dropped with all."""
+"""Builds and corpora: recorded as they happen, found again, marked when their process is gone, dropped completely."""
 
 import os
 import shutil
@@ -136,7 +136,7 @@ class TestCutOff:
             build_id = int(process.stdout.readline())
             with Session(engine) as session, session.begin():
                 assert catalogue.fail_cut_off(session) == []
-                with pytest.raises(CatalogueError, match="is being made"):
+                with pytest.raises(CatalogueError, match="is still running"):
                     catalogue.drop_build(session, build_id)
             process.send_signal(signal.SIGKILL)
             process.wait(60)

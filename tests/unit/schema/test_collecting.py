@@ -1,4 +1,4 @@
-"""Collections in the catalogue: what is defined, scanned and wanted, and the commands that say so."""
+"""Collections in the catalogue: what is defined, scanned and wanted, and the commands that show it."""
 
 import json
 import time
@@ -77,7 +77,7 @@ class TestDefinitions:
     ) -> None:
         for source, reason in (
             (NewSource(place="/nowhere.jsonl"), "no such file or folder"),
-            (NewSource(place="s3://bucket/log", log=True), "is no response log"),
+            (NewSource(place="s3://bucket/log", log=True), "is not a response log"),
         ):
             with pytest.raises(CorpusError, match=reason):
                 collecting.add_sources(session, "chat", [source])

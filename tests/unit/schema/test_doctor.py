@@ -1,4 +1,4 @@
-"""`draftstore doctor`, in a catalogue of its own."""
+"""`draftstore doctor`, in a separate catalogue."""
 
 import json
 import shutil
@@ -93,4 +93,4 @@ def test_a_source_that_is_gone(transaction: Transaction, tmp_path: Path, home: P
     assert examine(transaction, home) == []
     texts.unlink()
     (found,) = examine(transaction, home)
-    assert (found.problem, f"{texts} is not there" in found.what) == (True, True)
+    assert (found.problem, f"{texts} is missing" in found.what) == (True, True)

@@ -1,4 +1,4 @@
-"""A live log as a source of a collection: each text once, taken down at once, and what may not share it."""
+"""A live log as a source of a collection: each text once, immediate take-down, and what may not share it."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_log_belongs_to_one_collection_with_its_tokenizer(tmp_path: Path, toke
     wordy.mkdir()
     wordy_tokenizer_folder(wordy)
     refused(TokenizerError, "name the tokenizer of the collection chat", "add", "chat", "--live", folder)
-    refused(CorpusError, "is no live log", "add", "chat", "--live", tokenizer / "tokenizer.json")
+    refused(CorpusError, "is not a live log", "add", "chat", "--live", tokenizer / "tokenizer.json")
     run("add", "chat", "--live", folder, "--tokenizer", tokenizer)
     refused(
         CatalogueError, "chat has this live log", "add", "other", "--live", folder, "--tokenizer", tokenizer

@@ -1,4 +1,4 @@
-"""Migrations on a real server: up and down, in step with the models, by several processes, and never for long."""
+"""Migrations on a real server: up and down, in step with the models, by several processes, without long waits."""
 
 import subprocess
 import sys

@@ -115,7 +115,7 @@ def test_before_the_rebuild_and_after(
     assert (status, rows[0]["documents"], guilty(rows)) == (0, 40, {})
     told = CliRunner().invoke(corpus, ["prove-removed", "chat"])
     assert "\nproven for chat" in told.stdout
-    assert "not looked at: the sources themselves" in told.stderr
+    assert "not checked: the sources themselves" in told.stderr
 
 
 def test_another_release_from_the_same_file_is_no_secret(
@@ -168,7 +168,7 @@ def test_what_cannot_be_looked_into_proves_nothing(
     file.write_bytes(file.read_bytes()[:-16] + bytes(16))
     status, rows = prove()
     assert status == 5
-    assert rows[0]["problem"].startswith("nothing records its documents")
+    assert rows[0]["problem"].startswith("its documents are not recorded")
     assert "documents.bin is damaged" in rows[1]["problem"]
 
 

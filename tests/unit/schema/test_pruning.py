@@ -1,4 +1,4 @@
-"""Pruning: old builds and leftovers go; what anybody needs stays, and so does all that is not a store of a flow."""
+"""Pruning: old builds and leftovers are removed; what is needed stays, as does anything not made by a flow."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The gate by replay: recordings are registered, builds replay them, and what is worse does not go live."""
+"""The replay gate: recordings are registered, builds replay them, and worse builds do not go live."""
 
 import json
 import shutil
@@ -252,7 +252,7 @@ class TestCommands:
         assert listed | {"outputs": 3} == made
         assert self._run(recordings_command, "list", "--release", "other") == []
         for name, model, problem in (
-            ("chats", "m", "a recording 'chats' already"),
+            ("chats", "m", "the recording 'chats' already"),
             ("x", "n", "models are m"),
         ):
             with pytest.raises(DraftstoreError, match=problem):

@@ -1,4 +1,4 @@
-"""Publishing and rollback: whole builds only, in one transaction, by many at once, and every move is kept."""
+"""Publishing and rollback: only intact builds, in one transaction, concurrently, with every move recorded."""
 
 import dataclasses
 import itertools

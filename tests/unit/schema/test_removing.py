@@ -1,4 +1,4 @@
-"""Take-down: what is found, what is kept of it, and that it does not come back."""
+"""Take-down: what is found, what is recorded of it, and that it does not come back."""
 
 import json
 import time
@@ -176,7 +176,7 @@ def test_a_damaged_file_stops_every_reading(session: Session, remove: Remove, co
         kept.rename(kept.with_name("20260101T000000000000-01234567.json"))
     else:
         kept.write_bytes(content)
-    with pytest.raises(CorpusError, match=r"the removal .* cannot be read .*: bring it back"):
+    with pytest.raises(CorpusError, match=r"the removal .* cannot be read .*: restore it"):
         scanned(session)
 
 

@@ -1,4 +1,4 @@
-"""`draftstore sql`, `builds` and `releases`: what people type, on a database of the test's own."""
+"""`draftstore sql`, `builds` and `releases`: what users type, on the test's own database."""
 
 import csv
 import io
@@ -83,7 +83,7 @@ class TestSql:
     @pytest.mark.usefixtures("database", "reader")
     def test_nothing_is_changed_unless_allowed(self) -> None:
         assert "--write allows changes" in refuse("sql", "DELETE FROM corpora")
-        assert "--write takes several" in refuse("sql", "COMMIT; DROP TABLE replays")
+        assert "--write runs several" in refuse("sql", "COMMIT; DROP TABLE replays")
         insert = "INSERT INTO builds (kind, name, path) VALUES ('rest', 'x', '/x')"
         assert run("sql", "--write", insert).stdout == "INSERT 0 1\n"
         assert "violates check constraint" in refuse(

@@ -1,4 +1,4 @@
-"""n-gram counts and kept n-grams in SQL, against plain Python; and what is there when a load does not end well."""
+"""n-gram counts and kept n-grams in SQL, against plain Python, and the state after a failed load."""
 
 import dataclasses
 import random

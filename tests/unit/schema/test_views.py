@@ -1,4 +1,4 @@
-"""The views, against plain Python over small random n-grams and trees, as loads fill their tables."""
+"""The views, against plain Python over small random n-grams and trees, in tables filled as by loads."""
 
 import random
 from decimal import Decimal

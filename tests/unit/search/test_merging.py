@@ -1,4 +1,4 @@
-"""Merged suffixes against sorting everything again, compared as far as drafts look."""
+"""Merged suffixes against sorting everything again, compared to the depth that drafts use."""
 
 import random
 from typing import Any

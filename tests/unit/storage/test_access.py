@@ -1,4 +1,4 @@
-"""Who may read a store: nobody who may not read what it was built from."""
+"""Who may read a store: only those who may read its sources."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Locks of stores: readers share them, and nobody removes what is read."""
+"""Locks of stores: readers share them, and nobody removes a store being read."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Mirrors of objects: in memory, and on a real S3 server where its package is installed."""
+"""Mirrors of objects: in memory, and on a real S3 server if its package is installed."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a reading says of itself."""
+"""The report of a reading."""
 
 from draftstore.storage.progress import tokenizing
 from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text

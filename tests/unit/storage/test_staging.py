@@ -1,4 +1,4 @@
-"""Steps that are done once, and stores that are published when complete, whatever happens in between."""
+"""Steps that run once, and stores that are published only when complete, whatever happens in between."""
 
 import functools
 import json

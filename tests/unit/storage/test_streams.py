@@ -1,4 +1,4 @@
-"""Files, plain or packed, of any size and damage."""
+"""Plain or compressed files of any size and with any damage."""
 
 import gzip
 import os

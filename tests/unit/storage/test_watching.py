@@ -1,4 +1,4 @@
-"""Files of an open store that somebody cuts, and plugins that are not there."""
+"""Truncated files of an open store, and missing plugins."""
 
 import shutil
 from contextlib import closing

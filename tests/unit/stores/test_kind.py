@@ -1,4 +1,4 @@
-"""Kinds of stores: each is described by its own module, which one entry of the registry names."""
+"""Kinds of stores: each is described by its own module, named by one entry of the registry."""
 
 import shutil
 import subprocess

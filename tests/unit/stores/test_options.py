@@ -1,4 +1,4 @@
-"""Options of builds: bounds, and what commands and flows show of them."""
+"""Options of builds: their bounds, and how commands and flows show them."""
 
 from typing import Any
 

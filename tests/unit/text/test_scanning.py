@@ -1,4 +1,4 @@
-"""Scans: what is taken over equals what would be read, over random histories of files."""
+"""Scans: what is carried over equals what would be read, over random histories of files."""
 
 import gzip
 import json

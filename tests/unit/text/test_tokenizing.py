@@ -1,4 +1,4 @@
-"""Token shards as a store, and builds that take them instead of reading the texts again."""
+"""Token shards as a store, and builds that use them instead of rereading the texts."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is wanted of a scan, against a slow and obvious oracle."""
+"""The wanted documents of a scan, against a slow and obvious oracle."""
 
 from collections.abc import Sequence
 

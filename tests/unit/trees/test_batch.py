@@ -1,4 +1,4 @@
-"""Drafts of many contexts at once: the same bytes as one tree after the other, and nothing broken gets through."""
+"""Batched drafts of many contexts: the same bytes as one tree at a time, and nothing malformed gets through."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""The chain of a tree: the path that promises most, by comparing all of them."""
+"""The chain of a tree: the most promising path, by comparing all of them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What the tests of the worker share: an engine that answers with one text, and a worker around it."""
+"""Shared parts of the worker's tests: an engine that answers with one text, and a worker around it."""
 
 from collections.abc import Iterator
 

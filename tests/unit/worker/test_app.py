@@ -1,4 +1,4 @@
-"""The HTTP side of the decoding worker: replies, streams, errors, access, and what stops in between."""
+"""The HTTP side of the decoding worker: replies, streams, errors, access, and interruptions."""
 
 import http.client
 import itertools
@@ -306,7 +306,7 @@ def broken(error: BaseException, after: int, engine: FakeEngine) -> None:
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [
-        (DraftstoreError("a secret path"), 500, "an error inside"),
+        (DraftstoreError("a secret path"), 500, "internal error"),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA"), 503, "no memory"),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_model_that_fails_in_the_middle_of_a_stream(small_tokenizer: TextToken
     with running_worker(engine) as worker:
         events = worker.stream("completions", prompt="a")
     assert text_of(events[:-1])
-    assert events[-1]["error"]["message"].startswith("an error inside")
+    assert events[-1]["error"]["message"].startswith("internal error")
 
 
 def test_settings_that_leave_no_probabilities_are_the_fault_of_their_request(

@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": [""]}, "stop", "at least 1"),
     ({"logprobs": 1}, "logprobs", "False"),
     ({"echo": True}, "echo", "False"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema belongs"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is required"),
     ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens", "exclude each other"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}},

@@ -1,4 +1,4 @@
-"""OpenAI's own client, asking the worker."""
+"""OpenAI's own client against the worker."""
 
 from collections.abc import Iterator
 from typing import Any

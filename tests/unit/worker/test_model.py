@@ -1,4 +1,4 @@
-"""The decoding worker with a real model: what it answers is what transformers says without it."""
+"""The decoding worker with a real model: its answers equal those of transformers alone."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-// The page of the lookup service: asks for drafts while somebody types, and shows what the service is doing.
+// The page of the lookup service: requests drafts while the user types, and shows what the service is doing.
 import { STEPS, draw, path, percent, step } from "./tree.js";
 
 const at = (id) => document.getElementById(id);
@@ -22,18 +22,18 @@ async function call(address, options = {}) {
   }
   const body = await response.json().catch(() => ({}));
   if (response.ok) return body;
-  // A token that was entered meanwhile is not refused by the answer to an earlier question.
+  // The answer to an earlier request does not invalidate a token entered since.
   if (response.status === 401 && token === sessionStorage.getItem(KEY)) askForToken(Boolean(token));
   const wait = Number(response.headers.get("Retry-After")) || 0;
   throw new Refused(response.status, body.error?.message ?? `The service answered ${response.status}.`, wait);
 }
 
-// --- tokens of people -------------------------------------------------------------------------------------------
+// --- tokens -----------------------------------------------------------------------------------------------------
 
 function askForToken(wrong) {
   at("token-form").hidden = false;
   at("forget").hidden = true;
-  if (wrong) { sessionStorage.removeItem(KEY); say("This token is not known here."); }
+  if (wrong) { sessionStorage.removeItem(KEY); say("This token is unknown to the service."); }
 }
 
 function say(sentence) {
@@ -54,11 +54,11 @@ async function loadReleases() {
   at("token-form").hidden = true;
   at("forget").hidden = !sessionStorage.getItem(KEY);
   fill(at("release"), releases.map((release) => release.name), at("release").value);
-  // The same build again, after a pause of the service: what is drawn still holds.
+  // The same build again, after the service was away: what is drawn is still valid.
   if (describe() || !shown) ask();
 }
 
-/** Offer values; a list that offers them already stays, for somebody may have it open. */
+/** Offer values; a list that already offers them is kept, because the user may have it open. */
 function fill(select, values, wanted) {
   const offered = Array.from(select.options, (option) => option.value);
   if (JSON.stringify(offered) !== JSON.stringify(values)) select.replaceChildren(...values.map((value) => new Option(value, value)));
@@ -67,7 +67,7 @@ function fill(select, values, wanted) {
 
 function chooseRelease() { describe(); ask(); }
 
-/** Say what the chosen release is; return whether this is news. */
+/** Describe the chosen release; return whether the description has changed. */
 function describe() {
   const release = releases.find((entry) => entry.name === at("release").value);
   if (!release) return false;
@@ -84,7 +84,7 @@ function describe() {
 
 function soon() { drop(); timer = setTimeout(ask, PAUSE); at("tree").classList.add("stale"); }
 
-/** Want no question any more that waits, or that is on its way: nor the answer that is being read. */
+/** Cancel the pending or running request, even while its answer is being read. */
 function drop() { clearTimeout(timer); under?.abort(); under = null; }
 
 async function ask() {
@@ -113,7 +113,7 @@ async function ask() {
   }
 }
 
-/** The end of a text, which decides alone; not from the middle of a character on. */
+/** The end of a text, which alone determines the draft; never begins inside a character. */
 const end = (text) => text.slice(-LAST).replace(/^[\udc00-\udfff]/, "");
 
 function clear(sentence, bad = false) {
@@ -133,7 +133,7 @@ function show(reply, millis, text) {
   mark(draft.matched_text ?? "");
   at("facts").hidden = false;
   at("match-length").textContent = counted(draft.match_length, "token");
-  at("match-count").textContent = draft.match_length ? `seen ${counted(draft.match_count, "time")}` : "nothing like it stored";
+  at("match-count").textContent = draft.match_length ? `seen ${counted(draft.match_count, "time")}` : "nothing similar stored";
   at("nodes").textContent = nodes.length.toLocaleString("en");
   const depth = nodes.reduce((most, _, i) => Math.max(most, path(nodes, i).length), 0);
   at("depth").textContent = nodes.length ? `up to ${counted(depth, "token")} deep` : "";
@@ -146,7 +146,7 @@ function show(reply, millis, text) {
   at("tip").hidden = true;
   at("message").hidden = !none;
   at("message").classList.remove("bad");
-  at("message").textContent = at("budget").valueAsNumber === 0 ? "A draft of at most 0 nodes is empty." : "No draft: the store holds nothing likely enough that goes on from this text.";
+  at("message").textContent = at("budget").valueAsNumber === 0 ? "A draft of at most 0 nodes is empty." : "No draft: the store has no continuation of this text that is likely enough.";
   if (none) return;
   const drawn = draw(at("tree"), draft, { show: point, hide: () => { at("tip").hidden = true; }, choose: (i) => goOn(i, text) });
   if (drawn < nodes.length) at("depth").textContent = `the first ${drawn} are drawn`;
@@ -185,10 +185,10 @@ function point(index, box) {
   tip.style.top = `${above > 8 ? above : Math.min(tree.bottom + 8, innerHeight - size.height - 8)}px`;
 }
 
-/** Take the tokens up to a node into the text, as a model would that accepts them. */
+/** Append the tokens up to a node to the text, like a model that accepts them. */
 function goOn(index, text) {
   const pieces = path(shown.nodes, index).map((i) => shown.nodes[i].text);
-  if (pieces.includes(null)) { say("This path holds a part of a character: it cannot be typed."); return; }
+  if (pieces.includes(null)) { say("This path contains part of a character: it cannot be typed."); return; }
   say("");
   at("text").value = text + pieces.join("");
   at("text").scrollTop = at("text").scrollHeight;

@@ -57,7 +57,7 @@ function arrange(nodes, rootWidth, font, small) {
   return { places, width: right + 4, height: rows * ROW + BOX + 4, children };
 }
 
-/** Draw into `host`; `on` is told what is pointed at (`show`, `hide`) and chosen (`choose`). */
+/** Draw into `host`; `on` is called for a node that is pointed at (`show`, `hide`) or chosen (`choose`). */
 export function draw(host, draft, on) {
   const nodes = draft.nodes.slice(0, DRAWN);
   const style = getComputedStyle(host), family = style.getPropertyValue("--mono");

@@ -1,4 +1,4 @@
-"""What SGLang's CPU backend calls of its compiled kernels, in torch; no package has them for CPUs.
+"""The compiled kernels that SGLang's CPU backend calls, in torch; no package has them for CPUs.
 
 Written from the calls of SGLang 0.5.23, for tests: slow, and for plain attention only. Any other name raises.
 """

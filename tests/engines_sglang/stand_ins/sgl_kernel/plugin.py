@@ -1,4 +1,4 @@
-"""The CPU backend of SGLang that verifies trees, by a name that it accepts on every CPU."""
+"""The CPU backend of SGLang that verifies trees, under a name that it accepts on every CPU."""
 
 
 def register() -> None:

@@ -1,4 +1,4 @@
-"""Links of the trees, from their masks: those of our double."""
+"""Links of the trees, computed from their masks by our double."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Stores made from the one before, against stores of the same documents made at once."""
+"""Stores made from the previous one, against stores of the same documents made in one go."""
 
 from collections.abc import Iterator, Set
 from pathlib import Path

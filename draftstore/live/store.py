@@ -48,6 +48,7 @@ class LiveStore:
         vocabulary: None until the first process has said what it speaks.
         appended: documents that this process appended.
         refused: those of them that were taken down before.
+        unlogged: those of them that the log could not take.
     """
 
     def __init__(self, tokens: int = TOKENS, folder: Path | None = None) -> None:
@@ -62,7 +63,7 @@ class LiveStore:
         """
         self._tokens, self._folder = tokens, folder
         self.vocabulary: Vocabulary | None = None
-        self.appended = self.refused = 0
+        self.appended = self.refused = self.unlogged = 0
         self._drafters: list[MemoryDrafter] = []
         self._memory: Memory | None = None
         self._lock = threading.Lock()  # of what follows, and of the writer
@@ -127,6 +128,7 @@ class LiveStore:
             self.appended += len(taken)
             if not self._log(taken):
                 self._unlogged = self._unlogged[-UNLOGGED:] + taken
+                self.unlogged += len(taken)
             elif self._unread is not None:
                 self._unread += taken
             for document in taken:

@@ -141,7 +141,7 @@ def test_a_store_drafts_for_the_tokenizer_that_vllm_uses(
 @pytest.mark.parametrize(
     ("variables", "about", "reason"),
     [
-        ({}, {"chain": None}, "give \"num_speculative_tokens\""),
+        ({}, {"chain": None}, "set \"num_speculative_tokens\""),
         ({"REQUEST": "false"}, {}, "no source of drafts: set DRAFTSTORE_STORES"),
         ({"METRICS": "nowhere"}, {}, "no metrics at 'nowhere'"),
         ({"ENGINE_CONFIG": "draftstore.toml"}, {}, "run an engine for each corpus"),

@@ -61,7 +61,7 @@ def _together(
     with closing(Batch(loaded.model, most=most)) as batch:
         if longest > batch.positions:
             raise ModelError(
-                f"no memory for {batch.most} answers of up to {longest:,} tokens with prompts: decode fewer at once"
+                f"no memory for {batch.most} answers of up to {longest:,} tokens with prompts: decode fewer together"
             )
         while True:
             for number, request in islice(left, batch.most - len(batch)):

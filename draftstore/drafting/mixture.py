@@ -69,7 +69,7 @@ class Mixture:
         hidden: NDArray[np.floating[Any]] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
-        """Start the drafts of one text; DraftstoreError if a drafter rejects it, such as one for another model."""
+        """Start the drafts of one text; DraftstoreError if a drafter rejects it, as one for another model does."""
         sessions = [
             drafter.session(prompt_ids, hidden=hidden, candidates=candidates) for drafter in self.drafters
         ]

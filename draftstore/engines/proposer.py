@@ -192,7 +192,7 @@ class Proposer:
             text.put(known, new)
             text.step = self._steps
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("a request gets no draft", error)
+            self.failed("no draft for a request", error)
             return _Text(""), 0
         try:
             if known == 0:
@@ -202,7 +202,7 @@ class Proposer:
             elif text.session is not None and len(new):
                 self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("a text gets no more drafts", error)
+            self.failed("no more drafts for a text", error)
             text.session = None
         text.tree = DraftTree.empty()
         text.budget = 0 if text.session is None else budget
@@ -226,7 +226,7 @@ class Proposer:
             try:
                 return sources.predicting(request.prediction(), self._vocab_size)
             except Exception as error:  # noqa: BLE001 (an engine must not end)
-                self.failed("a prediction is not used", error)
+                self.failed("a prediction is ignored", error)
         return sources
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
@@ -257,7 +257,7 @@ class Proposer:
             text.proposed = text.session.propose(self.budget, self._min_prob)
             return self._shape(text.proposed.prefix(budget))
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("a text gets no more drafts", error)
+            self.failed("no more drafts for a text", error)
             text.session = None
             return DraftTree.empty()
 

@@ -158,7 +158,7 @@ class BatchDrafts:
             ids = self._ids(request, pending)
             return DraftRequest(request.rid, ids, *self._texts[request.rid].wishes)
         except Exception as error:  # noqa: BLE001 (an engine must not crash, nor its other ranks hang)
-            self.proposer.failed("a request gets no draft", error)
+            self.proposer.failed("no draft for a request", error)
             return DraftRequest(request.rid, np.empty(0, np.int32), budget=0)
 
     def _ids(self, request: Any, pending: Sequence[int]) -> NDArray[np.int32]:

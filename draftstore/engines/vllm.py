@@ -80,7 +80,7 @@ class Drafter:
             try:
                 return self._propose(self.proposer, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:  # noqa: BLE001 (an engine must not end)
-                self.proposer.failed("a step gets no drafts", error)
+                self.proposer.failed("no drafts in a step", error)
         return [[] for _ in sampled_token_ids]
 
     def _propose(

@@ -1,6 +1,6 @@
 """The check that drafts do not change a model's output: passes over several tokens against plain `generate`.
 
-Decoding with drafts relies on properties that most models have, but not all of transformers': row i of a pass over a
+Decoding with drafts relies on properties that most models of transformers have, but not all: row i of a pass over a
 draft tree has the logits of a pass over token i alone, regardless of other texts in the pass, and the masks and
 positions given to the pass are respected. The first use of a model with drafts checks this on short random texts, with
 the same passes as in decoding, and remembers the result for the model. Faults that short texts cannot show are

@@ -207,7 +207,7 @@ def generate(
         DecodingError: see `speculative_generate`; or there is an `assistant_model` or a cache.
         ValueError: stop strings without a tokenizer, and errors of `model.generate`.
     """
-    for name, instead in (("assistant_model", "the drafter"), ("past_key_values", "a cache of their own")):
+    for name, instead in (("assistant_model", "the drafter"), ("past_key_values", "their own cache")):
         if arguments.get(name) is not None:
             raise DecodingError(f"{name} is set, expected none: drafts have {instead}, so remove it")
     arguments["stopping_criteria"] = _with_stop_strings(model, tokenizer, stop_strings, arguments)

@@ -1,4 +1,4 @@
-"""A forward pass: what it reads of each text, and its outputs, kept on the device until requested."""
+"""A forward pass: its input for each text, and its outputs, kept on the device until requested."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -122,7 +122,7 @@ def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         raise ModelError(f"{name} has an encoder, expected a decoder-only model")
     if model.get_output_embeddings() is None:
         raise ModelError(
-            f"{name} has no output layer of its own, and dense stores need the states that go into it"
+            f"{name} has no output layer of its own, but dense stores need the states that enter it"
         )
 
     def through_head(ids: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Decoding of the answers that a journal lacks: together, or plainly one by one if the model takes no drafts.
+"""Decoding of the answers missing from a journal: batched, or plainly one by one if the model takes no drafts.
 
-Answers join the batch as room frees, longest prompts first. Random numbers belong to an answer, so neither the batch
-nor an interruption changes samples, but for rounding.
+Answers join the batch as room becomes available, longest prompts first. Each answer has its own random numbers, so
+neither the batch nor an interruption changes samples, except for rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ def decode_answers(
     most: int,
     on_progress: Callable[[int, int, int], None],
 ) -> None:
-    """Decode what a journal lacks, at most `most` answers at once; ModelError if there is no memory for them."""
+    """Decode answers missing from a journal, at most `most` at once; ModelError if they do not fit into memory."""
     left = [number for number in range(len(prompts)) if number not in journal.answers]
     left.sort(key=lambda number: -len(prompts[number].ids))
     requests = {number: _request(options, prompts[number], number) for number in left}
@@ -46,7 +46,7 @@ def decode_answers(
 
 
 def _request(options: ResponseOptions, prompt: Prompt, number: int) -> GenerationRequest:
-    """Return the request for an answer, with a seed of its own."""
+    """Return the request for an answer, with its own seed."""
     seed = int(np.random.SeedSequence((options.seed, number)).generate_state(1, np.uint64)[0])
     sampling = Sampling(options.temperature, options.top_p, seed=seed)
     return GenerationRequest(prompt.ids, options.max_tokens, sampling)
@@ -55,13 +55,13 @@ def _request(options: ResponseOptions, prompt: Prompt, number: int) -> Generatio
 def _together(
     loaded: LoadedModel, requests: dict[int, GenerationRequest], most: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Decode answers in a batch; yield the number and the tokens of each when it is over."""
+    """Decode answers in a batch; yield the number and the tokens of each when it ends."""
     longest = max(len(request.prompt) + request.max_tokens for request in requests.values())
     left, members = iter(requests.items()), {}
     with closing(Batch(loaded.model, most=most)) as batch:
         if longest > batch.positions:
             raise ModelError(
-                f"no memory for {batch.most} answers of up to {longest:,} tokens with prompts: decode fewer at once"
+                f"no memory for {batch.most} answers of up to {longest:,} tokens with prompts: decode fewer together"
             )
         while True:
             for number, request in islice(left, batch.most - len(batch)):
@@ -86,7 +86,7 @@ def _plainly(loaded: LoadedModel, requests: dict[int, GenerationRequest]) -> Ite
 
 
 def _finish(loaded: LoadedModel, prompt: Prompt, number: int, tokens: list[int]) -> StoredAnswer:
-    """Return an answer's text: what the ids add to the prompt, without the end and the lead-in of an answer."""
+    """Return an answer's text: what the ids add to the prompt, without end token and lead-in."""
     ended = tokens[-1] in loaded.ends
     tokens = tokens[:-1] if ended else tokens
     pieces = Pieces(loaded.text, prompt.ids)

@@ -1,4 +1,4 @@
-"""A journal of finished answers, a line each, so that a killed run goes on behind the last one."""
+"""A journal of finished answers, one per line, so that a killed run can resume after the last one."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class StoredAnswer(NamedTuple):
-    """One answer: its number, text and tokens, and whether the model ended it, rather than a limit."""
+    """One answer: its number, text, token count, and whether the model ended it, rather than a limit."""
 
     number: int
     text: str
@@ -19,7 +19,7 @@ class Journal:
     """Finished answers by number, in `answers` and in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the journal of an earlier run; an incomplete last line is cut off."""
+        """Read the journal of an earlier run; an incomplete last line is removed."""
         self.answers: dict[int, StoredAnswer] = {}
         self._file = path.open("a+b")
         self._file.seek(0)
@@ -38,7 +38,7 @@ class Journal:
         self._file.close()
 
     def add(self, answer: StoredAnswer) -> None:
-        """Append an answer, on disk when this returns; after an OSError, the next run cuts off the partial line."""
+        """Append an answer, which is on disk on return; after an OSError, the next run removes the partial line."""
         self._file.write(json.dumps(answer).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -1,7 +1,7 @@
 """Prompts from JSON Lines files, as text or conversations and as the token ids that the model sees.
 
 A record has `prompt` (a text, or a list of messages), or `messages` (a conversation; the turns before the assistant's
-first one are the prompt, so that all answers in the output are the model's own), or `text`.
+first one are the prompt, so all answers in the output are the model's own), or `text`.
 """
 
 import sys
@@ -52,7 +52,7 @@ class ResponseOptions(Drawing):
     @model_validator(mode="after")
     def _different(self) -> Self:
         if self.samples > 1 and not self.temperature:
-            raise ValueError(f"{self.samples} samples at temperature 0 are all the same: give a temperature")
+            raise ValueError(f"{self.samples} samples at temperature 0 are all the same: set a temperature")
         return self
 
 
@@ -70,10 +70,10 @@ def read_prompts(
     """Read the prompts of JSON Lines files for a model.
 
     Returns:
-        The distinct prompts, each once a sample; counts of skipped ones by reason; the first bad records.
+        The distinct prompts, once per sample; counts of skipped ones by reason; the first bad records.
 
     Raises:
-        CorpusError: a file is not JSON Lines, or a bad record if the first one ends the run.
+        CorpusError: a file is not JSON Lines or, with `strict`, has a bad record.
     """
     chat = loaded.text.has_chat_template if options.chat is None else options.chat
     most = [loaded.positions and loaded.positions - options.max_tokens, options.max_prompt_tokens]
@@ -120,5 +120,5 @@ def _prompt(place: str, record: dict[str, Any] | RecordProblem, loaded: LoadedMo
     content = value if isinstance(value, str) and not chat else messages
     ids = encode_conversation(loaded.text, content)
     if not len(ids):
-        raise TokenizerError("the prompt is empty, and the model needs a token to begin with")
+        raise TokenizerError("the prompt is empty, but the model needs at least one token")
     return Prompt(record_id(record) or Path(place).name.replace(":line ", "#"), content, ids)

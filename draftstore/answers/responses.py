@@ -3,11 +3,11 @@
     {"id", "model", "prompt": [messages], "output": "...", "messages": [prompt and output]}
     {"id", "model", "prompt": "...", "output": "...", "text": "prompt and output"}
 
-`draftstore build --corpus` reads `messages` or `text`, `draftstore replay` reads `prompt` and `output`. Beside the file
-lies `NAME.origin`: its plan, and figures.
+`draftstore build --corpus` reads `messages` or `text`, `draftstore replay` reads `prompt` and `output`. `NAME.origin`
+next to the file records its plan and figures.
 
-Until the file is finished, answers are in a journal in `.NAME.partial` beside it, so that a killed run resumes after
-its last answer. A journal is named by its plan: another model, other prompts or settings have another one.
+Until the file is finished, answers are in a journal in `.NAME.partial` next to it, so that a killed run resumes after
+its last answer. A journal is named by a hash of its plan: a different model, prompts or settings get another journal.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ __all__ = ["ResponseOptions", "Responses", "make_responses", "weights_fingerprin
 
 BATCH = 64
 COUNTS = ("answers", "tokens", "cut", "empty", "special", "too_long", "repeated", "bad_records")
-"""Answers in the file; tokens decoded; answers cut at the maximum length; and what was skipped: empty answers, answers
+"""Answers in the file; tokens decoded; answers cut at the maximum length; and skipped items: empty answers, answers
 that spell a special token, prompts that are too long or repeated, and bad records."""
 
 
@@ -86,12 +86,14 @@ def make_responses(
         on_progress: called with the answers done, their total, and the tokens of those decoded in this run.
 
     Raises:
-        BuildError: `out` is something else, or another run is active there.
+        BuildError: `out` is another file, or another run is active there.
         CorpusError: prompts cannot be read, or no answers are left.
-        ModelError: the model cannot be loaded, or does not fit.
+        ModelError: the model cannot be loaded, or the answers do not fit into memory.
     """
     if kind_of_name(out.name) != "lines":
-        raise BuildError(f"{out} is no name for JSON Lines: choose one in .jsonl, .jsonl.gz or .jsonl.zst")
+        raise BuildError(
+            f"{out} is not a name for JSON Lines: choose one that ends in .jsonl, .jsonl.gz or .jsonl.zst"
+        )
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
     plan, work = _plan(options, model, dtype), out.with_name(f".{out.name}.partial")
     with locked_directory(work):
@@ -115,7 +117,7 @@ def _plan(options: ResponseOptions, model: str | Path, dtype: str | None) -> dic
             raise CorpusError(f"no such file: {path}")
     return {
         **dict(options),
-        "strict": None,  # changes no answer
+        "strict": None,  # does not affect answers
         "model": model_name(model),
         "weights": weights_fingerprint(model),
         "dtype": dtype,
@@ -124,7 +126,7 @@ def _plan(options: ResponseOptions, model: str | Path, dtype: str | None) -> dic
 
 
 def weights_fingerprint(model: str | Path) -> str | None:
-    """Return a cheap identity of a model on disk, from its files' names, sizes and times; None for hub models."""
+    """Return a cheap fingerprint of a model on disk, from its files' names, sizes and times; None for hub models."""
     path = Path(model)
     if not path.exists():
         return None
@@ -134,7 +136,7 @@ def weights_fingerprint(model: str | Path) -> str | None:
 
 
 def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Responses | None:
-    """Return the answers at `out` with the same plan; None if they must be made."""
+    """Return the answers at `out` if they have the same plan; None if they must be generated."""
     if not os.path.lexists(out):
         return None
     try:
@@ -157,7 +159,7 @@ def _make(
     batch: int,
     on_progress: Callable[[int, int, int], None],
 ) -> Responses:
-    """Decode the answers that the journal lacks, and publish all: first their origin, then the file by a rename."""
+    """Decode the answers missing from the journal, and publish all: first their origin, then the file by a rename."""
     from draftstore.answers.decoding import decode_answers
 
     prompts, counts, problems = read_prompts(options, loaded)
@@ -179,7 +181,7 @@ def _make(
 def _lines(
     loaded: LoadedModel, prompts: Sequence[Prompt], answers: Sequence[StoredAnswer], counts: Counter[str]
 ) -> Iterator[bytes]:
-    """Yield the records of the answers that can be used, and count all."""
+    """Yield the records of usable answers, and count all answers."""
     specials = [loaded.text.decode([token]) for token in sorted(loaded.text.special_ids)]
     for number, text, tokens, ended in answers:
         counts["tokens"] += tokens

@@ -1,1 +1,1 @@
-"""The decode loop, the acceptance of drafts, and the choice of how much to verify."""
+"""The decode loop, acceptance of drafts, and choice of how much to verify."""

@@ -1,8 +1,8 @@
-"""Acceptance: which part of a draft the target model emits itself, and the token after it.
+"""Acceptance: the part of a draft that the target model itself emits, and the token after it.
 
 The walk starts at the root, the context's last token. At each visited node the model emits ONE token; if a child
 carries it, the walk continues there, otherwise the token is the bonus token and the walk ends. So every emitted token
-is what the model emits after the tokens before it, whatever was drafted: drafts change how many tokens a forward pass
+is what the model emits after the preceding ones, whatever was drafted: drafts change how many tokens a forward pass
 yields, never which.
 
     tree          model says   at the root: cat,  at cat: ran,  at ran: off
@@ -11,7 +11,7 @@ yields, never which.
     | dog
 
 One draw per node keeps sampling exact. A draw for each root-to-leaf path would try a token once for every path through
-it: with two paths through a token of probability 0.5 it would come out 75 % of the time. Siblings carry different
+it: with two paths through a token of probability 0.5 it would be emitted 75 % of the time. Siblings carry different
 tokens, so a draw matches at most one child. This is the sampling form of tree verification in SpecInfer
 (https://arxiv.org/abs/2305.09781, section 4.3) for deterministic drafts.
 """
@@ -28,16 +28,16 @@ from draftstore.trees.tree import DraftTree
 from draftstore.trees.walk import find_fault
 
 Choose = Callable[[int, Sequence[int]], int]
-"""`choose(row, emitted)`: the token that the model emits at a row (0 = the root, i + 1 = node i) of the tree that was
-verified, after the tokens emitted so far in this walk. It is called once for each visited node, in order."""
+"""`choose(row, emitted)`: the token that the model emits at a row (0 = the root, i + 1 = node i) of the verified
+tree, after the tokens emitted so far in this walk. It is called once for each visited node, in order."""
 
 
 class Acceptance(NamedTuple):
     """The result of a forward pass over a tree.
 
     Attributes:
-        path: accepted nodes, from the first token on.
-        tokens: int32 [len(path) + 1], the new tokens of the text: those of the path, and the bonus token. If `ends`
+        path: accepted nodes, starting with the first token.
+        tokens: int32 [len(path) + 1], the new tokens of the text: those of the path and the bonus token. If `ends`
             stopped the walk, its last token is the bonus token even if a node carries it.
     """
 
@@ -85,7 +85,7 @@ def _child(parents: list[int], tokens: list[int], node: int, token: int) -> int:
 
 
 def check_tree(tree: DraftTree) -> None:
-    """Refuse, with a DraftTreeError, arrays of unequal lengths, a parent behind its child, and equal siblings."""
+    """Raise a DraftTreeError for arrays of unequal lengths, a parent after its child, or equal siblings."""
     if not len(tree.tokens) == len(tree.parents) == len(tree.levels):
         raise DraftTreeError("a draft has tokens, parents and levels of unequal lengths")
     tokens = as_input(tree.tokens, np.int32)

@@ -1,18 +1,18 @@
-"""How much of a draft to verify: the number of nodes that yields the most tokens a second.
+"""How much of a draft to verify: the number of nodes that yields the most tokens per second.
 
 A pass over k nodes of a draft yields 1 + (accepted nodes) tokens and takes `curve.cost(k + 1)` seconds. The planner
 verifies the first k nodes, with the k that maximises
 
-    (1 + S_k) / cost(k + 1)          S_k = sum of the chances of the first k nodes
+    (1 + S_k) / cost(k + 1)          S_k = sum of the acceptance probabilities of the first k nodes
 
-"No draft" is k = 0. All k are tried, since curves have steps: a CPU takes half a pass more for 2 rows than for 1.
+"No draft" is k = 0. All k are tried, since curves have steps: on a CPU, a pass takes 50 % longer for 2 rows than for 1.
 
-The chances are the drafter's, corrected by how its drafts fared in this text. What a drafter says about one more token
-is the probability of a node given its parent, and can be checked whenever the text goes through the parent. For each
-band of such probabilities, an octave wide, a factor is learned: the posterior mean of actual by expected acceptances,
-under a prior that doubts the drafter and believes half of what it says. It is learned from every draft, verified or
-not: after a pass the next tokens are known. So a drafter must prove itself before its drafts cost anything, and a text
-that decodes plainly because of bad drafts notices when they become good.
+The probabilities are the drafter's, corrected by the results of its drafts in this text. A drafter's claim about one
+more token is the probability of a node given its parent, which can be checked whenever the text reaches the parent. For
+each band of such probabilities, an octave wide, a factor is learned: the posterior mean of actual by expected
+acceptances, under a sceptical prior that expects half of what the drafter claims. It is learned from every draft,
+verified or not: after a pass the next tokens are known. So a drafter must prove itself before its drafts cost anything,
+and a text that is decoded plainly because of bad drafts benefits as soon as they become good.
 
 Costs come from the curve, never from a clock: the same text and the same drafts give the same plan.
 """
@@ -35,23 +35,23 @@ from draftstore.trees.walk import steps_below
 BANDS = 6
 """Bands of probabilities given the parent, an octave each; the last one includes all lower values."""
 PRIOR: NDArray[np.float64] = np.array([[2.0], [1.0]])
-"""Expected and actual acceptances that every band starts with: half of the expected ones came true."""
+"""Initial expected and actual acceptances of every band: half of the expected ones happened."""
 FORGETTING = 0.5 ** (1 / 300)
-"""Decay of everything learned per token of text: one half after 300."""
+"""Decay of everything learned, per token of text: one half after 300."""
 _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 class CostPlanner:
-    """The planner that maximises tokens a second."""
+    """The planner that maximises tokens per second."""
 
     def __init__(self, curve: CostCurve, budget: int = 64) -> None:
         """Plan with the curve of the model on this device, for drafts of at most `budget` nodes."""
         self._curve, self._budget = curve, budget
         self.begin()
-        self.trim(DraftTree.empty())  # compiles the kernel now, not during decoding
+        self.trim(DraftTree.empty())  # compile the kernel now, not during decoding
 
     def begin(self) -> None:
-        """Start a new text: nothing is carried over, so that no text pays for another."""
+        """Start a new text; nothing is carried over, so texts do not affect each other."""
         self._seen = np.zeros((2, BANDS))  # expected and actual acceptances
 
     def budget(self) -> int:
@@ -59,11 +59,11 @@ class CostPlanner:
         return self._budget
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the prefix that is worth its cost; see `trim_together`."""
+        """Return the prefix worth its cost; see `trim_together`."""
         return trim_together([self], [tree])[0]
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:  # noqa: ARG002
-        """Compare what the draft says about each new token of the text with what came."""
+        """Compare the draft's claims about each new token of the text with the actual tokens."""
         ids, tokens = as_input(accepted.tokens, np.int32), as_input(proposed.tokens, np.int32)
         _compare(ids, tokens, *_shape(proposed), self._seen)
         self._seen *= FORGETTING ** len(accepted.tokens)
@@ -75,7 +75,7 @@ def _shape(tree: DraftTree) -> tuple[NDArray[Any], NDArray[Any]]:
 
 @kernel
 def _compare(ids: Any, tokens: Any, parents: Any, levels: Any, seen: Any) -> Any:
-    """Count in `seen` what the children along the next tokens promise, and which of them came."""
+    """Count in `seen` the expected acceptances of the children along the next tokens, and the actual ones."""
     node = np.int64(-1)
     for token in ids:
         child = np.int64(-1)
@@ -94,7 +94,7 @@ def _compare(ids: Any, tokens: Any, parents: Any, levels: Any, seen: Any) -> Any
 
 @kernel
 def _add_expected(parents: Any, levels: Any, factors: Any, tokens: Any) -> Any:
-    """Add the accepted tokens expected of the first 0, 1, ... nodes; return a node before its parent, or -1."""
+    """Add the expected accepted tokens of the first 0, 1, ... nodes; return a node that precedes its parent, or -1."""
     chances, total = np.empty(len(parents)), 0.0
     for i in range(len(tokens) - 1):
         if i < len(parents):
@@ -117,8 +117,9 @@ def _costs(curve: CostCurve, texts: int, most: int) -> NDArray[np.float64]:
 def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> list[DraftTree]:
     """Return how much of each draft to verify in one pass over the texts of a batch.
 
-    Every text has the rows of the largest draft, used or not. So one number of nodes is chosen for all, by the sum of
-    what they expect and the curve of the first, which is that of the model; other planners choose text by text.
+    Every text takes the rows of the largest draft, used or not. So one number of nodes is chosen for all, from the sum
+    of their expectations and the first one's curve, which is that of the model. Other planners choose for each text
+    separately.
 
     Raises:
         DraftTreeError: a parent does not precede its child.
@@ -135,12 +136,12 @@ def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> li
             raise DraftTreeError(f"node {fault} has parent {draft.parents[fault]}, expected an earlier node")
     most = max(planner._budget for planner in costed)
     seconds = _costs(costed[0]._curve, len(drafts), most + 1)[: len(tokens)]
-    chosen = int(np.argmax(tokens / seconds))  # the first, so the fewest nodes, among ties
+    chosen = int(np.argmax(tokens / seconds))  # ties: the first, so the fewest nodes
     return [draft.prefix(chosen) for draft in drafts]
 
 
 def capped(planner: Planner, budget: int | None) -> Planner:
-    """Return a planner for drafts of at most `budget` nodes, if given."""
+    """Return a planner whose drafts have at most `budget` nodes; the same planner if that is None."""
     if budget is None:
         return planner
     lower = min(planner.budget(), budget)

@@ -27,10 +27,10 @@ def encode_conversation(
         tokenizer: tokenizer of the model.
         content: prompt.
         answer: its answer.
-        settings: further variables of the chat template.
+        settings: additional variables of the chat template.
 
     Raises:
-        TokenizerError: invalid Unicode, or a conversation or settings that the chat template refuses.
+        TokenizerError: invalid Unicode, or a conversation or settings that the chat template rejects.
     """
     text = (
         content

@@ -1,4 +1,4 @@
-"""The cost of a forward pass by its rows: measured on one device, stored as JSON, interpolated."""
+"""The cost of a forward pass by its number of rows: measured on one device, stored as JSON, interpolated."""
 
 import dataclasses
 import datetime
@@ -24,9 +24,9 @@ class Conditions:
     """The conditions under which a cost curve was measured.
 
     Attributes:
-        shape: hash of the model's type, and of the shapes and types of its parameters: they determine the cost.
+        shape: hash of the model's type and its parameters' shapes and types, which determine the cost.
         attention: attention implementation: `sdpa`, `eager`, ...
-        threads: number of CPU threads; 0 where it does not matter.
+        threads: number of CPU threads; 0 if it does not matter.
     """
 
     model: str
@@ -52,7 +52,7 @@ class CostCurve:
 
     Attributes:
         rows: numbers of rows, ascending, from 1.
-        seconds: seconds for each; where more rows were measured as faster, both get the mean.
+        seconds: seconds for each; if more rows were measured as faster, both get the mean.
         padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs; else costs are interpolated.
         conditions: conditions of the measurement; None for a synthetic curve.
         context: tokens in the cache.
@@ -67,12 +67,12 @@ class CostCurve:
     created: str = ""
 
     def __post_init__(self) -> None:
-        """Check the values, with a CurveError, and make them monotone."""
+        """Make the values monotone; CurveError if they are invalid."""
         rows, seconds = [int(each) for each in self.rows], [float(each) for each in self.seconds]
         if len(rows) != len(seconds) or rows[:1] != [1] or rows != sorted(set(rows)):
             raise CurveError(
                 f"a cost curve over the rows {rows} with {len(seconds)} times: expected ascending numbers of rows "
-                "from 1 on, and a time for each"
+                "starting with 1, and a time for each"
             )
         wrong = [each for each in seconds if not (math.isfinite(each) and each > 0)]
         if wrong:
@@ -91,9 +91,10 @@ class CostCurve:
         return float(np.interp(n_rows, rows, seconds))
 
     def costs(self, texts: int, most: int) -> NDArray[np.float64]:
-        """Return float64 [most], the seconds of passes over several texts at once, with 1, 2, ... rows for each.
+        """Return float64 [most], the seconds of passes over several texts together, with 1, 2, ... rows for each.
 
-        Such a pass costs what one over as many rows of one text does, apart from attention: it reads the weights once.
+        Such a pass costs as much as one over the same number of rows of one text, apart from attention: it reads the
+        weights once.
         """
         if texts == 1:
             return np.array([self.cost(rows) for rows in range(1, most + 1)])
@@ -110,7 +111,7 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: Path) -> "CostCurve":
-        """Read a curve; CurveError if there is none, or of another version."""
+        """Read a curve; CurveError if there is none, or its format is another version."""
         advice = "measure it again with `draftstore tune`"
         try:
             found = json.loads(path.read_bytes())
@@ -136,7 +137,7 @@ class CostCurve:
         return curve
 
     def require(self, conditions: Conditions) -> None:
-        """Check, with a CurveError, that the curve was measured under the given conditions."""
+        """Raise a CurveError unless the curve was measured under the given conditions."""
         differences = self.conditions.differences(conditions) if self.conditions else []
         if differences:
             raise CurveError(

@@ -1,4 +1,4 @@
-"""Answers in JSON: the tokens that may come next by a schema, and those that must, which are drafted.
+"""Answers in JSON: the next tokens that a schema allows, and those that it forces, which are drafted.
 
     grammars = Grammars(tokenizer, vocab_size, ends)
     grammar = grammars.compiled({"type": "object", ...})     None: any JSON object
@@ -6,8 +6,8 @@
     state.extend(tokens)                                     of the answer, as they come
     state.allowed(), state.forced()
 
-The package llguidance reads schemas and follows grammars. JSON is compact, without whitespace between its parts: so
-names of properties and most punctuation are forced, and cost no pass of their own.
+The package llguidance reads schemas and follows grammars. JSON is compact, without whitespace between its parts, so
+names of properties and most punctuation are forced and cost no extra passes.
 """
 
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_SCHEMA = 1 << 18
 """Maximum characters of a schema."""
 STACK = 512 << 20
-"""Bytes of stack for compiling a schema, which llguidance does recursively: a small one would end the process."""
+"""Bytes of stack for compiling a schema, which llguidance does recursively: a small stack would crash the process."""
 OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
@@ -48,7 +48,7 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
 
     def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
-        """Return the grammar of a JSON schema; the first call takes seconds, for the vocabulary.
+        """Return the grammar of a JSON schema; the first call takes seconds to read the vocabulary.
 
         Raises:
             GrammarError: the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
@@ -82,7 +82,7 @@ class Grammars:
             )
         grammar = LLMatcher.grammar_from_json_schema(text, overrides=OPTIONS)
         found = Grammar(LLMatcher(self._vocabulary, grammar, log_level=0), self._vocab_size, self._ends)
-        found.start().allowed()  # some faults show only here
+        found.start().allowed()  # some errors occur only here
         return found
 
 
@@ -94,7 +94,7 @@ class Grammar:
         self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
 
     def start(self) -> "GrammarState":
-        """Return the state of an answer without tokens."""
+        """Return the state of an empty answer."""
         return GrammarState(self._matcher.deep_copy(), self._vocab_size, self._ends)
 
 
@@ -120,15 +120,15 @@ class GrammarState:
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
 
     def forced(self) -> list[int]:
-        """Return the tokens that must follow, without the last one if more text may change it."""
+        """Return the tokens that must follow, except the last one if more text may change it."""
         return list(self._matcher.compute_ff_tokens())
 
 
 class GrammarDrafter:
-    """A drafter of what a grammar forces, for one answer."""
+    """A drafter of the tokens that a grammar forces, for one answer."""
 
     def __init__(self, grammar: Grammar, prompt_size: int) -> None:
-        """Draft for the answer behind `prompt_size` tokens."""
+        """Draft for the answer after `prompt_size` tokens."""
         self._grammar, self._prompt_size = grammar, prompt_size
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "GrammarSession":

@@ -7,7 +7,7 @@
 
 A character may take several tokens (bytes of an emoji), and a token's text may depend on the one before it (leading
 spaces of SentencePiece). So a few tokens are decoded together with those before them, and new text is returned once it
-ends in a whole character, as the text streamers of inference servers do.
+ends in a whole character, as in the text streamers of inference servers.
 
 `tokenizers.decoders.DecodeStream` does less: it never returns what it holds back at the end of an answer (text after
 invalid UTF-8), and after a prompt that ends inside a character it repeats the prompt's text.
@@ -21,7 +21,7 @@ from draftstore.text.tokenizer import TextTokenizer
 WINDOW = 8
 """Tokens of the prompt used to decode the first token of an answer."""
 LONGEST_WINDOW = 64
-"""The largest such window: it grows while its first token begins inside a character."""
+"""The largest such window, which grows while its first token begins inside a character."""
 FAR = 512
 """Tokens at the end of a prompt, special ones included, from which the window is taken."""
 BROKEN = "\ufffd"

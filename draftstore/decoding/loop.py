@@ -4,8 +4,8 @@
     for done in decode(model, text): ...            a single text to its end
 
 The model is a `Model`: it runs the forward pass and keeps its cache. The output is exact whatever the drafters propose:
-see `draftstore.decoding.acceptance`. An error of one text (of its drafter, its choice of tokens, its end) ends that
-text alone.
+see `draftstore.decoding.acceptance`. An error in one text (its drafter, choice of tokens, or stopping criteria) ends
+only that text.
 """
 
 import dataclasses
@@ -39,11 +39,11 @@ class Verdict(Protocol):
 
 
 class Text:
-    """A text in decoding: its drafts, and its end.
+    """A text being decoded: its drafts and stopping criterion.
 
     Attributes:
         session: its drafts.
-        planner: chooses how much of a draft is verified.
+        planner: chooses how much of a draft to verify.
         min_prob: minimum probability of a drafted node.
         over: whether it has ended.
     """
@@ -55,7 +55,7 @@ class Text:
         ends: Callable[[Sequence[int]], bool],
         min_prob: float = 0.0,
     ) -> None:
-        """Begin behind the first token; see the attributes.
+        """Begin after the first token; see the attributes.
 
         Args:
             ends: whether the text ends with the last token emitted in this step; called once for each token, in order,
@@ -71,7 +71,7 @@ class Text:
         return self.planner.budget()
 
     def cut(self, tree: DraftTree) -> DraftTree:
-        """Return a draft without what cannot be verified now."""
+        """Return a draft without nodes that cannot be verified now."""
         return tree
 
     def ends(self, emitted: Sequence[int]) -> bool:
@@ -81,13 +81,13 @@ class Text:
 
 
 class Model(Protocol):
-    """A model with texts, of each of which all but the last token are in its cache."""
+    """A model with texts; its cache holds all tokens of each text but the last."""
 
     def verify(self, trees: Sequence[DraftTree]) -> Sequence[Verdict]:
         """Run one forward pass over each text's last token and its draft tree."""
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
-        """Append accepted tokens to each text, and have all but its last, the bonus token, in the cache.
+        """Append accepted tokens to each text; afterwards the cache holds all but the last, the bonus token.
 
         None undoes the pass for a text that has failed.
         """
@@ -100,11 +100,11 @@ class Step(NamedTuple):
         tree: the draft that was verified.
         path: its accepted nodes.
         tokens: int32 [len(path) + 1], the new tokens of the text.
-        draft_ns: nanoseconds to propose and trim; of several texts each has its share of theirs.
-        forward_ns: nanoseconds to verify; on an asynchronous device to queue the pass, and `accept_ns` waits for it.
+        draft_ns: nanoseconds to propose and trim; with several texts, an equal share of each total time.
+        forward_ns: nanoseconds to verify; on an asynchronous device, only to queue the pass; then `accept_ns` waits.
         accept_ns: nanoseconds to walk the tree and update the cache.
-        text: number of the text, where several are decoded together.
-        sources: what each source drafted; empty if no draft was wanted.
+        text: number of the text if several are decoded together.
+        sources: outcome of each source; empty if no draft was requested.
     """
 
     tree: DraftTree
@@ -151,7 +151,7 @@ class Tally:
 
 
 def step(texts: Sequence[Text], model: Model) -> list[Step | Exception]:
-    """Run one pass over texts; return its result for each, or what the text has failed with."""
+    """Run one pass over texts; return the result or the error of each."""
     begin = perf_counter_ns()
     turns = [_Turn(text) for text in texts]
     _draft(turns)
@@ -196,7 +196,7 @@ class _Turn:
         return self.accepted
 
     def learn(self, verdict: Verdict) -> None:
-        """Give the result to the drafter, with the optional data that it needs, and to the planner."""
+        """Pass the result to the drafter, with the optional data that it needs, and to the planner."""
         if self.accepted is None:
             return
         session, path = self.text.session, self.accepted.path
@@ -222,14 +222,14 @@ class _Turn:
 
 
 def _draft(turns: Sequence[_Turn]) -> None:
-    """Draft for all texts together; if that fails, for one after the other, to find the one that fails."""
+    """Draft for all texts together; if that fails, one by one, to find the one that fails."""
     texts = [turn.text for turn in turns]
     try:
         budgets = [text.budget() for text in texts]
         proposed = propose_many([text.session for text in texts], budgets, [text.min_prob for text in texts])
         cut = [text.cut(tree) for text, tree in zip(texts, proposed, strict=True)]
         trees = trim_together([text.planner for text in texts], cut)
-    except Exception as error:  # noqa: BLE001 (of one text: the others go on)
+    except Exception as error:  # noqa: BLE001 (of one text: the others continue)
         if len(turns) == 1:
             turns[0].error = error
         else:

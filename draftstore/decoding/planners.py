@@ -27,7 +27,7 @@ class Fixed:
     """The planner that verifies whole drafts, or the best chain of each, up to a budget."""
 
     def __init__(self, budget: int = 64, chain: int | None = None) -> None:
-        """Ask for up to `budget` nodes; with `chain`, verify one path of at most so many of them."""
+        """Request up to `budget` nodes; with `chain`, verify a single path of at most that many nodes."""
         self._budget = budget
         self._chain = chain
 
@@ -39,7 +39,7 @@ class Fixed:
         return self._budget
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the tree, cut to the budget and to a chain if that is wanted."""
+        """Return the tree, cut to the budget and, if requested, to a chain."""
         tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
         return tree if self._chain is None else best_chain(tree, self._chain)
 

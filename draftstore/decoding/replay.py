@@ -1,12 +1,12 @@
 """Replay: drafts at every pass over recorded model outputs, as in live decoding.
 
-For a recorded greedy output the accepted length is exactly that of live decoding: the tokens are forced. Counting, per
+For a recorded greedy output, the accepted length is exactly that of live decoding, since the tokens are fixed. For each
 output:
 
 - prompt and output are tokenized together: BOS, the tokenizer's chat template (or without one
   `USER: ... ASSISTANT: ...`), the output starting at the first id that differs from the prompt alone, cut at
   1,024 tokens, without EOS;
-- its first token comes from the prefill, so accepted length M = (tokens - 1) / verification passes;
+- its first token comes from the prefill, so the accepted length M = (tokens - 1) / verification passes;
 - at each pass the drafter knows everything up to and including the last accepted token, and the pass yields
   the tokens along which the draft agrees with the output, plus one from the model itself.
 
@@ -113,7 +113,7 @@ def read_recordings(
     """Stream the recordings of a JSON Lines file (plain, .gz, .zst) as token ids.
 
     A record has `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
-    optional. `model` restricts the outputs to those of one model, `limit` their number.
+    optional. `model` selects the outputs of one model, `limit` limits their number.
 
     Raises:
         ReplayError: no such file, an invalid record, or no records left.
@@ -190,8 +190,8 @@ def replay(
     """Replay recordings with a drafter; ReplayError if it needs hidden states and a recording has none.
 
     Args:
-        chain: verify one path of each draft, of at most so many nodes; None: whole trees.
-        learn: called with every output after it was replayed, for drafters that learn from earlier ones.
+        chain: verify a single path of each draft, of at most this many nodes; None: whole trees.
+        learn: called with every output after its replay, for drafters that learn from earlier outputs.
         on_progress: called after every output.
     """
     result = ReplayResult()
@@ -217,7 +217,7 @@ def _replay_one(
     )
     if states is None and session.needs_hidden:
         raise ReplayError(
-            f"recording {recording.id} has no hidden states, and the drafter needs them: compute them with "
+            f"recording {recording.id} has no hidden states, which the drafter needs: compute them with "
             "the model that made it"
         )
     model = RecordedModel(recording.output, states)
@@ -229,7 +229,7 @@ def _replay_one(
 
 
 class RecordedModel:
-    """A `Model` that emits a recorded output; it is also each of its verdicts."""
+    """A `Model` that emits a recorded output; it also serves as its own verdict."""
 
     def __init__(self, output: NDArray[np.int32], hidden: NDArray[np.float32] | None = None) -> None:
         """Replay an output, int32 [n]; `hidden` float32 [n, hidden_size] are the states that predicted it."""
@@ -263,5 +263,5 @@ class RecordedModel:
         return state
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
-        """Advance behind the accepted tokens."""
+        """Advance past the accepted tokens."""
         self._position += sum(len(each.tokens) for each in accepted if each)

@@ -1,1 +1,1 @@
-"""The interface between decoders and drafters, and the drafters without a store."""
+"""The interface between decoders and drafters, and drafters without a store."""

@@ -23,14 +23,14 @@ from draftstore.trees.tree import LOWEST_LEVEL, DraftTree, highest_level
 
 NO_MATCH = "no_match"
 FEW_IDS = 32
-"""Number of ids up to which Python checks their range faster than NumPy."""
+"""Maximum number of ids whose range Python checks faster than NumPy."""
 
 
 class Session(Protocol):
     """The drafts for one text during decoding.
 
     Attributes:
-        needs_candidates: whether `observe` needs the target model's candidates, which cost a top-8 of every row.
+        needs_candidates: whether `observe` needs the target model's candidates, which cost a top-8 search per row.
         needs_hidden: whether `observe` needs hidden states.
     """
 
@@ -38,7 +38,7 @@ class Session(Protocol):
     needs_hidden: bool
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft of at most `budget` nodes, each of at least `min_prob`; empty if there is none."""
+        """Return a draft of at most `budget` nodes, each with a probability of at least `min_prob`; it may be empty."""
 
     def observe(
         self,
@@ -53,7 +53,7 @@ class Session(Protocol):
         Args:
             accepted_ids: int32 [k], the new ids of the text, bonus token last.
             tree: the verified tree, of n nodes. It need not contain any node of this session's draft, but all accepted
-                ids but the last lie on one of its paths.
+                ids except the last lie on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
             hidden: float [hidden_size], the hidden state that predicted the last accepted id.
         """
@@ -74,9 +74,9 @@ class Drafter(Protocol):
         Args:
             prompt_ids: int32 [any], the text so far: the prompt, and the token from the prefill.
             hidden: float [hidden_size], the model's hidden state (after the final norm) that predicted the last id.
-            candidates: int32 [m, 8], the target model's top 8 at the last m tokens before the last id, the last row
-                that which predicted it; -1 where unknown. A drafter with `needs_candidates` gets rows of the whole
-                prompt, at the last place of each token, others one row.
+            candidates: int32 [m, 8], the target model's top 8 at the last m tokens before the last id, so the last
+                row predicted it; -1 where unknown. A drafter with `needs_candidates` gets rows of the whole prompt, at
+                the last occurrence of each token, others one row.
         """
 
 
@@ -84,7 +84,7 @@ class ContextDrafter(Protocol):
     """A drafter that uses only the last tokens of a text and, if it is dense, the hidden state that predicted the last.
 
     Attributes:
-        context_size: tokens that it uses.
+        context_size: number of tokens that it uses.
         vocab_size: size of its vocabulary.
     """
 
@@ -93,7 +93,7 @@ class ContextDrafter(Protocol):
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of a hidden state; 0 if it is not dense."""
+        """Size of a hidden state; 0 if the drafter is not dense."""
 
     def draft(
         self,
@@ -107,7 +107,7 @@ class ContextDrafter(Protocol):
         Args:
             contexts: int32 [batch, size], the last tokens of each text, right-aligned and padded with -1.
             hidden: float16 [batch, hidden_size], the states that predicted the last tokens. A dense drafter returns
-                empty drafts without them, and for rows with a value that is not finite; others ignore them.
+                empty drafts without them and for rows with non-finite values; others ignore them.
         """
 
 
@@ -121,7 +121,7 @@ class StoreDrafter(ContextDrafter, Protocol):
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
     ) -> DraftBatch:
-        """Draft as `draft` does, with the result as arrays."""
+        """Draft like `draft`, with the result as arrays."""
 
     def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
         """Start the drafts of one text; see `Drafter.session`."""
@@ -131,12 +131,12 @@ class StoreDrafter(ContextDrafter, Protocol):
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
-    """Return contexts as read-only int32 [batch, size], and the maximum level of a node; -1 if none is allowed.
+    """Return contexts as read-only int32 [batch, size], and the maximum level of a node, or -1 if no node is allowed.
 
     Raises:
         DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix.
     """
-    # Other types, or writable arrays beside read-only ones from frames, would compile another kernel.
+    # Other types, or writable arrays besides the read-only ones from frames, would compile another kernel.
     contexts = read_only(np.ascontiguousarray(contexts, np.int32))
     if contexts.ndim != 2:
         raise DraftstoreError(f"contexts are int32 [batch, size], found an array of shape {contexts.shape}")
@@ -155,7 +155,7 @@ def check_states(hidden: NDArray[np.floating[Any]], batch: int, size: int) -> ND
 
 
 def check_budget(budget: int, min_prob: float) -> int:
-    """Return the maximum level of a node with a minimum probability, -1 if none; DraftstoreError on a wrong budget."""
+    """Return the maximum level for a minimum probability, -1 if no node has it; DraftstoreError on a wrong budget."""
     if not 0 <= budget <= MAX_BUDGET:
         raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
     return LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
@@ -188,7 +188,7 @@ class ContextSession:
     Attributes:
         context: int32 [1, context_size], the last tokens, padded with -1 on the left.
         state: float16 [1, hidden_size], NaN if unknown; None if the drafter is not dense.
-        reason: why the last draft is empty, if it is; see `draftstore.drafting.outcomes`.
+        reason: why the last draft is empty, if so; see `draftstore.drafting.outcomes`.
     """
 
     needs_candidates = False

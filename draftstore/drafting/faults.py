@@ -9,7 +9,7 @@ LOG = logging.getLogger(__name__)
 
 
 class DisabledSession:
-    """A `Session` without drafts: of plain decoding, or of a source that has failed."""
+    """A `Session` without drafts: for plain decoding, or in place of a source that has failed."""
 
     needs_candidates = False
     needs_hidden = False
@@ -24,14 +24,14 @@ class DisabledSession:
 
 
 class Faults:
-    """Texts for which each source of a mixture, by its place, was disabled."""
+    """Number of texts for which each source of a mixture was disabled, by its position."""
 
     def __init__(self, sources: int) -> None:
         self.counts = [0] * sources
 
     def add(self, place: int, error: object) -> None:
-        """Count a failure; the first, second, fourth, eighth ... of a source is logged."""
+        """Count a failure; the first, second, fourth, eighth, ... of a source is logged."""
         self.counts[place] += 1
         count = self.counts[place]
         if count & (count - 1) == 0:
-            LOG.warning("drafter %d of a mixture is left out of %d texts by now: %s", place + 1, count, error)
+            LOG.warning("drafter %d of a mixture has been disabled for %d texts: %s", place + 1, count, error)

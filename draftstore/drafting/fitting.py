@@ -1,4 +1,4 @@
-"""A store's drafter as a source of one model: its vocabulary may be another one, and its files may be cut."""
+"""A store's drafter as a source for a model: the vocabularies may differ, and the files may be truncated."""
 
 import logging
 from collections.abc import Callable
@@ -17,13 +17,13 @@ LOG = logging.getLogger(__name__)
 class FittedDrafter:
     """A `ContextDrafter` for a model of `vocab_size` ids: ids that only one side knows are hidden or removed.
 
-    A store that is damaged while it is open gets no more questions: its drafts are empty, and the log says why.
+    A store that is damaged while it is open is no longer queried: its drafts are empty, and the log says why.
     """
 
     def __init__(
         self, drafter: StoreDrafter, vocab_size: int, damage: Callable[[], str | None] = lambda: None
     ) -> None:
-        """Adapt a store's drafter; `damage` returns why the store must not be read any more, None while it may be."""
+        """Adapt a store's drafter; `damage` returns why the store can no longer be read, or None if it can."""
         self._drafter = drafter
         self._damage = damage
         self._disabled = False
@@ -44,7 +44,7 @@ class FittedDrafter:
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft`."""
         if not self._disabled and (why := self._damage()) is not None:
-            LOG.warning("a source of drafts is left out from now on: %s", why)
+            LOG.warning("a source of drafts is disabled: %s", why)
             self._disabled = True
         if self._disabled:
             return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
@@ -65,7 +65,9 @@ def _below(tree: DraftTree, vocab_size: int) -> DraftTree:
     """Return a draft without ids outside a vocabulary and their descendants."""
     if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
         return tree
-    places = np.full(len(tree) + 1, -1, np.int64)  # new indices of the remaining nodes, after the context's
+    places = np.full(
+        len(tree) + 1, -1, np.int64
+    )  # new indices of the remaining nodes, after that of the context
     nodes: list[int] = []
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
         if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):

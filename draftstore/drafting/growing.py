@@ -1,10 +1,10 @@
-"""The ids of a text as it grows: what was there before, and what is new."""
+"""The ids of a growing text, with detection of what is new."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 SPARE = 256
-"""Tokens of room after a text, plus a quarter of it."""
+"""Spare room after a text in tokens, in addition to a quarter of its length."""
 
 
 class GrowingIds:
@@ -21,17 +21,17 @@ class GrowingIds:
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        """The text, int32 [any]: a view, which stays as it is while the text only grows."""
+        """The text, int32 [any]: a view, which is stable as long as the text only grows."""
         return self._buffer[: self._size]
 
     def begins(self, ids: NDArray[np.integer], last: int | None = None) -> bool:
-        """Return True if `ids` begin with this text; only its last ids are compared if their number is given."""
+        """Return True if `ids` begin with this text; only its `last` ids are compared if that is given."""
         first = 0 if last is None else max(0, self._size - last)
         same = np.array_equal(ids[first : self._size], self._buffer[first : self._size])
         return len(ids) >= self._size and same
 
     def put(self, start: int, ids: ArrayLike) -> bool:
-        """Replace what stands from `start` on; return True if the text only grew."""
+        """Replace the ids from `start` on; return True if the text only grew."""
         new = np.asarray(ids, np.int32)
         seen, end = self._buffer[start : self._size], start + len(new)
         grew = bool(np.array_equal(new[: len(seen)], seen))

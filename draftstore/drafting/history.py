@@ -1,10 +1,10 @@
-"""A growing text with an index of its n-grams, and the draft tree of their continuations: kernels of texts that grow.
+"""Kernels for growing texts: an index of the n-grams of a text, and the draft tree of their continuations.
 
 Each n-gram length in `LENGTHS` has a hash table, whose cells start linked lists of positions in the text, latest first.
-N-grams are read from the text itself, so that those of one cell are told apart.
+N-grams are read from the text itself, which distinguishes those that share a cell.
 
-The text lies in a ring: once that is full, a new token takes the place of the oldest, and lists end where the text
-begins. A negative token separates documents: no n-gram reaches across it.
+The text lies in a ring buffer: once that is full, a new token replaces the oldest, and lists end where the text begins.
+A negative token separates documents: no n-gram spans it.
 """
 
 from typing import Any, NamedTuple
@@ -22,19 +22,19 @@ LENGTHS = (1, 2, 4, 8)
 """Lengths of the indexed n-grams; longer matches are found among the occurrences of the longest."""
 MAX_ROWS = 4096
 STEPS = 4
-"""Positions read of a list, as a multiple of the occurrences wanted: others share its cell."""
+"""Maximum positions to read in a list, as a multiple of the occurrences wanted: other n-grams share its cell."""
 _SCATTER = 0x1E3779B97F4A7C15
 
 
 class HistoryRule(NamedTuple):
-    """Parameters of drafts from the text, see `draftstore.search.expand.Rule`, tuned as docs/findings.md says.
+    """Parameters of drafts from the text, see `draftstore.search.expand.Rule`; tuned as described in docs/findings.md.
 
     Attributes:
-        rows: occurrences read of each indexed n-gram, latest first.
+        rows: maximum occurrences read of each indexed n-gram, latest first.
         alpha: pseudo-count of occurrences that a suffix yields to shorter ones, divided by the square of its length:
             a long match is trusted with few occurrences.
-        doubt: probability that a node's text goes on as no occurrence did, however many agree. Without it long copies
-            get twice the probability that they deserve, since what ends one is not in the text.
+        doubt: probability that the continuation of a node differs from all occurrences, however many agree. Without
+            it, long copies get twice the correct probability, since the text does not show where they end.
     """
 
     max_match: int = 32
@@ -46,20 +46,20 @@ class HistoryRule(NamedTuple):
     doubt: float = 0.02
 
     def check(self) -> None:
-        """Refuse invalid values, with a DraftstoreError."""
+        """Raise a DraftstoreError for invalid values."""
         limits = LIMITS | {"rows": (1, MAX_ROWS), "doubt": (0, 1)}
         require_limits(
-            "a rule of texts that grow",
+            "a rule for growing texts",
             {name: (value, *limits[name]) for name, value in self._asdict().items()},
         )
 
 
 class History(NamedTuple):
-    """A text in a ring, and where its n-grams are; an n-gram's place is that of its last token.
+    """A text in a ring buffer, and an index of its n-grams; the place of an n-gram is that of its last token.
 
     Attributes:
         tokens: int32 [capacity], token i of the text at place i modulo the capacity.
-        links: int32 [len(LENGTHS), capacity], steps back to the n-gram before in the same list; 0: none.
+        links: int32 [len(LENGTHS), capacity], steps back to the previous n-gram in the same list; 0: none.
         heads: int32 [len(LENGTHS), power of two], place of the latest n-gram with this hash; -1: none.
     """
 
@@ -69,7 +69,7 @@ class History(NamedTuple):
 
     @classmethod
     def new(cls, capacity: int) -> "History":
-        """Return room for `capacity` tokens, which takes 36 to 52 bytes a token."""
+        """Return an empty history for `capacity` tokens, which takes 36 to 52 bytes per token."""
         lists, cells = len(LENGTHS), 1 << (capacity - 1).bit_length()
         return cls(
             np.empty(capacity, np.int32), np.empty((lists, capacity), np.int32), np.full((lists, cells), -1, np.int32)
@@ -138,10 +138,10 @@ def draft_context(
     budget: Any,
     max_level: Any,
 ) -> Any:
-    """Grow a draft tree for a context, int32 [any], from the text of a `History`; a negative id hides all before it.
+    """Grow a draft tree for a context, int32 [any], from the text of a `History`; a negative id hides those before it.
 
     Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, occurrences read of it.
+        tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, its occurrences read.
     """
     rule = _unpack_rule(packed_rule)
     room = len(LENGTHS) * rule.rows
@@ -172,7 +172,7 @@ def _unpack_rule(values: Any) -> Any:
 
 @leaf_kernel
 def _back(capacity: Any, place: Any, steps: Any) -> Any:
-    """Return the place so many steps back in the ring; from one place to another, the steps back between them."""
+    """Return the place `steps` back in the ring; given a place instead of steps, the number of steps back to it."""
     return place - steps if place >= steps else place - steps + capacity
 
 
@@ -243,7 +243,7 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
 
 @leaf_kernel
 def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
-    """Find where the lists of the n-grams that end before `stop` begin, and reset the buffers."""
+    """Find the starts of the lists for n-grams that end before `stop`, and reset the buffers."""
     tokens, _, heads, size = history
     newest, mask = (size - 1) % len(tokens), heads.shape[1] - 1
     scratch.counts[:] = 0
@@ -275,7 +275,7 @@ def _read(
         steps += 1
         place = _back(capacity, newest, age)
         after = np.int64(tokens[_back(capacity, newest, age - 1)]) if age > 0 else np.int64(-1)
-        # What lies in another list, or was overwritten since, is no match.
+        # A place that belongs to another list, or was overwritten since, is not a match.
         length = _match(tokens, place, scratch.text, stop, min(longest, held - age)) if after >= 0 else 0
         if length >= LENGTHS[order]:
             rows += 1
@@ -301,7 +301,7 @@ def _read(
 
 @leaf_kernel
 def _hand_out(scratch: Any, candidates: Any, seen: Any) -> Any:
-    """Give each occurrence the shares of its match length and of all shorter ones."""
+    """Give each occurrence the shares of its match length and all shorter ones."""
     total = 0.0
     for length in range(len(scratch.shares)):
         total += scratch.shares[length]

@@ -11,7 +11,7 @@ from draftstore.trees.tree import DraftTree
 
 
 class WrongTreeError(DraftTreeError):
-    """An invalid proposal; `place` is that of its session."""
+    """An invalid proposal; `place` is the position of its session."""
 
     def __init__(self, place: int, message: str) -> None:
         super().__init__(message)
@@ -39,8 +39,8 @@ def _join(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
     stops = np.cumsum([len(tree.tokens) for tree in trees], dtype=np.int64)
     if (
         not tokens.shape == parents.shape == levels.shape == (stops[-1],)
-    ):  # kernels would read past their ends
+    ):  # otherwise kernels would read past their ends
         raise DraftTreeError(
-            f"tokens {tokens.shape}, parents {parents.shape}, levels {levels.shape}: expected one of each a node"
+            f"tokens {tokens.shape}, parents {parents.shape}, levels {levels.shape}: expected one of each per node"
         )
     return tokens, parents, levels, stops

@@ -2,14 +2,14 @@
 
     drafter = Mixture([RequestDrafter(vocab_size), store.drafter(), RecyclingDrafter(vocab_size)])
 
-A drafter's probability of a node given its parent is p = P(node) / P(parent). The drafters with the node are treated as
-independent, so the node is wrong only if all of them are wrong:
+A drafter's probability of a node given its parent is p = P(node) / P(parent). The drafters that propose the node are
+treated as independent, so the node is wrong only if all of them are wrong:
 
     P(node | parent) = 1 - product of (1 - s p)          a noisy-or (Pearl, 1988, section 4.3)
 
 where s <= 1 is the drafter's reliability in this text so far: correct tokens divided by expected ones, where it made
 predictions. Both counts start at three, and decay by a tenth whenever the drafter predicts again. So a confident but
-wrong drafter soon loses its weight, and one that copies a passage gains it for as long as that lasts. Predictions are
+wrong drafter soon loses weight, and one that copies a passage gains weight for as long as that lasts. Predictions are
 compared with the actual text, whether or not a node was verified.
 
 Sums, maxima and cascades perform about as well with two good drafters, but a bad third one misleads them
@@ -44,14 +44,14 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 class Mixture:
-    """A `Drafter` of several drafters; with a single one it is equivalent to that one.
+    """A `Drafter` that combines several drafters; with a single one, it is equivalent to that one.
 
     Attributes:
         faults: how often each drafter was disabled.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        """Mix one drafter or more, of any kind; their order affects only rounding."""
+        """Mix one or more drafters of any kind; their order affects only rounding."""
         if not drafters:
             raise DraftstoreError("a mixture needs at least one drafter")
         self.drafters = tuple(drafters)
@@ -69,7 +69,7 @@ class Mixture:
         hidden: NDArray[np.floating[Any]] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
-        """Start the drafts of one text; DraftstoreError if a drafter refuses it, as one of another model does."""
+        """Start the drafts of one text; DraftstoreError if a drafter rejects it, as one for another model does."""
         sessions = [
             drafter.session(prompt_ids, hidden=hidden, candidates=candidates) for drafter in self.drafters
         ]
@@ -87,10 +87,10 @@ class MixtureSession:
     """The drafts for one text: a `Session` over several drafters' sessions.
 
     Attributes:
-        sessions: the drafters' sessions, in order; `DisabledSession` where one has failed.
+        sessions: the drafters' sessions, in order; `DisabledSession` in place of one that has failed.
         seen: float64 [drafters, 2], expected and correct tokens of each drafter.
-        proposed: the last draft of each session, in order; empty if none was wanted.
-        accepted: tokens of each of these drafts that became part of the text.
+        proposed: the last draft of each session, in order; empty if no draft was requested.
+        accepted: number of tokens of each of these drafts that became part of the text.
     """
 
     def __init__(self, sessions: Sequence[Session], faults: Faults | None = None) -> None:
@@ -104,12 +104,12 @@ class MixtureSession:
         self._forest: _Forest | None = None
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft; each drafter proposes nodes of any probability, as another may confirm an unlikely one."""
+        """Return a draft; each drafter proposes nodes of any probability, since another may confirm unlikely ones."""
         wanted = budget > 0 and check_budget(budget, min_prob) >= 0
         return self.merge(self.propose_each(budget) if wanted else [], budget, min_prob)
 
     def propose_each(self, budget: int) -> list[DraftTree]:
-        """Return the proposal of each session for `budget` nodes, of any probability; one that raises is disabled."""
+        """Return each session's proposal for `budget` nodes of any probability; sessions that raise are disabled."""
         trees = []
         for place, session in enumerate(self.sessions):
             try:
@@ -120,7 +120,7 @@ class MixtureSession:
         return trees
 
     def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
-        """Return the draft from every session's proposal for `budget` nodes; see `propose`."""
+        """Return the draft merged from every session's proposal for `budget` nodes; see `propose`."""
         level = check_budget(budget, min_prob)
         self.proposed, self.accepted, self._forest = (), (), None
         if budget == 0 or level < 0:
@@ -175,8 +175,8 @@ class _Forest:
             node = wrong - (int(stops[tree - 1]) if tree else 0)
             raise WrongTreeError(
                 tree,
-                f"it proposed node {node} with token {tokens[wrong]} and parent {parents[wrong]}: expected an id of at "
-                "least 0, and -1 or an earlier node",
+                f"it proposed node {node} with token {tokens[wrong]} and parent {parents[wrong]}: expected a "
+                "non-negative id, and -1 or an earlier node as parent",
             )
         return DraftTree(*arrays)
 
@@ -206,10 +206,10 @@ def merge_trees(
 
 @kernel
 def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any, seen: Any) -> Any:
-    """Count in `seen` what each tree of `merge_trees` expected along the actual tokens, int32 [any], and the hits.
+    """Count in `seen` each tree's expected and correct tokens along the actual ones, `ids` int32 [any].
 
     Returns:
-        int64 [trees], the actual tokens that each tree had.
+        int64 [trees], number of actual tokens that each tree contained.
     """
     start, accepted = np.int64(0), np.empty(len(stops), np.int64)
     for tree in range(len(stops)):
@@ -222,7 +222,7 @@ def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any,
 
 @leaf_kernel
 def _count_children(state: Any, node: Any, child: Any) -> Any:
-    """Count a tree's expectation for a node's children, and a correct one; see `draftstore.trees.walk.walk`."""
+    """Count the expected and correct tokens among a node's children; see `draftstore.trees.walk.walk`."""
     parents, levels, seen = state
     expected = 0.0
     for i in range(node + 1, len(parents)):

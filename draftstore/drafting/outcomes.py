@@ -1,11 +1,11 @@
-"""What became of each source's own draft in a step, and why a source drafted nothing.
+"""The outcome of each source's own draft in a step, and the reason if a source drafted nothing.
 
     tree = session.propose(16)
     session.observe(new)
     counts += counted(labels, outcomes(session, tree, new))     after every step of a text
 
-Reasons are `no_match`; `budget`, if no nodes were wanted; `failed`, if the source was disabled for the text; of a
-lookup service the `Outcome` of the call: `skipped` in a pause after failures, `timeout`, `unreachable`, ...
+Reasons are `no_match`; `budget`, if no nodes were requested; `failed`, if the source was disabled for the text; for a
+lookup service, the `Outcome` of the call: `skipped` in a pause after failures, `timeout`, `unreachable`, ...
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ class SourceOutcome(NamedTuple):
     """One source's part of a step.
 
     Attributes:
-        drafted: tokens of its own draft, verified or not.
-        accepted: those of them that became part of the text.
+        drafted: number of tokens in its own draft, verified or not.
+        accepted: number of these that became part of the text.
         reason: why it drafted nothing; empty if it drafted.
     """
 
@@ -38,12 +38,12 @@ NOT_WANTED = SourceOutcome(0, 0, "budget")
 
 
 def outcomes(session: Session, tree: DraftTree, new: NDArray[np.int32]) -> list[SourceOutcome]:
-    """Return the part of each source in the last step of a session, in order; none if no nodes were wanted.
+    """Return the part of each source in the last step of a session, in order; empty if no nodes were requested.
 
     Args:
         session: after `observe`.
         tree: its last proposal.
-        new: int32 [any], what it observed.
+        new: int32 [any], the ids that it observed.
     """
     if not isinstance(session, MixtureSession):
         return [_outcome(session, tree, len(tree.accepted(new)))]
@@ -56,7 +56,7 @@ def _outcome(session: Session, tree: DraftTree, accepted: int) -> SourceOutcome:
 
 
 def counted(labels: Sequence[str], parts: Sequence[SourceOutcome]) -> Counter[tuple[str, str]]:
-    """Return a step's `drafted`, `accepted` and reasons by source; without parts no nodes were wanted."""
+    """Return a step's `drafted`, `accepted` and reasons by source; without parts, no nodes were requested."""
     counts: Counter[tuple[str, str]] = Counter()
     for label, part in zip(
         labels, parts or [NOT_WANTED] * len(labels), strict=False

@@ -1,4 +1,4 @@
-"""Drafts from the request itself: the tokens that followed earlier occurrences of the last tokens in prompt and output.
+"""Drafts from the request itself: tokens that followed earlier occurrences of the last tokens in prompt and output.
 
     prompt and output     Rename x to y : x = f ( x ) => y = f
     the last token `f` occurred before, and so did `= f`, followed by `(`, then `x )`
@@ -6,13 +6,13 @@
 The tree grows best-first by the rule of `draftstore.search.expand`, with the text itself instead of a store.
 Occurrences end before the last token, which has no successor yet.
 
-**The cost does not grow with the text**, whose index is that of `draftstore.drafting.history`: the last 1, 2, 4 and 8
+**The cost does not grow with the text**, which is indexed by `draftstore.drafting.history`: the last 1, 2, 4 and 8
 tokens are keys of lists of earlier occurrences, latest first.
 
-- Appending k tokens takes 4 k table operations; full arrays grow by half and are rebuilt.
+- Appending k tokens takes 4 k table operations; full arrays are enlarged by half and rebuilt.
 - A node reads the last 32 occurrences in each list and compares at most 32 tokens of each. So older occurrences of a
   frequent token count only as part of a longer match.
-- A draft expands at most as many nodes as it has, and copies at most the last 32 tokens of the text.
+- A draft expands no more nodes than it has, and copies at most the last 32 tokens of the text.
 - A long session takes 36 to 78 bytes per token.
 """
 
@@ -28,7 +28,7 @@ from draftstore.jit import as_input
 from draftstore.trees.tree import DraftTree
 
 SPARE = 1024
-"""Tokens of room after a new session's prompt, plus a quarter of the prompt."""
+"""Spare room after a new session's prompt in tokens, in addition to a quarter of the prompt."""
 
 
 class RequestDrafter:
@@ -41,7 +41,7 @@ class RequestDrafter:
 
         Args:
             prediction: int32 [any], the expected continuation of the prompt: drafts begin with it, and return to it
-                wherever the text does.
+                whenever the text does.
 
         Raises:
             DraftstoreError: an empty vocabulary, or a rule with an invalid value.
@@ -57,8 +57,8 @@ class RequestDrafter:
         """Start the drafts of one text; see `Drafter.session`."""
         ids = check_ids(prompt_ids, self.vocab_size)
         if len(self._prediction):
-            # As if the same prompt had been answered before: its end leads to the prediction. The last id is the first
-            # of the answer.
+            # As if the same prompt had been answered before: its end leads to the prediction. The last id is the
+            # first of the answer.
             ids = np.concatenate([ids[-1 - LENGTHS[-1] : -1], self._prediction, ids])
         return RequestSession(ids, self.vocab_size, self.rule)
 
@@ -94,7 +94,7 @@ class RequestSession:
         return DraftTree(*draft_text(*self._history, self._size, self._rule, budget, level))
 
     def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
-        """Append ids to the text; TokenRangeError if one lies outside the vocabulary, and nothing is appended."""
+        """Append ids to the text; TokenRangeError if one is outside the vocabulary; then nothing is appended."""
         ids = check_ids(accepted_ids, self._vocab_size)
         if self._size + len(ids) > len(self._history.tokens):
             self._make_room((self._size + len(ids)) * 3 // 2)

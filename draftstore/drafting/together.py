@@ -1,8 +1,8 @@
-"""Drafts for many texts in one step: those from the same store come from one call.
+"""Drafts for many texts in one step: one call for all drafts from the same store.
 
     trees = propose_many(sessions, budgets, min_probs)       as `propose` of each session, in fewer calls
 
-A call costs more than most drafts: a lookup service gets one request for all texts.
+The overhead of a call exceeds the cost of most drafts: a lookup service gets one request for all texts.
 """
 
 from collections.abc import Hashable, Sequence
@@ -16,7 +16,7 @@ from draftstore.trees.tree import DraftTree
 def propose_many(
     sessions: Sequence[Session], budgets: Sequence[int], min_probs: Sequence[float]
 ) -> list[DraftTree]:
-    """Return the proposals of sessions, of one drafter or of several; a budget of 0 skips one."""
+    """Return the proposals of sessions of one or several drafters; a budget of 0 skips a session."""
     trees = [DraftTree.empty()] * len(sessions)
     groups: dict[Hashable, list[int]] = {}
     mixed: list[int] = []
@@ -38,14 +38,14 @@ def propose_many(
 
 
 def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -> list[list[DraftTree]]:
-    """Return the proposals of the parts of mixtures, of any probability."""
+    """Return the proposals of all parts of mixtures, with nodes of any probability."""
     parts = [part for mixture in mixtures for part in mixture.sessions]
     part_budgets = [
         budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions
     ]
     try:
         proposed = iter(propose_many(parts, part_budgets, [0.0] * len(parts)))
-    except Exception:  # noqa: BLE001 (of one source, which alone is disabled)
+    except Exception:  # noqa: BLE001 (of one source; only that is disabled)
         return [
             mixture.propose_each(budget) if budget else [DraftTree.empty()] * len(mixture.sessions)
             for mixture, budget in zip(mixtures, budgets, strict=True)

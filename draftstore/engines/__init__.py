@@ -1,1 +1,1 @@
-"""Drafts inside the engines that people decode with: vLLM, SGLang; and files for llama.cpp."""
+"""Drafts inside inference engines: vLLM and SGLang, and files for llama.cpp."""

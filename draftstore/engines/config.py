@@ -3,14 +3,14 @@
     # draftstore.toml, named by DRAFTSTORE_ENGINE_CONFIG
     stores = ["stores/chat"]          # relative to this file
     request = true
-    live = "team=live/team"           # remember answers, see `--live` of the worker
+    live = "team=live/team"           # store answers, see `--live` of the worker
     budget = 16
 
-    [corpora.acme]                    # for the requests that name it
+    [corpora.acme]                    # for requests that name it
     release = "chat-acme"
     lookup = "draft-host:7781"
 
-Every key outside `[corpora]` may also be a variable, which wins over the file: DRAFTSTORE_STORES (separated by colons),
+Every key outside `[corpora]` may also be a variable, which overrides the file: DRAFTSTORE_STORES (separated by colons),
 DRAFTSTORE_LOOKUP, DRAFTSTORE_RELEASE, DRAFTSTORE_TOKEN, DRAFTSTORE_REQUEST, DRAFTSTORE_BUDGET, ...
 """
 
@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 CONFIG_VARIABLE = "DRAFTSTORE_ENGINE_CONFIG"
 PREFIX = "DRAFTSTORE_"
 UNREAD = TokenizerIdentity("not read", "0" * 64)
-"""Stands for the tokenizer where no source needs one."""
+"""Placeholder for the tokenizer if no source needs one."""
 _TEXT, _NUMBER = (str,), (int, float)
 _SOURCES: dict[str, tuple[type, ...]] = {
     "stores": (list,), "strategy": _TEXT, "backend": _TEXT, "lookup": _TEXT, "release": _TEXT, "token": _TEXT,
@@ -58,10 +58,10 @@ class EngineConfig:
     Attributes:
         sources: sources of drafts for requests that name no corpus.
         corpora: sources for requests that name one.
-        budget: maximum nodes of a draft; an engine's own limit holds beside it.
+        budget: maximum nodes of a draft; an engine's own limit also applies.
         min_prob: minimum probability of a drafted token.
-        tokenizer: folder or hub name of the model's tokenizer; None: the one that the engine uses.
-        metrics: `HOST:PORT` or a port of this machine, where metrics are served; None: nowhere.
+        tokenizer: folder or hub name of the model's tokenizer; None: that of the engine.
+        metrics: `HOST:PORT`, or a port of this machine, at which metrics are served; None: not served.
     """
 
     sources: Sources = dataclasses.field(default_factory=Sources)
@@ -97,11 +97,13 @@ class EngineConfig:
                 f"{path}: expected corpora as tables [corpora.NAME], found {type_name(corpora)}"
             )
         if "" in corpora:
-            raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request can name")
+            raise EngineError(
+                f"{path}: [corpora] has a corpus with an empty name, which no request can refer to"
+            )
         where = path or "the environment"
         _warn_of_slips(given)
         for name in _KNOWN:
-            if text := given.get(PREFIX + name.upper()):  # an empty one is as none
+            if text := given.get(PREFIX + name.upper()):  # an empty one counts as unset
                 found[name] = _parse(name, text)
         _check(found, _KNOWN, where)
         sources = {name: found.pop(name) for name in _SOURCES if name in found}
@@ -112,12 +114,12 @@ class EngineConfig:
 
 
 def _warn_of_slips(given: Mapping[str, str]) -> None:
-    """Warn of variables that look like misspelt settings."""
+    """Warn about variables that look like misspelt settings."""
     known = [PREFIX + name.upper() for name in _KNOWN]
     for name in given:
         if name.startswith(PREFIX) and name not in known:
             for meant in difflib.get_close_matches(name, known, 1, 0.9):
-                LOG.warning("unknown setting %s: is %s meant?", name, meant)
+                LOG.warning("unknown setting %s: did you mean %s?", name, meant)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _parse(name: str, text: str) -> Any:
-    """Return the value of a variable as it would stand in the file."""
+    """Return the value of a variable as it would appear in the file."""
     kinds = _KNOWN[name]
     if list in kinds:
         return [str(Path(part).absolute()) for part in text.split(os.pathsep) if part]
@@ -148,15 +150,15 @@ def _parse(name: str, text: str) -> Any:
 
 
 def _check(found: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], where: str) -> None:
-    """Refuse settings that are unknown or of the wrong type."""
+    """Raise an EngineError for settings that are unknown or of the wrong type."""
     for name, value in found.items():
         if name not in known:
-            raise EngineError(f"{where}: unknown setting {name!r}; known are {', '.join(known)}")
+            raise EngineError(f"{where}: unknown setting {name!r}; known settings are {', '.join(known)}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and bool not in known[name]):
             raise EngineError(f"{where}: {name} is {value!r}, expected {_WORDS[known[name]]}")
     wrong = [part for part in found.get("stores", ()) if not isinstance(part, str)]
     if wrong:
-        raise EngineError(f"{where}: stores holds {wrong[0]!r}, expected folders as text")
+        raise EngineError(f"{where}: stores contains {wrong[0]!r}, expected folders as text")
 
 
 def _corpus(table: Any, where: str, folder: Path) -> Sources:
@@ -186,4 +188,4 @@ def tokenizer_identity(config: EngineConfig, own: str) -> TokenizerIdentity:
     try:
         return load_tokenizer(config.tokenizer or own).identity
     except TokenizerError as error:
-        raise EngineError(f"{error}; or name the model's in DRAFTSTORE_TOKENIZER") from None
+        raise EngineError(f"{error}; or set DRAFTSTORE_TOKENIZER to the model's tokenizer") from None

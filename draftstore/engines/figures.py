@@ -1,4 +1,4 @@
-"""What an engine made of our drafts: counts by corpus, source and position, for Prometheus."""
+"""How an engine used our drafts: counts by corpus, source and position, for Prometheus."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ class DraftFigures:
 
     Attributes:
         engine: name of the engine.
-        failures: texts whose drafter failed.
+        failures: number of texts whose drafter failed.
     """
 
     def __init__(self, engine: str) -> None:
@@ -33,7 +33,7 @@ class DraftFigures:
             self._count("accepted_tokens_per_position", corpus, 1, str(place))
 
     def add_sources(self, corpus: str, counts: Mapping[tuple[str, str], int]) -> None:
-        """Count what the sources of one request drafted in a step, see `draftstore.drafting.outcomes.counted`."""
+        """Count the results of a request's sources in a step, see `draftstore.drafting.outcomes.counted`."""
         for (source, what), count in counts.items():
             if what in ("drafted", "accepted"):
                 self._count(f"source_{what}_tokens", corpus, count, source)
@@ -44,16 +44,16 @@ class DraftFigures:
         self._counts[name, corpus][labels] += count
 
     def total(self, name: str, corpus: str = "") -> int:
-        """Return a count over all its labels."""
+        """Return a count summed over all its labels."""
         return sum(self._counts.get((name, corpus), Counter()).values())
 
     def by_label(self, name: str, corpus: str = "") -> dict[str, int]:
-        """Return a count by position, source, or source and reason."""
+        """Return a count by its labels: position, source, or source and reason."""
         return {" ".join(labels): count for labels, count in self._counts.get((name, corpus), {}).items()}
 
     @property
     def accepted_length(self) -> float:
-        """Tokens a step, over all corpora; 1.0 without drafts."""
+        """Tokens per step, over all corpora; 1.0 without drafts."""
         corpora = {corpus for _, corpus in self._counts}
         steps = sum(self.total("steps", corpus) for corpus in corpora)
         return 1.0 + sum(self.total("accepted_tokens", corpus) for corpus in corpora) / max(1, steps)
@@ -77,9 +77,9 @@ _METRICS: tuple[tuple[str, ...], ...] = (
     ("steps", "Steps of requests."),
     ("drafted_tokens", "Draft tokens that were verified."),
     ("accepted_tokens", "Draft tokens that became part of an answer."),
-    ("accepted_tokens_per_position", "The same by their place in the draft, from 0.", "position"),
+    ("accepted_tokens_per_position", "Accepted draft tokens by position in the draft, from 0.", "position"),
     ("source_drafted_tokens", "Tokens of a source's own drafts, verified or not.", "source"),
-    ("source_accepted_tokens", "Those of them that became part of an answer.", "source"),
+    ("source_accepted_tokens", "Tokens of a source's own drafts that became part of an answer.", "source"),
     ("source_empty_drafts", "Steps in which a source drafted nothing, by reason.", "source", "reason"),
 )
 

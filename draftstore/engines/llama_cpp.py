@@ -1,17 +1,17 @@
-"""What follows two tokens, as a static n-gram cache for llama.cpp's lookup decoding (`--lookup-cache-static`).
+"""Followers of token pairs, as a static n-gram cache for llama.cpp's lookup decoding (`--lookup-cache-static`).
 
-    i32 [4]        two tokens, then -1 -1 (llama.cpp holds up to four; it asks the static cache with two)
+    i32 [4]        two tokens, then -1 -1 (llama.cpp has room for four; it queries the static cache with two)
     i32            number of followers, at least 1
     i32 [any, 2]   token and count of each, counts at least 1
 
-Such records follow each other to the end of the file: no header, no order, little-endian. Read from
+The file is a sequence of such records, little-endian, without header or order. The format is that of
 common/ngram-cache.cpp of llama.cpp at 5c5f166e.
 
-From the static cache alone, llama.cpp drafts the most common follower if the counts of all followers sum up to 2 at
-least, and it has half of them or more. That follower is all we write by default: the drafts are those of the whole
-table, and llama.cpp keeps a hash map for each n-gram. What occurs once is written as if twice, or an answer that is in
-the store once would never be drafted. A count also weighs candidates from the text so far, 100 times itself; there the
-whole table was no better (docs/llama-cpp.md).
+From the static cache alone, llama.cpp drafts the most common follower if the counts of all followers sum to at least 2
+and it has half of them or more. By default, only that follower is written: the drafts are the same as with the whole
+table, and llama.cpp keeps a hash map for each n-gram. A follower that occurs once is written as if it occurred twice;
+otherwise an answer that is in the store once would never be drafted. A count also weights candidates from the text so
+far, by 100 times its value; the whole table was no better at this (docs/llama-cpp.md).
 """
 
 from collections.abc import Callable, Iterator
@@ -36,26 +36,26 @@ from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 
 LEAST_SUM = 2
-"""Occurrences below which llama.cpp drafts nothing after two tokens, and what one becomes."""
+"""Occurrences below which llama.cpp drafts nothing after two tokens; lower counts are raised to this."""
 MAX_WEIGHT = 10_000
-"""What higher counts become: llama.cpp multiplies a count by 100 and by one of the text, in 32 bits."""
+"""Maximum of a count: llama.cpp multiplies it by 100 and by a count in the text, in 32 bits."""
 MAX_SUM = 20_000_000
-"""What a sum of counts is scaled down to in a whole table: llama.cpp multiplies it by 100, in 32 bits."""
+"""Maximum sum of counts in a whole table, which is scaled down to it: llama.cpp multiplies it by 100, in 32 bits."""
 HEAD = 5
 """Numbers of a record before its followers."""
 CUT_NGRAMS = 1 << 20
-"""N-grams that are moved at a time where a limit in bytes leaves some out."""
+"""N-grams that are moved at a time if a limit in bytes excludes some."""
 
 OnRows = Callable[[int, int], None]
 
 
 class Followers(NamedTuple):
-    """Some 2-grams and what follows each, both ascending.
+    """Some 2-grams and the followers of each, both ascending.
 
     Attributes:
         ngrams: [k, 2], tokens.
         sizes: int64 [k], number of followers of each.
-        tokens: [m], followers of the first, of the second, ...
+        tokens: [m], followers of the first 2-gram, of the second, ...
         counts: int64 [m], occurrences of each follower, at least 1.
     """
 
@@ -66,7 +66,7 @@ class Followers(NamedTuple):
 
     @classmethod
     def of(cls, table: NgramTable) -> "Followers":
-        """Return what follows each 2-gram of an ascending table of 3-grams."""
+        """Return the followers of each 2-gram in an ascending table of 3-grams."""
         pairs = table.tokens[:, :2]
         new = np.append(True, (pairs[1:] != pairs[:-1]).any(axis=1))[: len(pairs)]
         starts = np.flatnonzero(new)
@@ -82,7 +82,7 @@ class Followers(NamedTuple):
         return np.add.reduceat(self.counts, self.starts) if len(self.sizes) else self.sizes
 
     def best(self) -> NDArray[np.int64]:
-        """int64 [k], place of the most common follower of each, of equal ones the smallest token."""
+        """int64 [k], place of the most common follower of each; the smallest token among equals."""
         if not len(self.sizes):
             return self.sizes
         most = np.repeat(np.maximum.reduceat(self.counts, self.starts), self.sizes)
@@ -113,8 +113,8 @@ class Export(NamedTuple):
         path: the file.
         ngrams: number of its 2-grams.
         followers: number of their followers.
-        left_out: 2-grams that a limit in bytes left out.
-        size: bytes.
+        left_out: number of 2-grams excluded by a limit in bytes.
+        size: bytes of the file.
     """
 
     path: Path
@@ -147,14 +147,15 @@ def export_cache(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Export:
-    """Write what follows two tokens of a store as a static cache of llama.cpp; the file appears when it is whole.
+    """Write the followers of a store's token pairs as a static cache of llama.cpp; the file appears once complete.
 
     Args:
-        store: a REST store, or counts of one.
+        store: a REST store, or its counts.
         out: the file.
-        options: what to write; 2-grams that draft come first, by the count of the most common follower.
+        options: what to write; if space is limited, 2-grams that yield drafts come first, by the count of the most
+            common follower.
         overwrite: whether to replace an existing file.
-        progress: gets the progress of each step.
+        progress: receives the progress of each step.
 
     Raises:
         BuildError: `out` exists, or there is nothing to write.
@@ -182,20 +183,20 @@ def export_cache(
 
 
 def _why_nothing(store: Path, options: ExportOptions, max_bytes: int | None) -> str:
-    """Tell why no record is left, and what to do; `max_bytes` is None where that is not the reason."""
+    """Explain why no record is left, and what to do; `max_bytes` is None if that is not the reason."""
     if max_bytes is not None:
         return f"no pair of tokens fits into {max_bytes:,} bytes: raise --max-bytes"
     found = f"no pair of tokens in {store} has a follower that occurs {options.min_count:,} times"
     if options.whole:
         return f"{found}: lower --min-count"
-    return f"{found} and is half of all: lower --min-count, or pass --all"
+    return f"{found} and makes up half of all followers: lower --min-count, or pass --all"
 
 
 def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramTable]:
     """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table."""
     if manifest.kind == COUNTS:
         if manifest.parameters["max_n"] < 3:
-            raise StoreError(f"{store} counts n-grams of two tokens at most: count again with --max-n 3")
+            raise StoreError(f"{store} counts n-grams of at most two tokens: count again with --max-n 3")
         yield from _counted(store / parquet_name(3), on_rows)
     elif manifest.kind == REST:
         index = RestStore.open(store).index
@@ -203,13 +204,13 @@ def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramT
             yield tables[2]
     else:
         raise StoreError(
-            f"{store} is a store of kind {manifest.kind!r}, which keeps drafts and no counts: export the REST store "
+            f"{store} is a store of kind {manifest.kind!r}, which keeps drafts but no counts: export the REST store "
             "that it was built from, or its counts (draftstore count)"
         )
 
 
 def _counted(path: Path, on_rows: OnRows) -> Iterator[NgramTable]:
-    """Yield the 3-grams of a Parquet file; the last 2-gram of a batch waits for the next one."""
+    """Yield the 3-grams of a Parquet file; those of a batch's last 2-gram are carried over to the next batch."""
     with needs_extra("pyarrow"):
         import pyarrow.parquet as pq
     with pq.ParquetFile(path) as file:
@@ -232,7 +233,7 @@ def _counted(path: Path, on_rows: OnRows) -> Iterator[NgramTable]:
 def _write(
     file: BinaryIO, tables: Iterator[NgramTable], least: int, *, whole: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Write all records; return int64 [k] each: how useful each 2-gram is, and the numbers of its record."""
+    """Write all records; return int64 [k] each: how useful each 2-gram is, and the size of its record in numbers."""
     values, words = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for table in tables:
         found = Followers.of(table)
@@ -253,7 +254,7 @@ def _write(
 
 
 def _scaled(found: Followers) -> Followers:
-    """Return followers with counts whose sums llama.cpp can multiply, and finds large enough."""
+    """Return followers with counts whose sums do not overflow in llama.cpp and are large enough for it."""
     sums = np.repeat(found.sums(), found.sizes)
     counts = found.counts * MAX_SUM // np.maximum(sums, MAX_SUM)
     return found._replace(counts=np.maximum(counts, np.where(sums < LEAST_SUM, LEAST_SUM, 1)))
@@ -262,7 +263,7 @@ def _scaled(found: Followers) -> Followers:
 def _cut(
     file: BinaryIO, values: NDArray[np.int64], words: NDArray[np.int64], max_bytes: int
 ) -> NDArray[np.int64]:
-    """Cut a file down to its most useful records, of equal ones the first; return the numbers of those that stay."""
+    """Cut a file down to its most useful records, the first among equals; return the sizes of those that remain."""
     order = np.argsort(-values, kind="stable")
     chosen = np.zeros(len(words), np.bool_)
     chosen[order[4 * np.cumsum(words[order]) <= max_bytes]] = True

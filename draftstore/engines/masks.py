@@ -1,4 +1,4 @@
-"""Arrays that an engine verifies: rows of tokens, and which of them each row attends to.
+"""Arrays that an engine verifies: rows of tokens, and the rows that each row attends to.
 
     row      0     1     2     3     4     5            mask   1 . . . . .
     token    the   cat   dog   sat   sat   sat                 1 1 . . . .
@@ -8,7 +8,7 @@
              of the text                                       1 1 . 1 1 1
 
 Every text has the same number of rows. A shorter tree is padded with a chain below its last node, which is a leaf: a
-padding row is a draft as any other, and siblings keep different tokens, on which exact sampling depends.
+padding row is a draft like any other, and siblings keep different tokens, on which exact sampling depends.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def rows_and_mask(
 
 @kernel
 def _fill(tokens: Any, mask: Any, nodes: Any, parents: Any, sizes: Any, lasts: Any) -> None:
-    """Fill tokens and the mask, which is all False, from concatenated trees."""
+    """Fill tokens and the mask, initially all False, from concatenated trees."""
     first = 0
     for text in range(len(sizes)):
         tokens[text, 0] = lasts[text]

@@ -1,10 +1,10 @@
-"""Drafts for the running requests of an engine, in one call a step: whatever goes wrong costs speed, never an answer.
+"""Drafts for the running requests of an engine, in one call per step: failures cost speed, never an answer.
 
     proposer = Proposer(config, vocab_size=..., tokenizer=..., shape=partial(best_chain, longest=8))
     trees = proposer.propose([DraftRequest(key, ids), ...])        every step, with the whole text of every request
 
 An engine reports no outcomes: what it accepted of a draft follows from the text at the next step. A text without
-further requests is forgotten after a while; one that comes back is read anew.
+further requests is forgotten after a while; if it comes back, it is read again.
 """
 
 import logging
@@ -33,11 +33,11 @@ LOG = logging.getLogger(__name__)
 FORGET_STEPS = 64
 """Steps after which a text without further requests is forgotten."""
 MAX_REMEMBERED_TOKENS = 1 << 20
-"""Tokens of such texts that are remembered at most, with spare room: a session takes about 100 bytes for each."""
+"""Maximum tokens of such texts to keep, including spare room: a session takes about 100 bytes per token."""
 LEAST = 2
-"""Tokens of the shortest answer that is remembered."""
+"""Minimum tokens of an answer that is stored."""
 TAIL = 64
-"""Tokens of a known text that are compared at every step."""
+"""Last tokens of a known text that are compared at every step."""
 WARNING_PAUSE = 60.0
 """Minimum seconds between two warnings."""
 
@@ -46,12 +46,12 @@ class DraftRequest(NamedTuple):
     """A request that wants a draft.
 
     Attributes:
-        key: what the engine knows the request by.
-        ids: int32 [any], its whole text so far: the prompt, and all tokens that were emitted.
+        key: the engine's identifier of the request.
+        ids: int32 [any], its whole text so far: the prompt and all emitted tokens.
         corpus: name of its corpus; empty for the common sources.
-        budget: maximum nodes; None: what is configured. 0 turns drafts off.
-        live: whether drafts come from the live store, if there is one, and the answer goes there.
-        prediction: returns the ids, int32 [any], that are expected to follow the prompt; called at the first step.
+        budget: maximum nodes; None: as configured; 0 turns drafts off.
+        live: whether to draft from the live store, if there is one, and to append the answer to it.
+        prediction: returns the ids, int32 [any], expected after the prompt; called at the first step.
     """
 
     key: Hashable
@@ -63,25 +63,25 @@ class DraftRequest(NamedTuple):
 
 
 class _Text(GrowingIds):
-    """A request's text as its drafter knows it."""
+    """A request's text as known to its drafter."""
 
     def __init__(self, corpus: str, live: bool = True) -> None:
         super().__init__()
         self.session: Session | None = None
         self.sources: list[str] = []
         self.corpus, self.live = corpus, live
-        self.remembered = 0  # tokens that are the prompt, or in the live store
-        self.tree, self.budget = DraftTree.empty(), 0  # the last draft, and its maximum nodes
+        self.remembered = 0  # tokens of the prompt, or already in the live store
+        self.tree, self.budget = DraftTree.empty(), 0  # the last draft and its maximum nodes
         self.proposed = DraftTree.empty()  # the same before it was cut
         self.step = 0
 
 
 class Proposer:
-    """Drafts for all requests of an engine; not for several threads.
+    """Drafts for all requests of an engine; not thread-safe.
 
     Attributes:
-        figures: what was drafted and accepted.
-        texts: the texts of requests that are remembered, by key; read-only.
+        figures: counts of drafted and accepted tokens.
+        texts: remembered texts of requests, by key; read-only.
         budget: maximum nodes of a draft.
     """
 
@@ -113,7 +113,7 @@ class Proposer:
 
     @property
     def sources(self) -> str:
-        """Where drafts come from, in words for the log."""
+        """Description of the sources of drafts, for the log."""
         found = {
             corpus: ", ".join(assembly.labels) or "nothing" for corpus, assembly in self._corpora.items()
         }
@@ -123,16 +123,16 @@ class Proposer:
         )
 
     def close(self) -> None:
-        """Remember what has not been, and close all stores and connections."""
+        """Store remaining answers, and close all stores and connections."""
         self.forget([*self.texts])
         self._opened.close()
 
     def __len__(self) -> int:
-        """Return the number of texts that are remembered."""
+        """Return the number of remembered texts."""
         return len(self.texts)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Return a draft for each request; empty where there is none. Never raises."""
+        """Return a draft for each request, empty if there is none. Never raises."""
         self._steps += 1
         texts, budgets = [], []
         for request in requests:
@@ -148,12 +148,12 @@ class Proposer:
             trees[place] = texts[place].tree = tree
         self._forget_old()
         for text in self.texts.values():
-            if self._steps - text.step == 2:  # it has ended, or waits
+            if self._steps - text.step == 2:  # it has ended, or is waiting
                 self._remember(text)
         return trees
 
     def _forget_old(self) -> None:
-        """Forget texts that are gone: after a while, and sooner where they hold much."""
+        """Forget texts that are gone: after a while, or sooner if they take too much room."""
         if self._steps % 8:
             return
         room = MAX_REMEMBERED_TOKENS
@@ -164,19 +164,19 @@ class Proposer:
                     self.forget([key])
 
     def forget(self, keys: Sequence[Hashable], *, ended: bool = True) -> None:
-        """Forget requests that have `ended`, or whose text is not what was known of it."""
+        """Forget requests that have `ended`, or whose text has changed."""
         for key in keys:
             text = self.texts.pop(key, None)
             if text is not None and ended:
                 self._remember(text)
 
     def complete(self, key: Hashable, ids: ArrayLike) -> None:
-        """Take the whole text of a request that has ended, with the tokens of its last step."""
+        """Set the whole text of a request that has ended, including the tokens of its last step."""
         if (text := self.texts.get(key)) is not None:
             text.put(0, ids)
 
     def _remember(self, text: _Text) -> None:
-        """Append what is new of an answer to the live store of its corpus, if it has one."""
+        """Append the new part of an answer to the live store of its corpus, if there is one."""
         start = text.remembered
         if text.session is None or not text.live or len(text) - start < LEAST:
             return
@@ -192,24 +192,24 @@ class Proposer:
             text.put(known, new)
             text.step = self._steps
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("a request gets no draft", error)
+            self.failed("no draft for a request", error)
             return _Text(""), 0
         try:
             if known == 0:
-                text.remembered = len(new) - 1  # the last is the first of the answer
+                text.remembered = len(new) - 1  # the last token is the first of the answer
                 sources = self._sources(request)
                 text.session, text.sources = sources.session(new), sources.labels
             elif text.session is not None and len(new):
                 self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("a text gets no more drafts", error)
+            self.failed("no more drafts for a text", error)
             text.session = None
         text.tree = DraftTree.empty()
         text.budget = 0 if text.session is None else budget
         return text, text.budget
 
     def _text(self, request: DraftRequest) -> _Text:
-        """Return a request's text as it was, or a new one where another text has its key now."""
+        """Return a request's text so far, or a new one if its key now belongs to another text."""
         text = self.texts.get(request.key)
         if text is None or text.corpus != request.corpus or not text.begins(request.ids, TAIL):
             self.forget([request.key])
@@ -226,29 +226,29 @@ class Proposer:
             try:
                 return sources.predicting(request.prediction(), self._vocab_size)
             except Exception as error:  # noqa: BLE001 (an engine must not end)
-                self.failed("a prediction is not used", error)
+                self.failed("a prediction is ignored", error)
         return sources
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
-        """Give a session the new tokens, and count what was accepted."""
+        """Pass the new tokens to a session, and count those accepted."""
         path = text.tree.accepted(new)
-        known = len(path) + 1 == len(new)  # else the engine has verified something else
-        # The last token is the model's own, even where it is one of a draft that the engine has cut.
+        known = len(path) + 1 == len(new)  # otherwise the engine has verified something else
+        # The last token is the model's own, even if the draft had it too and the engine has cut it.
         self.figures.add(text.corpus, text.tree, path[: len(new) - 1])
         session.observe(new, tree=text.tree if known else None)
         parts = outcomes(session, text.proposed, new) if text.budget > 0 else []
         self.figures.add_sources(text.corpus, counted(text.sources, parts))
 
     def _propose_together(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
-        """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""
-        # One call, and one wait, for all: as many nodes for each, cut to their budgets afterwards.
+        """Return drafts for texts with a session, proposed together or, if that fails, one by one."""
+        # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.
         sessions: list[Any] = [text.session for text in texts]
         try:
             trees = propose_many(sessions, [self.budget] * len(texts), [self._min_prob] * len(texts))
             for text, tree in zip(texts, trees, strict=True):
                 text.proposed = tree
             return [self._shape(tree.prefix(budget)) for tree, budget in zip(trees, budgets, strict=True)]
-        except Exception:  # noqa: BLE001 (of one text: the others go on)
+        except Exception:  # noqa: BLE001 (of one text: the others continue)
             return [self._propose_alone(text, budget) for text, budget in zip(texts, budgets, strict=True)]
 
     def _propose_alone(self, text: _Text, budget: int) -> DraftTree:
@@ -257,12 +257,12 @@ class Proposer:
             text.proposed = text.session.propose(self.budget, self._min_prob)
             return self._shape(text.proposed.prefix(budget))
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("a text gets no more drafts", error)
+            self.failed("no more drafts for a text", error)
             text.session = None
             return DraftTree.empty()
 
     def failed(self, effect: str, error: Exception) -> None:
-        """Count a failure, and log one a minute."""
+        """Count a failure, and log at most one per minute."""
         self.figures.failures += 1
         if monotonic() - self._warned_at >= WARNING_PAUSE:
             self._warned_at = monotonic()
@@ -278,7 +278,7 @@ def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model
             assembly.close()
             wants = "hidden states" if session.needs_hidden else "candidates of the model"
             raise EngineError(
-                f"{part.name} ({part.kind}) drafts from {wants}, which engines do not expose: leave it out, or "
+                f"{part.name} ({part.kind}) drafts from {wants}, which engines do not expose: remove it, or "
                 f"decode with `draftstore worker`"
             )
     return assembly

@@ -1,8 +1,8 @@
-"""The texts in the rows of an engine's batch, told apart by their ids alone.
+"""The texts in the rows of an engine's batch, identified by their token ids alone.
 
-An engine that hands out no request ids moves requests between the rows of its batch, swaps them, takes them out and
-brings them back. What names a text is what it was: a row goes on with the text whose ids are those before its new ones.
-Two texts of equal ids are equal to a drafter, too, so they may change places; no two rows ever get the same one.
+An engine that provides no request ids moves requests between the rows of its batch, swaps them, removes them and brings
+them back. A text is identified by its previous ids: a row continues the text whose ids precede the row's new ones.
+Texts with equal ids are also equal to a drafter, so they may be swapped, but no two rows ever get the same text.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,12 +16,12 @@ from draftstore.engines.proposer import TAIL
 
 
 class Row(NamedTuple):
-    """A row that has got new tokens.
+    """A row with new tokens.
 
     Attributes:
-        place: its number in the batch.
+        place: its index in the batch.
         ids: int32 [n], its whole text.
-        new: number of its last ids that are new in this step.
+        new: number of ids at its end that are new in this step.
     """
 
     place: int
@@ -35,16 +35,16 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Finds the text of every row; costs a comparison of its ids."""
+    """Finds the text of every row by comparing ids."""
 
     def __init__(self, texts: Mapping[Hashable, GrowingIds]) -> None:
-        """Search `texts`, see `Proposer.texts`: by the numbers from here, they grow and are forgotten there."""
+        """Search `texts`, see `Proposer.texts`: keys are assigned here; the proposer extends and forgets texts."""
         self._texts = texts
         self._there: dict[int, Hashable] = {}
         self._last = 0
 
     def find(self, rows: Sequence[Row]) -> list[Hashable]:
-        """Return a number for the text of each row: the same as long as the text goes on."""
+        """Return a key for the text of each row, which stays the same as long as the text continues."""
         found = {
             place: key
             for place, row in enumerate(rows)
@@ -57,7 +57,7 @@ class Rows:
         return keys
 
     def _find_moved(self, rows: Sequence[Row], found: dict[int, Hashable]) -> None:
-        """Find texts that were in other rows, then those that went on unseen where they were."""
+        """Find texts that were in other rows, then those that continued unobserved in the same row."""
         taken = set(found.values())
         missing = [place for place in range(len(rows)) if place not in found]
         sizes = {len(rows[place].before) for place in missing}
@@ -81,7 +81,7 @@ class Rows:
                 taken.add(there)
 
     def _is(self, key: Hashable, row: Row) -> bool:
-        """Return True if a text is that of a row before this step."""
+        """Return True if a text equals that of a row before this step."""
         text = self._texts.get(key)
         return text is not None and len(text) == len(row.before) and text.begins(row.before)
 
@@ -91,5 +91,5 @@ class Rows:
 
 
 def _end(ids: NDArray[np.int32]) -> tuple[int, bytes]:
-    """Return the size and the last ids of a text, by which few others have to be compared with it."""
+    """Return the size and the last ids of a text, which narrow down the texts to compare."""
     return len(ids), ids[-TAIL:].tobytes()

@@ -1,9 +1,8 @@
-"""Drafts inside SGLang: `--speculative-algorithm DRAFTSTORE`, a plug-in of its entry point `sglang.srt.plugins`.
+"""Drafts inside SGLang: `--speculative-algorithm DRAFTSTORE`, a plug-in for its entry point `sglang.srt.plugins`.
 
-SGLang verifies a tree for every request in every step. Its n-gram worker does all of that; here it gets other drafts,
-from the whole text of each request. Questions of SGLang to an algorithm are answered as for NGRAM. A request may
-carry `"custom_params": {"draftstore": {"corpus": "acme", "budget": 8, "prediction": "..."}}`. Written for SGLang
-0.5.23.
+SGLang verifies a tree for every request in every step. Its n-gram worker does all of that; here it gets different
+drafts, from the whole text of each request. The algorithm reports the same properties as NGRAM. A request may contain
+`"custom_params": {"draftstore": {"corpus": "acme", "budget": 8, "prediction": "..."}}`. Written for SGLang 0.5.23.
 """
 
 import dataclasses
@@ -29,9 +28,9 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 NAME = "DRAFTSTORE"
 MAX_CHARACTERS, MAX_TOKENS = 1 << 16, 1 << 14
-"""Maximum of a prediction, as text and as ids: the scheduler tokenizes it while all requests wait."""
+"""Maximum length of a prediction, as text and as ids: the scheduler tokenizes it while all requests wait."""
 TRIE_NODES = 1024
-"""Capacity of the n-gram tree that SGLang's worker makes and nobody uses; by default it takes 100 MB."""
+"""Capacity of the unused n-gram tree that SGLang's worker creates; with the default, it takes 100 MB."""
 
 
 def register() -> None:
@@ -43,7 +42,7 @@ def register() -> None:
 
 
 def _algorithm() -> type:
-    """Return the class of the algorithm: every question but those for worker and settings is answered as for NGRAM."""
+    """Return the class of the algorithm: all methods except those for worker and settings are the same as for NGRAM."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -67,24 +66,28 @@ def _as_ngram(answer: Any) -> Any:
 
 
 def settle(server_args: Any) -> None:
-    """Choose what the command line leaves open and refuse what cannot be, before a model is loaded, as for NGRAM.
+    """Fill in unset command line options and reject unsupported ones before a model is loaded, as for NGRAM.
 
     Args:
-        server_args: what SGLang hands to a plug-in: attributes can be read and written.
+        server_args: SGLang's arguments, with attributes that can be read and written.
 
     Raises:
-        EngineError: our settings cannot be read, or SGLang's do not go with trees.
+        EngineError: our settings cannot be read, or SGLang's are incompatible with trees.
     """
     config = EngineConfig.read()
     if server_args.device not in ("cuda", "cpu", "xpu"):
         raise EngineError(f"device {server_args.device!r}: SGLang verifies trees on cuda, cpu or xpu")
     if (server_args.attn_dp_size or 1) > 1:
-        raise EngineError("SGLang verifies no n-gram trees with data-parallel attention: leave it out")
+        raise EngineError(
+            "SGLang does not verify n-gram trees with data-parallel attention: remove that option"
+        )
     if server_args.speculative_num_draft_tokens is None:
         server_args.speculative_num_draft_tokens = config.budget + 1
     rows, breadth = server_args.speculative_num_draft_tokens, server_args.speculative_ngram_max_bfs_breadth
     if rows < 2:
-        raise EngineError(f"--speculative-num-draft-tokens {rows}: the first one is no draft, pass 2 or more")
+        raise EngineError(
+            f"--speculative-num-draft-tokens {rows}: the first token is not a draft, pass 2 or more"
+        )
     if breadth > 1 and (server_args.page_size or 1) > 1 and server_args.attention_backend != "flashinfer":
         raise EngineError(
             f"pages of {server_args.page_size} tokens: trees need --page-size 1 or --attention-backend flashinfer; or "
@@ -103,7 +106,7 @@ def settle(server_args: Any) -> None:
 
 
 class _Text(GrowingIds):
-    """A request's text; `settled` of its output tokens are final."""
+    """A request's text; its first `settled` output tokens are final."""
 
     def __init__(self, request: Any) -> None:
         super().__init__(request.origin_input_ids_unpadded)
@@ -114,21 +117,21 @@ class _Text(GrowingIds):
 
 
 class BatchDrafts:
-    """Drafts for batches of SGLang's requests; stands where its worker has a corpus of n-grams.
+    """Drafts for batches of SGLang's requests; replaces the n-gram corpus of its worker.
 
     Attributes:
         proposer: makes the drafts.
-        rows: tokens that are verified for each request: the last token of its text, and a tree.
+        rows: number of tokens verified for each request: the last token of its text, and a tree.
     """
 
     def __init__(self, proposer: Proposer, rows: int) -> None:
-        """Draft with `proposer`, trees of up to `rows - 1` nodes."""
+        """Draft trees of up to `rows - 1` nodes with a proposer."""
         self.proposer, self.rows = proposer, rows
         self._texts: dict[str, _Text] = {}
-        rows_and_mask([DraftTree.empty()], [0], rows)  # compiles it before the first request
+        rows_and_mask([DraftTree.empty()], [0], rows)  # compile it before the first request
 
     def __len__(self) -> int:
-        """Return the number of requests that are remembered."""
+        """Return the number of remembered requests."""
         return len(self._texts)
 
     def draft(
@@ -137,9 +140,9 @@ class BatchDrafts:
         """Return the arrays of a step, see `draftstore.engines.masks.rows_and_mask`.
 
         Args:
-            requests: `Req` of SGLang, or what has its `rid`, `origin_input_ids_unpadded`, `output_ids`, `tokenizer` and
-                `sampling_params.custom_params`.
-            pending: tokens of each that are accepted, but not in its `output_ids` yet.
+            requests: `Req` of SGLang, or objects with its `rid`, `origin_input_ids_unpadded`, `output_ids`, `tokenizer`
+                and `sampling_params.custom_params`.
+            pending: tokens of each that are accepted but not yet in its `output_ids`.
         """
         both = list(zip(requests, pending, strict=True))
         requests_to_draft = [self._request(request, new) for request, new in both]
@@ -150,17 +153,17 @@ class BatchDrafts:
         )
 
     def _request(self, request: Any, pending: Sequence[int]) -> DraftRequest:
-        """Return what a request wants; nothing, if it cannot be read. Never raises."""
+        """Return a request for a draft, empty if SGLang's request cannot be read. Never raises."""
         try:
             ids = self._ids(request, pending)
             return DraftRequest(request.rid, ids, *self._texts[request.rid].wishes)
-        except Exception as error:  # noqa: BLE001 (an engine must not end, nor its other ranks wait)
-            self.proposer.failed("a request gets no draft", error)
+        except Exception as error:  # noqa: BLE001 (an engine must not crash, nor its other ranks hang)
+            self.proposer.failed("no draft for a request", error)
             return DraftRequest(request.rid, np.empty(0, np.int32), budget=0)
 
     def _ids(self, request: Any, pending: Sequence[int]) -> NDArray[np.int32]:
-        """Return the whole text of a request; costs no more than what is new."""
-        # A request that was put back may lose pending tokens, and an id may be used again: such a text begins anew.
+        """Return the whole text of a request, at a cost proportional to its new tokens."""
+        # A retracted request may lose pending tokens, and an id may be reused: such a text is read from the start.
         text = self._texts.get(request.rid)
         outputs = request.output_ids
         if text is None or text.outputs is not outputs or len(outputs) < text.settled:
@@ -172,7 +175,7 @@ class BatchDrafts:
         return text.ids
 
     def erase_match_state(self, rids: Iterable[str]) -> None:
-        """Forget requests that have left the batch; one that comes back is read anew."""
+        """Forget requests that have left the batch; one that comes back is read again."""
         for rid in rids:
             text = self._texts.pop(rid, None)
             if text is not None:
@@ -190,7 +193,7 @@ class BatchDrafts:
         """Do nothing: the whole text comes with the next step."""
 
     def list_external_corpora(self) -> dict[str, int]:
-        """Return nothing: corpora are settings."""
+        """Return an empty dictionary: corpora are settings."""
         return {}
 
 
@@ -201,7 +204,7 @@ def _last(request: Any, pending: Sequence[int]) -> int:
 
 
 class _Wishes(NamedTuple):
-    """What a request says about its drafts; see `DraftRequest`."""
+    """A request's options for its drafts; see `DraftRequest`."""
 
     corpus: str = ""
     budget: int | None = None
@@ -210,7 +213,7 @@ class _Wishes(NamedTuple):
 
     @classmethod
     def of(cls, request: Any) -> "_Wishes":
-        """Read `custom_params`; nonsense names a corpus that does not exist."""
+        """Read `custom_params`; invalid ones result in a nonexistent corpus."""
         params = request.sampling_params.custom_params
         wishes = params.get("draftstore") if isinstance(params, Mapping) else None
         if wishes is None:
@@ -235,14 +238,14 @@ def _prediction(request: Any, given: Any) -> Sequence[int]:
 
 
 class StoreDrafts:
-    """What differs from SGLang's `NGRAMWorker`; stands before it among the bases of the worker."""
+    """The differences from SGLang's `NGRAMWorker`, which it precedes among the bases of the worker."""
 
     enable_overlap: bool
     draft_token_num: int
     topk: int
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        """Make SGLang's worker, and open all sources in the first rank."""
+        """Initialise SGLang's worker, and open all sources in the first rank."""
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
         config = EngineConfig.read() if self._drafts_here else EngineConfig(sources=Sources(request=False))
@@ -275,7 +278,8 @@ class StoreDrafts:
             return self.ngram_corpus.draft(batch.reqs, self._pending(batch))
         import torch
 
-        # All ranks must verify the same, so the first one drafts for all: a lookup that one misses would part them.
+        # All ranks must verify the same tree, so the first one drafts for all: a lookup that timed out in just one
+        # rank would make them diverge.
         rows = len(batch.reqs) * self.draft_token_num
         tokens, mask = np.empty(rows, np.int64), np.empty(rows * self.draft_token_num, np.bool_)
         if self._drafts_here:
@@ -287,7 +291,7 @@ class StoreDrafts:
         return tokens, mask
 
     def _pending(self, batch: Any) -> list[list[int]]:
-        """Return the accepted tokens that are in no `output_ids` yet: with overlap, those of the last step."""
+        """Return the accepted tokens that are not yet in `output_ids`: with overlap, those of the last step."""
         if not self.enable_overlap or batch.grammar_needs_sync():
             return [[]] * len(batch.reqs)
         rows, tokens = self.draft_token_num, batch.spec_info.accept_tokens.tolist()
@@ -298,12 +302,12 @@ class StoreDrafts:
         """Do nothing: the whole text comes with the next step."""
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:  # noqa: ARG002
-        """Forget a request that has ended now, and remember its answer; by itself SGLang waits for another step."""
+        """Forget a request that has just ended, and store its answer; otherwise SGLang waits for another step."""
         self.ngram_corpus.erase_match_state([rid])
 
 
 def _serve(proposer: Proposer, address: str | int) -> None:
-    """Serve metrics; the second replica on a machine finds the port taken, and does without."""
+    """Serve metrics, unless the port is taken by another replica on this machine."""
     try:
         serve_metrics(proposer.figures, address)
     except EngineError as error:

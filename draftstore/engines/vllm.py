@@ -1,11 +1,10 @@
-"""Drafts inside vLLM: one line in the command that serves a model.
+"""Drafts inside vLLM: one more option in the command that serves a model.
 
     vllm serve MODEL --speculative-config \
       '{"method": "custom_class", "model": "draftstore.engines.vllm.Drafter", "num_speculative_tokens": 8}'
 
-Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and gives
-its drafter no requests: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
-imported here.
+Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain per text, and
+passes its drafter no request ids or parameters. vLLM's V1 runner calls `Drafter`; nothing is imported from vLLM.
 """
 
 import logging
@@ -24,15 +23,15 @@ from draftstore.engines.rows import Row, Rows
 from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
 
-LOG = logging.getLogger("vllm.draftstore")  # vLLM shows what loggers below its own write
+LOG = logging.getLogger("vllm.draftstore")  # vLLM shows the output of loggers below its own
 ENGINE = "vllm"
 
 
 class Drafter:
-    """The drafter of a vLLM engine, a class for its method `custom_class`.
+    """The drafter of a vLLM engine, for its method `custom_class`.
 
     Attributes:
-        proposer: its drafts and their figures; None in processes whose drafts vLLM does not read.
+        proposer: provides the drafts and their figures; None in processes whose drafts vLLM does not read.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -44,7 +43,7 @@ class Drafter:
         config = EngineConfig.read()
         _check(config)
         if parallel.rank % (parallel.tensor_parallel_size * parallel.prefill_context_parallel_size):
-            return  # every process drafts, and one is read
+            return  # every process drafts, but vLLM reads only one
         self.proposer = Proposer(
             config,
             engine=ENGINE,
@@ -61,7 +60,7 @@ class Drafter:
             LOG.info("metrics of drafts are served on port %d", port)
 
     def load_model(self, target_model: Any) -> None:
-        """Take the model, as vLLM requires; drafts need none."""
+        """Do nothing: drafts need no model."""
 
     def propose(
         self,
@@ -70,18 +69,18 @@ class Drafter:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,  # noqa: ARG002 (vLLM passes it)
     ) -> list[list[int]]:
-        """Return a chain for each row; empty where there is none. Never raises.
+        """Return a chain for each row, empty if there is none. Never raises.
 
         Args:
-            sampled_token_ids: new tokens of each row; none where the prompt is not read to its end.
-            num_tokens_no_spec: int32 [at least rows], tokens of each text, the new ones included.
+            sampled_token_ids: new tokens of each row; empty while its prompt is being read.
+            num_tokens_no_spec: int32 [at least rows], number of tokens of each text, including the new ones.
             token_ids_cpu: int32 [at least rows, max_model_len], the texts.
         """
         if self.proposer is not None:
             try:
                 return self._propose(self.proposer, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:  # noqa: BLE001 (an engine must not end)
-                self.proposer.failed("a step gets no drafts", error)
+                self.proposer.failed("no drafts in a step", error)
         return [[] for _ in sampled_token_ids]
 
     def _propose(
@@ -91,7 +90,7 @@ class Drafter:
         keys = self._rows.find(rows)
         for key, row in zip(keys, rows, strict=True):
             text = proposer.texts.get(key)
-            # The next turn of a conversation begins with the text before, and is no answer.
+            # The next turn of a conversation begins with the previous text, but its new part is not an answer.
             if text is not None and len(text) < len(row.before):
                 proposer.forget([key])
         trees = proposer.propose(
@@ -103,25 +102,25 @@ class Drafter:
         return chains
 
     def _room(self, row: Row) -> int | None:
-        """Return how many tokens vLLM verifies at most, where the text is near the longest; else None."""
+        """Return the maximum tokens that vLLM verifies if the text is near its maximum length; else None."""
         room = self._max_model_len - 1 - len(row.ids)
         return None if room >= self._longest else max(room, 0)
 
 
 def _chain_length(speculative: Any) -> int:
-    """Return how long a chain may be."""
+    """Return the maximum length of a chain."""
     longest = getattr(speculative, "num_speculative_tokens", None)
     if not longest or longest < 1:
-        raise EngineError('give "num_speculative_tokens" in --speculative-config, for example 8')
+        raise EngineError('set "num_speculative_tokens" in --speculative-config, for example to 8')
     return int(longest)
 
 
 def _check(config: EngineConfig) -> None:
-    """Refuse settings that come to nothing here."""
+    """Raise an EngineError for settings that have no effect here."""
     if config.corpora:
         raise EngineError(
             "vLLM does not tell its drafter which request a text belongs to, so [corpora.NAME] cannot apply: "
-            "remove them, and run an engine for each corpus"
+            "remove these tables, and run an engine for each corpus"
         )
     if config.sources == Sources(request=False):
         raise EngineError(
@@ -131,6 +130,6 @@ def _check(config: EngineConfig) -> None:
 
 
 def _own_port(address: str | int, index: int) -> str | int:
-    """Return where one of several engines of this machine serves metrics: each has the next port."""
+    """Return the address at which an engine serves metrics: several on one machine use consecutive ports."""
     host, colon, digits = str(address).rpartition(":")
     return f"{host}{colon}{int(digits) + index}" if digits.isdecimal() and int(digits) and index else address

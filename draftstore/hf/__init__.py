@@ -5,7 +5,7 @@
     model, tokenizer, _ = load_model("models/SmolLM2-135M-Instruct")
     generate(model, **inputs, drafter=drafter, max_new_tokens=200)
 
-torch and transformers are imported on first use of one of these names.
+torch and transformers are imported when one of these names is first used.
 """
 
 from importlib import import_module

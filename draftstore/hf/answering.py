@@ -1,4 +1,4 @@
-"""Requests as texts for a batch, or for plain `generate`: the only place that maps them to arguments of `generate`."""
+"""Requests as texts for a batch or for plain `generate`: the only place that maps them to arguments of `generate`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +35,11 @@ def batch_member(
         loaded: the model.
         request: the request.
         drafter: None decodes without drafts.
-        planner: see `draftstore.hf.generate`, as for the next.
+        planner: see `draftstore.hf.generate`.
         min_prob: minimum probability of a drafted node.
 
     Raises:
-        ValueError: `generate` refuses an argument.
+        ValueError: `generate` rejects an argument.
     """
     random = seeded(request.sampling.seed, loaded.model.device)
     member = prepare_text(**_arguments(loaded, request), random=random)
@@ -56,7 +56,7 @@ def decode_plainly(
     Args:
         loaded: the model.
         request: the request.
-        on_step: called with every token, as a step with an empty tree; an exception that it raises ends decoding.
+        on_step: called with every token, as a step with an empty tree; if it raises, decoding ends.
     """
     if request.sampling.seed is None:
         torch.seed()
@@ -67,7 +67,7 @@ def decode_plainly(
 
 
 class _Steps(BaseStreamer):
-    """Takes the tokens of plain `generate` as steps; the first value is the prompt."""
+    """Turns the tokens of plain `generate` into steps; the first value is the prompt."""
 
     def __init__(self, on_step: Callable[[Step], None]) -> None:
         self._on_step = on_step
@@ -97,8 +97,8 @@ def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dic
     sampling, ends = request.sampling, request.ends(loaded.ends)
     arguments = {
         "max_new_tokens": request.max_tokens,
-        "use_cache": True,  # MPT, for one, leaves it off
-        "cache_implementation": "dynamic",  # one that grows takes no memory before it is used
+        "use_cache": True,  # off by default in MPT, for one
+        "cache_implementation": "dynamic",  # it grows, so it takes no memory before it is used
         "eos_token_id": ends or None,
         "pad_token_id": ends[0] if ends else None,
         **({"min_new_tokens": request.min_tokens} if request.min_tokens else {}),
@@ -116,7 +116,7 @@ def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dic
 
 
 def _choices(sampling: Sampling, own: Any) -> dict[str, Any]:
-    """Return the sampling arguments; the model's `own` settings fill in what the request leaves open."""
+    """Return the sampling arguments; the model's `own` settings are the defaults."""
 
     def setting(name: str, default: Any) -> Any:
         values = (getattr(sampling, name), getattr(own, name, None), default)

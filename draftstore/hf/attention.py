@@ -1,8 +1,8 @@
 """Attention of several rows over shared keys, without a copy of keys and values for every query head.
 
-Most models have fewer heads of keys than of queries. With a mask, `sdpa` of transformers copies keys and values for
-each of them in every layer, unless a pass has a single row: at 8 texts of 512 tokens that takes longer than the
-attention itself. Here the queries of the heads that share keys become further rows instead:
+Most models have fewer heads of keys than of queries. Given a mask, `sdpa` of transformers copies keys and values
+for each query head in every layer, unless a pass has a single row: with 8 texts of 512 tokens, that takes longer than
+the attention itself. Here the queries of the heads that share keys become further rows instead:
 
     queries   [texts, heads x groups, rows, size]  ->  [texts, heads, groups x rows, size]
     mask      [texts, 1, rows, columns]            ->  [texts, 1, groups x rows, columns]
@@ -18,12 +18,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _HERE = local()
-"""`masks`: those of this thread's pass for the rows of all groups, by mask and groups; None outside of a pass."""
+"""`masks`: masks of this thread's pass, repeated for all groups, by mask and groups; None outside a pass."""
 
 
 @contextmanager
 def shared_keys() -> Iterator[None]:
-    """Have passes of this thread share keys; those of others are as before."""
+    """Make passes of this thread share keys; other threads are not affected."""
     usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if not isinstance(usual, _Sharing):
         ALL_ATTENTION_FUNCTIONS["sdpa"] = _Sharing(usual)
@@ -35,7 +35,7 @@ def shared_keys() -> Iterator[None]:
 
 
 class _Sharing:
-    """The attention of transformers, and ours in the threads that want it."""
+    """The attention of transformers, or ours in threads inside `shared_keys`."""
 
     def __init__(self, usual: Callable[..., Any]) -> None:
         self._usual = usual
@@ -68,16 +68,16 @@ class _Sharing:
             attn_mask=_mask_of_groups(attention_mask, groups),
             scale=scaling,
         )
-        # Kernels of a GPU return rows before heads, which no view can split.
+        # GPU kernels return rows before heads, which no view can split.
         return output.reshape(texts, heads, rows, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
 def _mask_of_groups(mask: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return a mask for the rows of all groups; layers share it."""
+    """Return a mask for the rows of all groups; layers share the result."""
     if mask.shape[2] == 1:
-        return mask  # of one row for all
+        return mask  # one row for all
     key = id(mask), groups
     if key not in _HERE.masks:
-        _HERE.masks[key] = mask, mask.repeat(1, 1, groups, 1)  # the first keeps its id from others
+        _HERE.masks[key] = mask, mask.repeat(1, 1, groups, 1)  # keeping `mask` alive reserves its id
     repeated: torch.Tensor = _HERE.masks[key][1]
     return repeated

@@ -1,15 +1,15 @@
-"""The engine: decoding of any number of texts together, one forward pass over the drafts of all of them.
+"""The engine: decoding of any number of texts together, with one forward pass over all their drafts.
 
     batch = Batch(model)
-    batch.join(member)                        at any time; its prompt is read in pieces between passes
+    batch.join(member)                        at any time; its prompt is prefilled in chunks between passes
     for outcome in batch.step(): ...          one pass: a `Step` for every text
-    batch.leave(member)                       at any time between steps; a text that has ended leaves by itself
+    batch.leave(member)                       at any time between steps; finished texts leave automatically
 
-Every text lies in its own slot of a pool of keys and values (`draftstore.hf.pools`) and has its own positions, mask,
-choice of tokens, random numbers, drafts and end, so its output is that of the text alone. A pass reads as many rows of
-each text as the largest draft needs: `draftstore.decoding.budget.trim_together` chooses how many are worth it.
+Every text has its own slot in a pool of keys and values (`draftstore.hf.pools`), and its own positions, mask, choice of
+tokens, random numbers, drafts and stopping criteria, so its output is the same as without other texts. A pass reads as
+many rows of each text as the largest draft needs: `draftstore.decoding.budget.trim_together` chooses their number.
 
-    slots     0, 1, 2, ...     texts in decoding; the last one moves to the place of one that leaves
+    slots     0, 1, 2, ...     texts in decoding; when one leaves, the last one takes its place
               the last slot    the text whose prompt is being read
 """
 
@@ -34,15 +34,15 @@ from draftstore.trees.tree import DraftTree
 
 MAX_TEXTS = TEXTS[-1]
 CHUNK, CHUNK_ALONE = 512, 4096
-"""Tokens of prompts that are read between two passes; and of a single text, for which nobody waits."""
+"""Tokens of prompts that are read between two passes; the second is for a single text, as no other text waits."""
 
 
 class Batch:
-    """Texts that are decoded together, by one thread.
+    """Texts that are decoded together, in one thread.
 
     Attributes:
         most: maximum texts in decoding; others wait until one leaves.
-        positions: maximum tokens of a text, for which there is memory whatever the others have.
+        positions: maximum tokens of a text that fit into memory regardless of the others.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Batch:
         Args:
             model: a causal language model of transformers.
             most: see the attribute; at most 64, and 1 for a model that takes one text at a time.
-            tokens: maximum tokens of all texts together; None: what there is memory for.
-            chunk: tokens of prompts that are read in a step; None: a default. Models of one text read all at once.
+            tokens: maximum tokens of all texts together; None: as many as fit into memory.
+            chunk: tokens of prompts that are read in a step; None: a default. Models that take one text read it whole.
 
         Raises:
-            DecodingError: the model takes no drafts, see `draftstore.hf.exactness`, or a text would have no room.
+            DecodingError: the model does not support drafts, see `draftstore.hf.exactness`, or a text would not fit.
         """
         require_exact(model)
-        whole = takes_one(model)  # its rotations are those of the longest position in a pass
+        whole = takes_one(model)  # its rotations depend on the highest position in a pass
         self.most = 1 if whole else max(1, min(most, MAX_TEXTS))
         self._model = model
         self._chunk = NO_LIMIT if whole else chunk or (CHUNK if self.most > 1 else CHUNK_ALONE)
@@ -70,7 +70,7 @@ class Batch:
         self._runner = take_runner(model, self.most)
         pool = self._runner.pool
         each = (pool.most_tokens() if tokens is None else tokens) // pool.slots
-        self.positions = max(each, pool.length) - MAX_ROWS  # what there is already takes no more memory
+        self.positions = max(each, pool.length) - MAX_ROWS  # existing room takes no more memory
         if self.positions < 1:
             raise DecodingError(
                 f"{tokens or pool.most_tokens():,} tokens are too few for {self.most} texts and the rows of a pass: "
@@ -78,7 +78,7 @@ class Batch:
             )
 
     def close(self) -> None:
-        """Leave memory and graphs to the next batch of this model."""
+        """Hand memory and graphs over to the next batch of this model."""
         return_runner(self._model, self._runner)
 
     def __len__(self) -> int:
@@ -94,17 +94,17 @@ class Batch:
         prompt = member.prompt
         if len(prompt) == 0:
             raise DecodingError("the prompt is empty, expected at least one token")
-        if not 0 <= prompt.min() <= prompt.max() < self._vocab_size:  # all texts would fail with it
+        if not 0 <= prompt.min() <= prompt.max() < self._vocab_size:  # otherwise all texts would fail
             raise DecodingError(f"the prompt has ids outside the model's vocabulary of {self._vocab_size:,}")
         if len(prompt) > self.positions:
             raise DecodingError(
-                f"a prompt of {len(prompt):,} tokens, and there is memory for {self.positions:,} of each of "
+                f"a prompt of {len(prompt):,} tokens exceeds the memory of {self.positions:,} tokens for each of "
                 f"{self.most} texts: shorten it, or decode fewer together"
             )
         self._reading.append(member)
 
     def leave(self, member: Member) -> None:
-        """Remove a text, whether or not it has ended; one that is not here is passed over."""
+        """Remove a text, whether or not it has ended; no effect if it is not in the batch."""
         if member in self._reading:
             self._reading.remove(member)
         elif member in self._members:
@@ -115,10 +115,10 @@ class Batch:
 
     @torch.no_grad()
     def step(self) -> list[Outcome]:
-        """Run one pass over all texts that are past their prompts, then read prompts, up to a chunk.
+        """Run one pass over all texts whose prompts have been read, then read up to a chunk of prompts.
 
         Returns:
-            Outcomes of the pass, and of texts whose prompts were read to the end, each with an empty tree.
+            Outcomes of the pass, and of texts whose prompts were completed, the latter with an empty tree.
 
         Raises:
             MemoryError: the pool cannot grow: all texts are lost. On a GPU torch's OutOfMemoryError.
@@ -134,14 +134,14 @@ class Batch:
                     outcomes.append(Outcome(member, result))
                 if member.over or isinstance(result, Exception):
                     self.leave(member)
-        # A pass may write to the slots behind its texts, so others come only now.
+        # A pass may write to the slots after its texts, so new ones come only now.
         return outcomes + self._read()
 
     def verify(self, trees: Sequence[DraftTree]) -> list[ModelVerdict]:
         """Run a forward pass over the texts in decoding; see `draftstore.decoding.loop.Model`."""
         entries = [member.drafted.entry(tree) for member, tree in zip(self._members, trees, strict=True)]
         runner = self._reserve(max(entry.past + len(entry.tokens) for entry in entries))
-        for member in self._members:  # only one in a model that does so
+        for member in self._members:  # a model that rereads has only one
             if member.past == self._rereads_at == len(member.text) - 1:
                 runner.read(0, member.text.ids.astype(np.int64), 0, Wants(best=False))
         wants = [member.drafted.wants for member in self._members]
@@ -158,7 +158,7 @@ class Batch:
         self._runner.pool.move(pasts, kept)
 
     def _read(self) -> list[Outcome]:
-        """Read up to a chunk of prompts, in the order in which they came."""
+        """Read up to a chunk of prompts, in order of arrival."""
         outcomes: list[Outcome] = []
         left = self._chunk
         while left > 0 and self._reading and len(self._members) < self.most:
@@ -181,7 +181,7 @@ class Batch:
         return outcomes
 
     def _begin(self, member: Member, rows: Rows, begin: int) -> Outcome:
-        """Emit a text's first token; it moves to a slot of its own unless that ends it."""
+        """Emit a text's first token; unless that ends the text, move it to its own slot."""
         filled = perf_counter_ns()
         try:
             accepted = member.begin(rows, self._model, self._room)
@@ -199,8 +199,8 @@ class Batch:
         return self._runner.room(len(self._members)) - 1
 
     def _reserve(self, length: int) -> Runner:
-        """Return the runner, with room for texts of a length and for the rows of a pass behind them."""
-        # On a GPU all memory is taken at once, since graphs know its addresses.
+        """Return the runner, with room for texts of a length and the rows of a pass after them."""
+        # On a GPU all memory is allocated up front, since graphs contain its addresses.
         pool = self._runner.pool
         wanted = length + MAX_ROWS
         if pool.length < wanted:
@@ -215,5 +215,5 @@ class Batch:
 
 
 def tokens_for(texts: int, length: int) -> int:
-    """Return the tokens that a batch of some texts of a length must have room for: slots, and rows of a pass, count."""
+    """Return the tokens that a batch needs for texts of a given length, including spare slots and rows of a pass."""
     return (1 if texts == 1 else padded(texts, TEXTS) + 1) * (length + MAX_ROWS)

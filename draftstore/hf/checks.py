@@ -1,4 +1,4 @@
-"""Checks of what can be decoded with drafts: models, requests, and how deep a draft may be."""
+"""Checks of whether models and requests can be decoded with drafts, and the maximum depth of a draft."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,33 +12,33 @@ from draftstore.hf.loading import positions_of
 from draftstore.hf.masks import CHUNKED, FULL, SLIDING, views_of
 
 ATTENTION = ("sdpa", "eager")
-"""Attention implementations that take a mask of their own."""
+"""Attention implementations that accept a custom mask."""
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 PLAIN = "use plain generate, without custom_generate"
 IGNORED = frozenset({"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache"})
-"""Arguments of a model that `generate` prepares, and that passes over drafts have of their own."""
+"""Arguments of a model that `generate` prepares and that passes over drafts set themselves."""
 SELECTED = ("index_topk", "index_topk_blocks", "keep_window_size")
-"""Settings of sparse attention: how many keys a token sees."""
+"""Settings of sparse attention: the number of keys that a token attends to."""
 NO_LIMIT = 2**31
 
 
 def why_never(model: Any) -> str | None:
-    """Return the reason why a model of this kind is never decoded with drafts; None if its passes must show it."""
+    """Return why models of this kind are never decoded with drafts; None if only test passes can tell."""
     config = model.config.get_text_config(decoder=True)
     positions = positions_of(model) or NO_LIMIT
     if model.config.is_encoder_decoder:
         return "has an encoder"
     if config._attn_implementation not in ATTENTION:
-        return f"has the attention {config._attn_implementation!r}: load it with 'sdpa' or 'eager'"
+        return f"uses the attention {config._attn_implementation!r}: load it with 'sdpa' or 'eager'"
     if model._is_stateful or not set(views_of(config)) <= {FULL, SLIDING, CHUNKED}:
-        return "has layers of linear attention or another state that cannot take back rejected tokens"
+        return "has linear attention layers or another state that cannot be rolled back"
     if not getattr(config, "is_causal", True):
-        return "attends to what stands behind a token"
+        return "attends to later tokens"
     if config.model_type == "moshi" and SLIDING in views_of(config):
-        return "reads a prompt without regard to its sliding window"
+        return "ignores its sliding window during prefill"
     for name in SELECTED:
         if (getattr(config, name, None) or positions) < positions:
-            return f"attends to the keys with the highest scores alone ({name})"
+            return f"attends only to the keys with the highest scores ({name})"
     return None
 
 
@@ -48,34 +48,33 @@ def takes_one(model: Any) -> bool:
 
 
 def check_request(config: GenerationConfig, model_kwargs: Mapping[str, Any], texts: int) -> None:
-    """Refuse, with a DecodingError, what `generate` cannot be asked for with drafts for so many texts."""
+    """Raise a DecodingError for arguments of `generate` that drafts do not support for this number of texts."""
     if (config.num_beams or 1) > 1:
         raise DecodingError(f"num_beams is {config.num_beams}, expected 1: drafts follow one text; {PLAIN}")
     if (mode := config.get_generation_mode()) not in MODES:
         raise DecodingError(
-            f"the arguments ask for {mode.value}, expected greedy search or sampling: leave out what asks for it, "
-            f"or {PLAIN}"
+            f"the arguments select {mode.value}, expected greedy search or sampling: change them, or {PLAIN}"
         )
     outputs = ["output_attentions", "output_hidden_states"]
     outputs += ["output_scores", "output_logits"] if texts > 1 else []
     asked = [name for name in outputs if config.return_dict_in_generate and getattr(config, name)]
     asked += [name for name, value in model_kwargs.items() if value is not None and name not in IGNORED]
     if asked:
-        raise DecodingError(f"{' and '.join(asked)} with drafts: leave it out, or {PLAIN}")
+        raise DecodingError(f"{' and '.join(asked)} with drafts is not supported: remove it, or {PLAIN}")
     if (mask := model_kwargs.get("attention_mask")) is not None and not mask[..., -1].all():
-        raise DecodingError(f"padding behind a prompt: pad on the left, or {PLAIN}")
+        raise DecodingError(f"padding after a prompt: pad on the left, or {PLAIN}")
     if _moved(model_kwargs):
-        raise DecodingError(f"position_ids other than the numbers of the tokens: leave them out, or {PLAIN}")
+        raise DecodingError(f"position_ids are not the default ones: remove them, or {PLAIN}")
     cache = model_kwargs.get("past_key_values")
     if isinstance(cache, Cache) and cache.get_seq_length():
         raise DecodingError(
-            "past_key_values holds a text already, and drafts have a cache of their own: give the whole text, or "
+            "past_key_values already holds a text, but drafts use their own cache: pass the whole text, or "
             + PLAIN
         )
 
 
 def _moved(model_kwargs: Mapping[str, Any]) -> bool:
-    """Return True if positions are others than the numbers of the tokens that the mask shows."""
+    """Return True if positions differ from the default ones, which count the unmasked tokens."""
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     if positions is None:
         return False
@@ -88,7 +87,7 @@ def _moved(model_kwargs: Mapping[str, Any]) -> bool:
 def depth_limit(model: Any) -> Callable[[int], int]:
     """Return a function from the position of a text's last token to the maximum depth of a draft there.
 
-    Drafts end at the model's last position, and no pass may have rows on both sides of a turning point.
+    Drafts end at the model's last position, and no pass may span a turning point.
     """
     end, turns = positions_of(model) or NO_LIMIT, _turning_points(model)
 
@@ -101,7 +100,7 @@ def depth_limit(model: Any) -> Callable[[int], int]:
 
 
 def rereads_at(model: Any) -> int | None:
-    """Return the length at which plain `generate` reads a text anew, as it does for Phi 3; None for most models."""
+    """Return the length at which plain `generate` recomputes the cache, as for Phi 3; None for most models."""
     usual = type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
     return None if usual else min(_turning_points(model), default=None)
 

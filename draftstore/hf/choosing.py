@@ -1,6 +1,6 @@
 """Choice of the token that the model emits at a row, exactly as plain `generate` does, for each visited node.
 
-`Ids` is the decoded text, of which logits processors and stopping criteria get tensors of each prefix.
+`Ids` is the decoded text; logits processors and stopping criteria get tensors of its prefixes.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from draftstore.errors import DecodingError, ProbabilityError
 
 
 class Ids(GrowingIds):
-    """The ids of a growing text: prompt, with its padding, and emitted tokens."""
+    """The ids of a growing text: the prompt with its padding, and the emitted tokens."""
 
     def __init__(self, input_ids: torch.Tensor) -> None:
         """Start from a prompt, int [1, length]."""
@@ -59,7 +59,7 @@ class Chooser:
             sample: whether to sample instead of taking the most likely token.
             scores: whether to collect the scores.
             logits: whether to collect raw logits.
-            random: source of random numbers; None: torch's own.
+            random: random number generator; None: torch's default.
         """
         self._text = text
         self._processors = processors
@@ -70,11 +70,11 @@ class Chooser:
         self.logits: tuple[torch.Tensor, ...] | None = () if logits else None
 
     def choose(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
-        """Return the token that the model emits, by the same steps in the same order as plain generate.
+        """Return the token that the model emits, by the same steps in the same order as plain `generate`.
 
         Args:
             logits: [1, vocabulary], raw.
-            emitted: tokens of this step before it.
+            emitted: earlier tokens of this step.
         """
         ids = self._text.tensor(emitted)
         logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
@@ -86,7 +86,7 @@ class Chooser:
         if not self._sample:
             return int(torch.argmax(scores, dim=-1))
         probs = torch.nn.functional.softmax(scores, dim=-1)
-        if probs[0, 0].isnan():  # then all are, and a GPU would not survive to draw from them
+        if probs[0, 0].isnan():  # then all are; sampling from them would crash a GPU
             if not torch.nn.functional.softmax(logits, dim=-1)[0, 0].isnan():
                 raise ProbabilityError(
                     "the settings leave no finite probabilities: use milder penalties, biases or a higher temperature"

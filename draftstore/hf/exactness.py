@@ -1,10 +1,10 @@
-"""The check that drafts do not change what a model says: passes over several tokens against plain `generate`.
+"""The check that drafts do not change a model's output: passes over several tokens against plain `generate`.
 
-Decoding with drafts relies on properties that most models have, but not all of transformers': row i of a pass over a
-draft tree has the logits of a pass over token i alone, whatever other texts are in the pass, and masks and positions
-count that the pass is given. The first use of a model with drafts checks that on short random texts, with the passes
-that decoding would run, and remembers the result with the model. What short texts cannot show, the configuration does:
-see `draftstore.hf.checks.why_never`.
+Decoding with drafts relies on properties that most models of transformers have, but not all: row i of a pass over a
+draft tree has the logits of a pass over token i alone, regardless of other texts in the pass, and the masks and
+positions given to the pass are respected. The first use of a model with drafts checks this on short random texts, with
+the same passes as in decoding, and remembers the result for the model. Faults that short texts cannot show are
+recognised by the configuration: see `draftstore.hf.checks.why_never`.
 """
 
 import copy
@@ -23,9 +23,9 @@ from draftstore.hf.runner import LEAST_WIDTH, new_runner
 from draftstore.trees.tree import DraftTree
 
 PROMPT = 12
-"""Tokens that are read before."""
+"""Tokens of the prompt."""
 ROWS = 4
-"""Tokens that are read together in one pass, and one by one in others."""
+"""Tokens that are read together in one pass, and one by one for comparison."""
 SEED = 5
 
 
@@ -33,8 +33,8 @@ class Exactness(NamedTuple):
     """The result of a check.
 
     Attributes:
-        deviation: largest difference of a logit between the two ways, divided by the spread of the logits of its row;
-            None if they were not compared.
+        deviation: largest difference between the two results for a logit, divided by the spread of the logits of its
+            row; None if they were not compared.
         tolerance: largest deviation that rounding explains.
         fault: why drafts would change the output; empty if they do not.
     """
@@ -45,9 +45,9 @@ class Exactness(NamedTuple):
 
 
 def why_plain(model: Any) -> str | None:
-    """Return the reason why a model is decoded without drafts; None if drafts leave its output as it is.
+    """Return the reason why a model is decoded without drafts; None if drafts do not change its output.
 
-    The first call for a model checks it; not in training mode, where dropout makes every pass another.
+    The first call for a model checks it, except in training mode, where dropout makes every pass different.
     """
     attention = str(model.config.get_text_config(decoder=True)._attn_implementation)
     known = _KNOWN.setdefault(model, {})
@@ -63,27 +63,27 @@ _KNOWN: "weakref.WeakKeyDictionary[Any, dict[str, str | None]]" = weakref.WeakKe
 
 
 def require_exact(model: Any) -> None:
-    """Refuse, with a DecodingError, a model whose output drafts would change, or that takes none."""
+    """Raise a DecodingError for a model that does not support drafts, or whose output they would change."""
     if why := why_plain(model):
         raise DecodingError(f"{type(model).__name__} {why}, so it takes no drafts: {PLAIN}")
 
 
 @torch.no_grad()
 def examine(model: Any) -> Exactness:
-    """Check a model; random numbers of torch are left alone."""
-    # Models compute norms and rotations in float32 even where they are wider.
+    """Check a model; torch's random state is not changed."""
+    # Models compute norms and rotations in float32 even if their weights are wider.
     tolerance = max(torch.finfo(kind).eps for kind in (model.dtype, torch.float32)) ** 0.5
     if fault := why_never(model):
         return Exactness(None, tolerance, fault)
     tokens = _random_tokens(model)
     try:
         alone, drafted = _read_one_by_one(model, tokens), _read_together(model, tokens)
-    except Exception as error:  # noqa: BLE001 (anything that a model's code raises on masks and positions of ours)
+    except Exception as error:  # noqa: BLE001 (a model's code may raise anything on our masks and positions)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return Exactness(None, tolerance, f"fails in a pass over a draft ({reason})")
     spread = (alone.amax(-1) - alone.amin(-1)).clamp_min(torch.finfo(alone.dtype).tiny)
     deviations = (drafted - alone).abs().amax(-1) / spread
-    # In half precision, rounding may send a token to another expert of a mixture: one row says little.
+    # In half precision, rounding may send a token to another expert of a mixture: a single row proves little.
     allowed = ROWS // 2 if tolerance > 1e-3 else 0
     worst = float(deviations.max())
     if int((~(deviations <= tolerance)).sum()) <= allowed:
@@ -91,13 +91,13 @@ def examine(model: Any) -> Exactness:
     return Exactness(
         worst,
         tolerance,
-        f"computes other logits for tokens read together than one by one (by {worst:.2g} of their spread, rounding "
-        f"explains {tolerance:.1g})",
+        f"computes other logits for tokens read together than one by one (they differ by {worst:.2g} of their spread, "
+        f"rounding explains {tolerance:.1g})",
     )
 
 
 def _random_tokens(model: Any) -> NDArray[np.int64]:
-    """Return int64 [PROMPT + ROWS + 1], ids of text: none that the configuration names, as it does ends and images."""
+    """Return int64 [PROMPT + ROWS + 1], ids of ordinary text: no special ids that the configuration names."""
     config = model.config.get_text_config(decoder=True)
     named = {
         value
@@ -111,12 +111,12 @@ def _random_tokens(model: Any) -> NDArray[np.int64]:
 
 
 def _read_one_by_one(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
-    """Return the logits behind the prompt and each token after it, float [ROWS + 2, vocabulary], of plain generate."""
+    """Return plain generate's logits after the prompt and each further token, float [ROWS + 2, vocabulary]."""
     prompt = torch.from_numpy(tokens[None, :PROMPT]).to(model.device)
     settings: Any = GenerationConfig(
         max_new_tokens=ROWS + 2, use_cache=True, output_logits=True, return_dict_in_generate=True
     )  # type: ignore[no-untyped-call]
-    plain = copy.copy(model)  # the same but for settings of its own: ends, stop strings, a time limit
+    plain = copy.copy(model)  # the same without its own settings: ends, stop strings, a time limit
     plain.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     forced = LogitsProcessorList([_Forced([*tokens.tolist(), 0])])
     mask = torch.ones_like(prompt)
@@ -125,7 +125,7 @@ def _read_one_by_one(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
 
 
 class _Forced(LogitsProcessor):
-    """Emits the next of given tokens."""
+    """Forces given tokens."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
@@ -137,9 +137,10 @@ class _Forced(LogitsProcessor):
 
 
 def _read_together(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
-    """Return the same logits, where all but the last token are the accepted path of a draft.
+    """Return the same logits; here all but the last token are the accepted path of a draft.
 
-    Every node of it has a rejected sibling. Another text of another length is in the pass, if the model takes two.
+    Every node of the path has a rejected sibling. If the model takes two texts, another one of a different length is
+    in the pass.
     """
     others = 0 if takes_one(model) else 1
     runner = new_runner(model, 1 + others)

@@ -38,7 +38,7 @@ OF_THE_WHOLE = (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-"""Logits processors that know the number of a text, or keep a state for all texts: here they see one at a time."""
+"""Logits processors that use a text's index, or keep state for all texts: here they see one text at a time."""
 
 
 def speculative_generate(
@@ -59,35 +59,35 @@ def speculative_generate(
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Generate with drafts, as `model.generate(..., custom_generate=speculative_generate, drafter=...)`.
 
-    The output is that of plain `generate`, greedy token by token, and sampled with the same seed, except for rounding,
-    which differs between passes over one row and over many.
+    The output is that of plain `generate`, greedy or sampled with the same seed, except for rounding, which differs
+    between passes over one row and over many.
 
     Args:
         model: a causal language model of transformers 5.
         input_ids: int64 [texts, length], the prompts, padded on the left; `num_return_sequences` repeats each.
-        logits_processor: as prepared by `generate`, as for the next two.
-        stopping_criteria: when the text ends.
+        logits_processor: this and the next two as prepared by `generate`.
+        stopping_criteria: criteria that end a text.
         generation_config: configuration of this call.
-        drafter: proposes drafts; None decodes without.
-        budget: maximum nodes of a draft, without a planner.
-        planner: chooses how much of a draft is verified.
+        drafter: proposes drafts; None decodes without drafts.
+        budget: maximum nodes of a draft; ignored with a planner.
+        planner: chooses how much of a draft to verify.
         min_prob: minimum probability of a drafted node.
-        token_streamer: gets the prompt and every token of a single text, as `streamer` in plain `generate`.
-        on_step: called for every text after its prefill, as a step with an empty tree, and after every pass. An
-            exception that it raises ends generation.
-        seeds: one for each text: sampled, it is the text that plain generate returns for its prompt alone after
-            `torch.manual_seed(seed)`. By default one text takes torch's random numbers, and several take seeds from
-            them.
-        model_kwargs: arguments of the model, as prepared by `generate`: its cache is left empty.
+        token_streamer: gets the prompt and every token of a single text, like `streamer` in plain `generate`.
+        on_step: called for every text after its prefill (a step with an empty tree) and after every pass. If it raises,
+            generation ends.
+        seeds: one for each text; a sampled text is the one that plain `generate` returns for its prompt alone after
+            `torch.manual_seed(seed)`. By default, a single text uses torch's random numbers, and several are seeded
+            from them.
+        model_kwargs: arguments of the model, as prepared by `generate`; their cache stays empty.
 
     Returns:
-        int64 [texts, length], prompts and outputs, or with `return_dict_in_generate` what plain generate returns, less
-        the cache. Behind the end of a text that is shorter than others stands the pad id.
+        int64 [texts, length], prompts and outputs, or with `return_dict_in_generate` the result of plain `generate`
+        without the cache. Shorter texts are padded with the pad id.
 
     Raises:
         DecodingError: unsupported generation: beams, a cache that holds a text, inputs other than ids, attentions or
-            hidden states as an output; a model that takes no drafts, see `draftstore.hf.exactness`; several texts with
-            a streamer, scores or logits.
+            hidden states as an output; a model that does not support drafts, see `draftstore.hf.exactness`; several
+            texts with a streamer, scores or logits.
     """
     require_exact(model)
     texts = len(input_ids)
@@ -121,7 +121,7 @@ def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step]
     """Decode texts to their ends, and number their steps.
 
     Raises:
-        Exception: what a text has failed with.
+        Exception: the error of a text that failed.
     """
     numbers = {member: number for number, member in enumerate(members)}
     for member in members:
@@ -134,7 +134,7 @@ def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step]
 
 
 def _check_texts(processors: Any, streamer: Any) -> None:
-    """Refuse what several texts cannot be asked for together."""
+    """Raise a DecodingError for arguments that are not supported for several texts together."""
     asked = ["streamer"] if streamer is not None else []
     asked += [type(each).__name__ for each in processors if isinstance(each, OF_THE_WHOLE)]
     if asked:
@@ -144,7 +144,7 @@ def _check_texts(processors: Any, streamer: Any) -> None:
 def _sources(
     seeds: Sequence[int] | None, texts: int, config: GenerationConfig, device: torch.device
 ) -> Sequence[torch.Generator | None]:
-    """Return a source of random numbers for each text; None is torch's own."""
+    """Return a random number generator for each text; None is torch's default."""
     if seeds is None and (texts == 1 or not config.do_sample):
         return [None] * texts
     if seeds is None:
@@ -155,7 +155,7 @@ def _sources(
 
 
 def seeded(seed: int | None, device: torch.device) -> torch.Generator:
-    """Return a source of random numbers: those that torch draws after `torch.manual_seed(seed)`; None: any."""
+    """Return a generator of the numbers that follow `torch.manual_seed(seed)`; None: a random seed."""
     source = torch.Generator(device)
     if seed is None:
         source.seed()
@@ -165,15 +165,15 @@ def seeded(seed: int | None, device: torch.device) -> torch.Generator:
 
 
 def batch_for(model: Any, members: Sequence[Member]) -> Batch:
-    """Return a batch with room for texts as long as these may become."""
+    """Return a batch with room for the maximum lengths of these texts."""
     most = min(len(members), MAX_TEXTS)
     lengths = [member.max_length or positions_of(model) or 0 for member in members]
     return Batch(model, most=most, tokens=tokens_for(most, max(lengths)) if all(lengths) else None)
 
 
 def _result(members: Sequence[Member], config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Return the result in the form of plain generate."""
-    # Without a pad id of its own, plain generate fills up with the first id that ends a text.
+    """Return the result in the format of plain `generate`."""
+    # Without a pad id, plain `generate` pads with the first id that ends a text.
     pad: Any = config._pad_token_tensor if config.pad_token_id is None else config.pad_token_id
     texts = [member.text.tensor()[0] for member in members]
     padding = 0 if pad is None else int(pad)
@@ -207,9 +207,9 @@ def generate(
         DecodingError: see `speculative_generate`; or there is an `assistant_model` or a cache.
         ValueError: stop strings without a tokenizer, and errors of `model.generate`.
     """
-    for name, instead in (("assistant_model", "the drafter"), ("past_key_values", "a cache of their own")):
+    for name, instead in (("assistant_model", "the drafter"), ("past_key_values", "their own cache")):
         if arguments.get(name) is not None:
-            raise DecodingError(f"{name} is set, expected none: drafts have {instead}, so leave it out")
+            raise DecodingError(f"{name} is set, expected none: drafts have {instead}, so remove it")
     arguments["stopping_criteria"] = _with_stop_strings(model, tokenizer, stop_strings, arguments)
     output: torch.Tensor | GenerateDecoderOnlyOutput = model.generate(
         inputs, custom_generate=speculative_generate, token_streamer=streamer, **arguments
@@ -220,7 +220,7 @@ def generate(
 def prepare_text(
     model: Any, inputs: torch.Tensor, *, random: torch.Generator | None = None, **generate_kwargs: Any
 ) -> Member:
-    """Prepare a text for a batch as plain `generate` would, and generate nothing."""
+    """Prepare a text for a batch as plain `generate` would, without generating anything."""
     found: list[Member] = []
 
     def prepared(
@@ -243,7 +243,7 @@ def prepare_text(
 def _with_stop_strings(
     model: Any, tokenizer: Any, stop_strings: str | Sequence[str] | None, generate_kwargs: dict[str, Any]
 ) -> StoppingCriteriaList:
-    """Return the stopping criteria of a request, including that of its stop strings."""
+    """Return the stopping criteria of a request, including its stop strings."""
     criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
     if stop_strings is None:
         for config in (generate_kwargs.get("generation_config"), model.generation_config):
@@ -253,7 +253,7 @@ def _with_stop_strings(
                 break
     if stop_strings is not None:
         if tokenizer is None:
-            raise ValueError("stop_strings need the model's tokenizer: give it as tokenizer=")
+            raise ValueError("stop_strings need the model's tokenizer: pass it as tokenizer=")
         strings = stop_strings if isinstance(stop_strings, str) else list(stop_strings)
         criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
     return criteria

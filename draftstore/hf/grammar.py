@@ -1,4 +1,4 @@
-"""A logits processor of requests: only tokens that a grammar allows."""
+"""A logits processor that allows only the tokens permitted by a grammar."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from draftstore.errors import ProbabilityError
 
 
 class GrammarMask(LogitsProcessor):
-    """Gives all tokens that a grammar does not allow the logit minus infinity; for one answer."""
+    """Sets the logits of all tokens that a grammar forbids to minus infinity; for one answer."""
 
     def __init__(self, grammar: Grammar, prompt_tokens: int) -> None:
-        """Follow the answer behind `prompt_tokens` ids."""
+        """Follow the answer after `prompt_tokens` ids."""
         self._state, self._seen = grammar.start(), prompt_tokens
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Return the new logits, [1, vocab_size], behind int64 [1, length]: the text of the last call, and more.
+        """Return the new logits, [1, vocab_size], after int64 [1, length], which extends the text of the last call.
 
         Raises:
             GrammarError: the grammar is too complex.
-            ProbabilityError: no token is left.
+            ProbabilityError: no token remains.
         """
         self._state.extend(input_ids[0, self._seen :].tolist())
         self._seen = input_ids.shape[1]

@@ -1,4 +1,4 @@
-"""Loading a model with its tokenizer: from a directory, from the Hugging Face hub, or from a GGUF file."""
+"""Loading of a model and its tokenizer from a directory, the Hugging Face hub, or a GGUF file."""
 
 import io
 import re
@@ -50,7 +50,7 @@ class LoadedModel(NamedTuple):
     Attributes:
         model: model of transformers, in evaluation mode, on its device.
         tokenizer: tokenizer of transformers, for streamers and stop strings.
-        text: the same tokenizer for draftstore: its `identity` is compared with stores'.
+        text: the same tokenizer for draftstore; its `identity` is compared with that of stores.
     """
 
     model: "PreTrainedModel"
@@ -69,7 +69,7 @@ class LoadedModel(NamedTuple):
 
     @property
     def hidden_size(self) -> int | None:
-        """Dimensions of the input of the model's head; None without a head of its own."""
+        """Dimensions of the input of the model's head; None if it has no head of its own."""
         model: Any = self.model
         head = model.get_output_embeddings()
         return None if head is None else int(head.weight.shape[1])
@@ -85,12 +85,12 @@ class LoadedModel(NamedTuple):
 
     @property
     def positions(self) -> int | None:
-        """Maximum tokens of prompt and answer together; None if the model does not say."""
+        """Context length: maximum tokens of prompt and answer together; None if the model does not state it."""
         return positions_of(self.model)
 
 
 def positions_of(model: Any) -> int | None:
-    """Return the maximum positions of a model; None if it does not say."""
+    """Return the context length of a model; None if it does not state it."""
     known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return known if isinstance(known, int) and known > 0 else None
 
@@ -105,9 +105,9 @@ def load_model(
     """Load a causal language model and its tokenizer.
 
     Args:
-        name_or_path: a directory, a hub name `organisation/model` (from the local cache without a network), or a GGUF
-            file, whose weights are dequantised.
-        dtype: type of the weights, from torch or by name, or `auto` for the files' type. Default: that on a GPU, and
+        name_or_path: a directory, a hub name `organisation/model` (from the local cache if there is no network), or a
+            GGUF file, whose weights are dequantised.
+        dtype: type of the weights, from torch or by name, or `auto` for that of the files. Default: `auto` on a GPU,
             float32 on a CPU, where half precision is slow.
         device: `cpu`, `cuda`, `cuda:1`, ...; default: the GPU if there is one.
         attention: `sdpa` or `eager`; default: transformers' choice.
@@ -124,7 +124,7 @@ def load_model(
     source, file = _source(name_or_path)
     if file is not None:
         with needs_extra("gguf", EXTRA):
-            import gguf  # noqa: F401 (transformers needs it, and would say so in other words)
+            import gguf  # noqa: F401 (transformers needs it, but its error message differs)
     with _low_noise(), _explained(name_or_path):
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         options: dict[str, Any] = {"dtype": _dtype(dtype, where)}
@@ -133,7 +133,7 @@ def load_model(
         if file is not None:
             options["gguf_file"] = file
         elif where.type != "cpu":
-            options["device_map"] = {"": where}  # without a copy of the weights in host memory
+            options["device_map"] = {"": where}  # avoids a copy of the weights in host memory
         model = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
         torch.nn.Module.to(model, where)
     with _low_noise(), _explained(name_or_path, "tokenizer of "):
@@ -145,14 +145,14 @@ def load_model(
 
 
 def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, name: str) -> TextTokenizer:
-    """Return a model's tokenizer: from `tokenizer.json` at its source, else as transformers converts it."""
+    """Return a model's tokenizer: from `tokenizer.json` at its source, else as converted by transformers."""
     if source is not None and (not Path(source).is_dir() or (Path(source) / TOKENIZER_FILE).is_file()):
         return load_tokenizer(source, name=name)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(
             f"the tokenizer of {name!r} is {type(tokenizer).__name__}, which has no {TOKENIZER_FILE}: expected one "
-            "that the package 'tokenizers' knows"
+            "that the package 'tokenizers' supports"
         )
     state = backend.to_str()  # a copy: draftstore disables truncation and padding in its own
     return TextTokenizer(type(backend).from_str(state), name, converted(tokenizer, state))
@@ -173,7 +173,7 @@ def _source(name_or_path: str | Path) -> tuple[str, str | None]:
         if path.suffix == GGUF_SUFFIX:
             return str(path.parent), path.name
         raise ModelError(f"{path} is a file, but not a {GGUF_SUFFIX} file: pass {_ACCEPTED}")
-    here = "/" in name and path.parent.is_dir()  # rather a mistyped path than a hub name
+    here = "/" in name and path.parent.is_dir()  # more likely a mistyped path than a hub name
     if here or name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ModelError(f"no model at {name}: pass {_ACCEPTED}")
     return name, None
@@ -206,7 +206,7 @@ def _explained(name_or_path: str | Path, what: str = "") -> Iterator[None]:
     except (MemoryError, DraftstoreError):
         raise
     except Exception as error:
-        # Many libraries read configurations, weights and the hub: all their errors mean the same here.
+        # Many libraries read configurations, weights and the hub; all their errors mean the same here.
         text = " ".join(str(error).split())
         reason = text if len(text) <= 300 else text[:300] + "..."
         raise ModelError(

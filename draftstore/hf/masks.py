@@ -1,4 +1,4 @@
-"""Attention masks of a pass: each row attends to the past, itself, and its ancestors in the tree, as far as it sees.
+"""Attention masks of a pass: each row attends to the past, itself, and its ancestors in the tree, within its range.
 
 A pass over a tree of n nodes has n + 1 rows: row 0 is the text's last token, row i + 1 is node i. Their keys follow
 those of the past, in the same order:
@@ -10,8 +10,8 @@ those of the past, in the same order:
     row 3   x x x | x . . x
 
 A mask is an additive bias for the attention scores, 0 or minus infinity, in the model's type. (A boolean mask would be
-converted to it in every layer by `sdpa`, and be added as 0 and 1 by `eager`.) A model whose layers see different parts
-of the text takes one for each type of layer.
+converted to it in every layer by `sdpa`, and be added as 0 and 1 by `eager`.) A model whose layers have different
+attention ranges takes one for each type of layer.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-NO_CACHE = "dummy"  # layers without keys and values of their own
+NO_CACHE = "dummy"  # layers without their own keys and values
 
 
 Views = Mapping[str, int | None]
-"""How far layers see, by their type: None is the whole text, otherwise tokens of a sliding window or of a chunk."""
+"""Attention range by type of layer: None is the whole text, otherwise the tokens of a sliding window or a chunk."""
 
 
 def views_of(config: Any) -> Views:
-    """Return how far the layers of a model with a text configuration see."""
+    """Return the attention ranges of a model's layers from its text configuration."""
     types, settings = get_layer_types_and_kwargs(config)
     found = {kind: each.get("sliding_window") for kind, each in zip(types, settings, strict=True)}
     return {kind: size for kind, size in found.items() if kind != NO_CACHE}
@@ -46,11 +46,11 @@ def attention_masks(
     """Return the bias of a pass, [texts, 1, rows, width], for the model's layers: one, or one for each type.
 
     Args:
-        views: how far they see.
-        past: int64 [texts, 1], tokens of each text before the pass, in columns 0, 1, ... in order.
+        views: their attention ranges.
+        past: int64 [texts, 1], number of tokens of each text before the pass; they lie in columns 0, 1, ... in order.
         depths: int64 [texts, rows].
         among: bool [texts, rows, rows], which rows attend to which; its columns follow those of the past.
-        width: columns.
+        width: number of columns.
         dtype: the model's type.
     """
     texts, rows = depths.shape

@@ -1,4 +1,4 @@
-"""One text of a batch: its prompt, the choice of its tokens, its end, its drafts."""
+"""One text of a batch: its prompt, token choice, stopping criteria and drafts."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ class Member:
         text: its ids, with the padding of the prompt.
         chooser: chooses its tokens.
         prompt: int64 [any], its prompt without padding.
-        past: its tokens in the pool.
+        past: number of its tokens in the pool.
         over: whether it has ended.
-        max_length: tokens with prompt and padding at which it ends at the latest; None if nothing limits it.
+        max_length: maximum tokens, including prompt and padding; None if there is no limit.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Member:
         streamer: Any = None,
         random: torch.Generator | None = None,
     ) -> None:
-        """Prepare a text; `draft` gives it drafts.
+        """Prepare a text; `draft` configures its drafts.
 
         Args:
-            input_ids: int64 [1, length], the prompt; the next three as prepared by `generate`.
+            input_ids: int64 [1, length], the prompt; this and the next three as prepared by `generate`.
             processors: logits processors.
-            criteria: when the text ends.
+            criteria: stopping criteria.
             config: configuration of this call.
             attention_mask: int [1, length], 0 at padding; None without padding.
             streamer: gets every token.
-            random: source of random numbers; None: torch's own.
+            random: random number generator; None: torch's default.
         """
         collects = bool(config.return_dict_in_generate)
         self.text = Ids(input_ids)
@@ -79,11 +79,11 @@ class Member:
         self._prompt_candidates: PromptCandidates | None = None
 
     def draft(self, drafter: Drafter | None, planner: Planner, min_prob: float = 0.0) -> "Member":
-        """Set how it is drafted, and return it.
+        """Configure drafting, and return the member.
 
         Args:
-            drafter: proposes drafts; None decodes without.
-            planner: chooses how much of a draft is verified; a copy of it is used.
+            drafter: proposes drafts; None decodes without drafts.
+            planner: chooses how much of a draft to verify; it is copied.
             min_prob: minimum probability of a drafted node.
         """
         self._drafter, self._planner, self._min_prob = drafter, copy.copy(planner), min_prob
@@ -97,24 +97,24 @@ class Member:
         return self.over
 
     def prompt_candidates(self, vocab_size: int) -> PromptCandidates | None:
-        """Return what gathers the candidates at its prompt, the same until that is read."""
+        """Return the object that gathers candidates from the prompt; the same one until the prompt is read."""
         if self.past == 0:
             self._prompt_candidates = PromptCandidates.of(self.prompt, self._drafter, vocab_size)
         return self._prompt_candidates
 
     @property
     def first_wants(self) -> Wants:
-        """What is needed of the outputs at the end of its prompt."""
+        """The outputs needed at the end of the prompt."""
         drafting = self._drafter is not None
         return Wants(self.chooser.greedy, drafting, drafting)
 
     def begin(self, rows: Rows, model: Any, room: Callable[[], int]) -> Acceptance:
-        """Emit the first token, and start its drafts unless that ends it.
+        """Emit the first token and, unless that ends the text, start its drafts.
 
         Args:
-            rows: the outputs at the end of its prompt.
+            rows: the outputs at the end of the prompt.
             model: model of transformers.
-            room: function to the maximum nodes of a draft.
+            room: function that returns the maximum nodes of a draft.
         """
         verdict = ModelVerdict(rows, self.chooser, self.first_wants)
         accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
@@ -127,7 +127,7 @@ class Member:
         return accepted
 
     def _session(self, verdict: "ModelVerdict") -> Session:
-        """Start its drafts, behind the first token."""
+        """Start drafting after the first token."""
         if self._drafter is None:
             return DisabledSession()
         candidates = verdict.candidates()
@@ -137,7 +137,7 @@ class Member:
         return self._drafter.session(ids, hidden=verdict.hidden(0), candidates=candidates)
 
     def keep(self, accepted: Acceptance | None) -> list[int]:
-        """Append accepted tokens; return the rows of the pass that stay."""
+        """Append accepted tokens; return the rows of the pass to keep."""
         if accepted is None:
             return []
         self.text.extend(accepted.tokens)
@@ -146,7 +146,7 @@ class Member:
 
 
 class DraftedText(Text):
-    """A member in the decode loop, see `draftstore.decoding.loop.Text`: its drafts fit pool, positions and text."""
+    """A member as a `draftstore.decoding.loop.Text`; its drafts respect the limits of pool, positions and text."""
 
     def __init__(
         self,
@@ -157,14 +157,14 @@ class DraftedText(Text):
         model: Any,
         room: Callable[[], int],
     ) -> None:
-        """Begin behind the first token; see `Member.begin`."""
+        """Begin after the first token; see `Member.begin`."""
         super().__init__(session, planner, member.ends, min_prob)
         self.wants = Wants(member.chooser.greedy, session.needs_candidates, session.needs_hidden)
         self._member, self._room = member, room
         self._vocab_size, self._depth_limit = vocab_size(model), depth_limit(model)
 
     def _depth(self) -> int:
-        """Return the maximum depth of a draft now: no node is verified that could not be emitted."""
+        """Return the maximum depth of a draft now: nodes that could not be emitted are not verified."""
         most = self._member.max_length
         left = NO_LIMIT if most is None else most - len(self._member.text) - 1
         return max(0, min(left, self._depth_limit(self._member.past)))
@@ -181,14 +181,14 @@ class DraftedText(Text):
         if not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocab_size:
             wrong = next(token for token in tree.tokens.tolist() if not 0 <= token < self._vocab_size)
             raise DecodingError(
-                f"the drafter proposes token {wrong}, expected an id that the model knows, below "
+                f"the drafter proposes token {wrong}, expected an id of the model's vocabulary, below "
                 f"{self._vocab_size:,}: use a store that was built with the model's own tokenizer"
             )
         tree = tree.down_to(self._depth())
         return tree if len(tree) <= self._room() else tree.prefix(self._room())
 
     def entry(self, tree: DraftTree) -> Entry:
-        """Return what a pass over a draft reads."""
+        """Return the input of a pass over a draft."""
         tokens: NDArray[np.int64] = np.empty(len(tree) + 1, np.int64)
         tokens[0], tokens[1:] = self._member.text.ids[-1], tree.tokens
         return Entry(tokens, tree, self._member.past)
@@ -220,12 +220,12 @@ class ModelVerdict:
 
 
 class Outcome(NamedTuple):
-    """What a step did to one text.
+    """The outcome of a step for one text.
 
     Attributes:
-        member: the text. It has left the batch if it is over or has failed.
+        member: the text; it has left the batch if it is over or has failed.
         step: its new tokens; None if it failed.
-        error: why it failed: its drafter, its logits processors or its stopping criteria raised this.
+        error: exception raised by its drafter, logits processors or stopping criteria.
     """
 
     member: Member

@@ -1,4 +1,4 @@
-"""A forward pass: what it reads of each text, and its outputs, kept on the device until requested."""
+"""A forward pass: its input for each text, and its outputs, kept on the device until requested."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,18 +13,18 @@ from draftstore.recycling.prompts import PromptCandidates
 from draftstore.trees.tree import DraftTree
 
 CANDIDATES = 8
-"""Most likely tokens per row, for drafters."""
+"""Number of most likely tokens per row, for drafters."""
 CHUNK = 128
-"""Logits per chunk in the search for the largest; divides nearly all vocabulary sizes."""
+"""Logits per chunk in the search for the largest ones; divides nearly all vocabulary sizes."""
 
 
 class Entry(NamedTuple):
-    """What a pass reads of one text.
+    """The input of a pass for one text.
 
     Attributes:
         tokens: int64 [n + 1], token of every row.
         tree: tree of n nodes.
-        past: tokens of the text in the pool, which is the position of row 0.
+        past: number of the text's tokens in the pool, which is the position of row 0.
     """
 
     tokens: NDArray[np.int64]
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class Wants(NamedTuple):
-    """The outputs needed from a pass besides its logits.
+    """The outputs needed from a pass in addition to its logits.
 
     Attributes:
         best: most likely token of every row.
@@ -53,10 +53,10 @@ class Pass:
         """Queue the requested outputs.
 
         Args:
-            outputs: what the model has returned.
-            rows: the last rows of each text count.
+            outputs: the model's return value.
+            rows: number of last rows of each text to use.
             wants: outputs needed.
-            hidden: what `last_hidden` has captured.
+            hidden: states captured by `last_hidden`.
         """
         self._logits = outputs.logits[:, -rows:].flatten(0, 1)
         self._hidden = hidden[-1][:, -rows:].flatten(0, 1) if hidden else None
@@ -71,7 +71,7 @@ class Pass:
 
     def fetch(self) -> NDArray[np.int64]:
         """Copy the choices, int64 [rows, any], to the host."""
-        assert self.choices is not None, "asked for what was not wanted"
+        assert self.choices is not None, "no choices were requested"
         found: NDArray[np.int64] = self.choices.cpu().numpy()
         return found
 
@@ -81,13 +81,13 @@ Fetch = Callable[[], NDArray[np.int64]]
 
 
 class Rows(NamedTuple):
-    """The outputs of one text, n + 1 rows; they are not used after the next pass.
+    """The outputs of one text, n + 1 rows; invalid after the next pass.
 
     Attributes:
         all_logits: [n + 1, vocabulary], raw, on the device.
         states: [n + 1, d], the last hidden states, or None.
         fetch: returns the choices of all texts.
-        own: the rows of this text among them.
+        own: the rows of this text among these.
         offset: the first column of candidates.
     """
 
@@ -103,7 +103,7 @@ class Rows(NamedTuple):
         return found
 
     def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, filled up with -1."""
+        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, padded with -1."""
         return self.fetch()[self.own, self.offset :].astype(np.int32)
 
     def logits(self, row: int) -> torch.Tensor:
@@ -111,7 +111,7 @@ class Rows(NamedTuple):
         return self.all_logits[row : row + 1]
 
     def hidden(self, row: int) -> NDArray[np.float16] | None:
-        """Return float16 [d], the last hidden state at a row, infinite beyond the type's range; None if unknown."""
+        """Return float16 [d], the last hidden state at a row (overflow gives infinity); None if unknown."""
         if self.states is None:
             return None
         state: NDArray[np.float16] = self.states[row].half().cpu().numpy()
@@ -122,7 +122,7 @@ def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
     """Return int64 [n + 1, any], the most likely token and the candidates of every row, as requested.
 
     The top values are searched only in the chunks with the largest maxima: a maximum without its index takes a tenth of
-    the time of one with it, and the whole a quarter of the time of `argmax` and `topk`.
+    the time of one with an index, and the whole search a quarter of the time of `argmax` and `topk`.
 
     Args:
         logits: [n + 1, vocabulary].
@@ -164,11 +164,11 @@ def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
     """Capture the input of the model's head in this thread: the last hidden states, after the final norm.
 
-    A model is shared: other threads may run passes of other texts meanwhile.
+    A model is shared: other threads may be running passes of other texts.
 
     Yields:
-        A list that receives [texts, rows, d] for every forward pass inside the block; it stays empty if not wanted or
-        if the model has no head of its own.
+        A list that receives [texts, rows, d] for every forward pass inside the block; it stays empty if `wanted` is
+        False or the model has no head of its own.
     """
     caught: list[torch.Tensor] = []
     head = model.get_output_embeddings() if wanted else None
@@ -189,7 +189,7 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
 
 
 def gathering(prompt_candidates: PromptCandidates | None, model: Any) -> AbstractContextManager[None]:
-    """Gather candidates, if they are wanted; see `PromptCandidates.reading`."""
+    """Gather prompt candidates, if any are requested; see `PromptCandidates.reading`."""
     return nullcontext() if prompt_candidates is None else prompt_candidates.reading(model, _top_candidates)
 
 

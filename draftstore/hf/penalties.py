@@ -1,4 +1,4 @@
-"""A logits processor of requests: penalties for tokens in the answer, and biases for single tokens."""
+"""A logits processor: penalties for tokens in the answer, and biases for single tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ class Penalties(LogitsProcessor):
         """Prepare for one answer.
 
         Args:
-            prompt_tokens: number of ids before it.
+            prompt_tokens: number of ids before the answer.
             presence: subtracted from the logit of each token in the answer.
             frequency: the same for each occurrence.
             bias: added to logits, by token id.
@@ -33,7 +33,7 @@ class Penalties(LogitsProcessor):
         self._bias = torch.tensor(list((bias or {}).values()), dtype=torch.float32)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Return the new logits, [texts, vocab_size], behind int64 [texts, length]."""
+        """Return the new logits, [texts, vocab_size], after int64 [texts, length]."""
         answer = input_ids[:, self._start :].to(scores.device)
         counts = torch.zeros_like(scores).scatter_add_(1, answer, torch.ones_like(answer, dtype=scores.dtype))
         scores = scores - self._frequency * counts - self._presence * (counts > 0)

@@ -22,8 +22,8 @@ TYPICAL = {
     "cpu": CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.5, 1.5, 1.8, 2.2, 2.8, 4.3, 7.0)),
     "cuda": CostCurve((1, 16, 32, 64, 128), (1.0, 1.1, 1.2, 1.4, 1.8)),
 }
-"""Curves where none was measured, in plain passes: of a small model on two cores, and of an 8B model on a large GPU by
-its bandwidth and arithmetic. They keep drafts that do not pay from being verified."""
+"""Default curves if none was measured, relative to a plain pass: of a small model on two cores, and of an 8B model on a
+large GPU, computed from its bandwidth and arithmetic. They prevent verification of drafts that are not worth it."""
 
 
 class Effort(Options):
@@ -49,7 +49,7 @@ class VerificationPlan(NamedTuple):
 
 
 def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
-    """Return a planner for a model: with its measured cost curve, else a typical one for such devices.
+    """Return a planner for a model: with its measured cost curve, else one typical of such devices.
 
     Raises:
         CurveError: the named curve cannot be read, or belongs to another model or device.
@@ -59,11 +59,13 @@ def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
     device = loaded.model.device.type
     if effort.fixed:
         budget = FIXED_BUDGETS.get(device, BUDGET) if effort.budget is None else effort.budget
-        return VerificationPlan(Fixed(budget), f"at most {counted(budget, 'node')} a pass, whatever the cost")
+        return VerificationPlan(
+            Fixed(budget), f"at most {counted(budget, 'node')} per pass, regardless of cost"
+        )
     budget = BUDGET if effort.budget is None else effort.budget
     named = effort.curve
     curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
-    words = f"at most {counted(budget, 'node')} a pass, where they are worth their cost"
+    words = f"at most {counted(budget, 'node')} per pass, if worth their cost"
     if curve is None:
         words += f" on a typical {device}: `draftstore tune` measures this one"
     return VerificationPlan(CostPlanner(curve or TYPICAL.get(device, TYPICAL["cuda"]), budget), words)

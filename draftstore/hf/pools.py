@@ -1,15 +1,15 @@
-"""Keys and values of several texts, of all layers in few tensors, updated in place.
+"""The KV cache of several texts: all layers in a few tensors, updated in place.
 
-    keys, values     [layers, slots, heads, length, size], for all layers that are alike
+    keys, values     [layers, slots, heads, length, size], for all layers of the same shape
 
-Every text has a slot, in which its tokens lie one after the other from column 0 on, whatever the others have: there are
-no gaps and no padding, so nothing must be compacted. Layers with a window keep everything too: their mask ends there.
+Every text has a slot, which holds its tokens consecutively from column 0 on, independent of other texts: there are no
+gaps and no padding, so nothing needs compaction. Layers with a window also keep everything: the mask limits them.
 
-    slot 0    a b c d e f g | root n0 n1 n2           a pass appends as many rows to each text, at its own end;
-    slot 1    p q r | root n0 n1 n2                   accepted rows are moved to the front of what it appended
+    slot 0    a b c d e f g | root n0 n1 n2           a pass appends the same number of rows to each text;
+    slot 1    p q r | root n0 n1 n2                   accepted rows are moved to the front of these
 
-Rows are moved by one gather and one scatter for each tensor, whatever the number of layers and texts. Addresses never
-change, as CUDA graphs require, until the pool is resized.
+Rows are moved by one gather and one scatter for each tensor, regardless of the number of layers and texts. Addresses,
+on which CUDA graphs depend, change only when the pool is resized.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 CPU_SHARE, GPU_SHARE = 0.5, 0.85
-"""Shares of the free memory that the texts of a batch may take."""
+"""Shares of free memory that the texts of a batch may use."""
 
 
 class CachePool:
@@ -29,10 +29,10 @@ class CachePool:
 
     Attributes:
         slots: maximum texts.
-        length: maximum tokens of a text, rows of a pass included.
+        length: maximum tokens of a text, including the rows of a pass.
         texts: slots that the current pass writes to and sees.
-        places: int64 [texts, rows], columns that it writes its rows to; of one text the first of them may do.
-        width: columns that it sees.
+        places: int64 [texts, rows], columns that it writes its rows to; for a single text, possibly just the first one.
+        width: number of columns that it sees.
         cache: the pool as a cache of the model.
     """
 
@@ -40,7 +40,7 @@ class CachePool:
         """Prepare an empty pool.
 
         Args:
-            like: a filled cache of the model.
+            like: a filled cache of the model, as a template.
             slots: maximum texts.
             rows: maximum rows of a pass that are kept.
         """
@@ -75,22 +75,22 @@ class CachePool:
         self.cache = Cache(layers=[_Layer(self, *self._of(index)) for index in range(self._layers)])
 
     def _of(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return keys and values of a layer, [slots, heads, length, size]; None of one that has no own."""
+        """Return keys and values of a layer, [slots, heads, length, size]; None if it has none of its own."""
         if layer not in self._homes:
             return None, None
         group, place = self._homes[layer]
         return self._states[2 * group][place], self._states[2 * group + 1][place]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of one slot to another, and clear what lies behind them."""
-        # Numbers that are not finite must not stay: a hidden row has a weight of 0, and 0 times NaN is NaN.
+        """Copy the first tokens of one slot to another, and clear the rest of the target."""
+        # Non-finite values must not remain: a masked row has a weight of 0, and 0 times NaN is NaN.
         for states in self._states:
             if source != target:
                 states[:, target, :, :length] = states[:, source, :, :length]
             states[:, target, :, length:] = 0
 
     def most_tokens(self) -> int:
-        """Return how many tokens of all slots together there is memory for now: half of a CPU's, most of a GPU's."""
+        """Return the total tokens that fit into the memory that is free now: half of a CPU's, most of a GPU's."""
         each = sum(len(one) * one.shape[2] * one.shape[4] * one.element_size() for one in self._states)
         device = self._states[0].device
         if device.type == "cuda":
@@ -98,16 +98,16 @@ class CachePool:
         return int(CPU_SHARE * psutil.virtual_memory().available) // each
 
     def resize(self, length: int, used: int, texts: int) -> None:
-        """Allocate anew for texts of a length, and copy the first columns of the texts and of the last slot."""
+        """Reallocate for a new maximum length, keeping the first `used` columns of the texts and of the last slot."""
         held = {*range(texts), self.slots - 1}
         try:
-            with torch.inference_mode(mode=False), torch.no_grad():  # must be writable outside of it
+            with torch.inference_mode(mode=False), torch.no_grad():  # must be writable outside inference mode
                 for index, old in enumerate(self._states):
                     new = old.new_zeros((*old.shape[:3], length, old.shape[4]))
                     for slot in held:  # the others take no memory on a CPU until they are written
                         new[:, slot, :, :used] = old[:, slot, :, :used]
                     self._states[index] = new
-                    del old, new  # frees it before the next one is allocated
+                    del old, new  # free it before the next one is allocated
         except BaseException:
             self._states = [each[..., :0, :].clone() for each in self._states]
             raise
@@ -116,20 +116,20 @@ class CachePool:
                 self._prepare()
 
     def move(self, pasts: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
-        """Copy rows of the last pass to its front, in all texts and layers at once.
+        """Copy rows of the last pass to its front, in all texts and layers together.
 
         Args:
             pasts: tokens of each text before the pass.
-            kept: rows to keep of each text, ascending and distinct; none undoes the pass.
+            kept: rows to keep of each text, ascending and distinct; an empty list undoes the pass.
         """
         settled = min(map(rows_in_place, kept))
         count = max(map(len, kept)) - settled
         if count <= 0:
             return
-        # This buffer's last copy is done: a later pass has already returned a token.
+        # The previous copy from this buffer is complete: a later pass has already returned a token.
         source = self._source[: 2 * len(kept) * count].view(2, len(kept), count)
         moves = source.numpy()
-        moves[:] = np.arange(settled, settled + count)  # without a row to keep, a column stays
+        moves[:] = np.arange(settled, settled + count)  # columns without a row to keep stay
         for text, rows in enumerate(kept):
             moves[0, text, : max(0, len(rows) - settled)] = rows[settled:]
         moves += np.asarray(pasts)[:, None]
@@ -141,7 +141,7 @@ class CachePool:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """A layer of the pool as a cache of the model: new keys and values go to the places set in the pool."""
+    """A layer of the pool as a cache layer of the model: new keys and values go to the places set in the pool."""
 
     is_compileable = True
     is_sliding = False
@@ -153,7 +153,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def lazy_initialization(self, *_states: torch.Tensor) -> None:
-        """Do nothing: the pool is allocated."""
+        """Do nothing: the pool is already allocated."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
@@ -168,16 +168,16 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 texts[:, :, places : places + rows] = states
             else:
                 index = places.to(states.device)[:, None, :, None].expand(states.shape)
-                texts.scatter_(2, index, states.to(own.dtype))  # others under autocast
+                texts.scatter_(2, index, states.to(own.dtype))  # the type differs under autocast
             seen.append(texts[:, :, : pool.width])
         return seen[0], seen[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (named so by transformers)
-        """Return the columns of a mask."""
+        """Return the width of a mask, and its offset."""
         return self._pool.width, 0
 
     def get_seq_length(self) -> int:
-        """Return 0: positions and mask are always given, so no model uses it."""
+        """Return 0: positions and mask are always given, so no model uses this value."""
         return 0
 
     def get_max_length(self) -> int:

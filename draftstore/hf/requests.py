@@ -12,7 +12,7 @@ from draftstore.decoding.grammars import Grammar
 from draftstore.options import Options, Shown
 
 GREEDY = 1e-5
-"""Temperatures below this take the most likely token."""
+"""Temperatures below this select the most likely token."""
 
 
 class Drawing(Options):
@@ -21,7 +21,7 @@ class Drawing(Options):
     temperature: Annotated[float, Shown(unset="0")] = Field(
         0.0,
         ge=0,
-        description="Temperature of sampling; 0 always takes the most likely token.",
+        description="Sampling temperature; 0 always takes the most likely token.",
         examples=[0.7],
     )
     top_p: float = Field(
@@ -37,15 +37,15 @@ class Drawing(Options):
 class Sampling:
     """Sampling settings.
 
-    None takes a setting from the model's generation configuration, or if that lacks it, OpenAI's default: temperature
-    1, no filter.
+    None means the value of the model's generation configuration or, failing that, OpenAI's default: temperature 1, no
+    filter.
 
     Attributes:
         temperature: below `GREEDY` the most likely token is taken.
         top_p: probability mass of nucleus sampling; 0 is greedy.
         top_k: number of most likely tokens kept; 0 keeps all.
         min_p: minimum probability relative to the highest.
-        repetition_penalty: for every token of prompt and answer; 1 is none.
+        repetition_penalty: applies to every token of prompt and answer; 1 is none.
         presence: subtracted from the logit of each token in the answer so far.
         frequency: the same for each occurrence.
         bias: added to logits, by token id.
@@ -71,13 +71,13 @@ class GenerationRequest:
         prompt: int32 [n], at least one id.
         max_tokens: maximum tokens of the answer.
         sampling: sampling settings.
-        min_tokens: number of tokens before which no token may end the answer.
-        ignore_eos: whether the model's own ends do not end the answer.
+        min_tokens: minimum tokens of the answer.
+        ignore_eos: whether the model's end-of-text ids do not end the answer.
         stop_ids: further ids that end the answer.
         budget: maximum nodes of a draft; 0 decodes without drafts, None leaves it to the planner.
-        prediction: int32 [any], what is expected as the answer: drafts are taken from it too. None: nothing is.
-        live: whether drafts come from the live store, if there is one, and the answer goes there.
-        grammar: what the answer must follow; None: nothing.
+        prediction: int32 [any], the expected answer, an additional source of drafts; None: no prediction.
+        live: whether to draft from the live store, if there is one, and to append the answer to it.
+        grammar: grammar that the answer must follow; None: no grammar.
     """
 
     prompt: NDArray[np.int32]
@@ -92,5 +92,5 @@ class GenerationRequest:
     grammar: Grammar | None = None
 
     def ends(self, own: Iterable[int]) -> list[int]:
-        """Return the ids that end the answer of a model with its `own`."""
+        """Return the ids that end the answer, given the model's `own` end-of-text ids."""
         return [*(() if self.ignore_eos else own), *self.stop_ids]

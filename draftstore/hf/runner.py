@@ -1,21 +1,21 @@
-"""Forward passes of one model over the texts of a pool; on a GPU as CUDA graphs.
+"""Forward passes of one model over the texts of a pool, as CUDA graphs on a GPU.
 
-A pass over a tree of 20 nodes runs some thousand small kernels; launching them takes the CPU longer than the GPU needs
-to read an 8B model's weights. A CUDA graph is launched at once. It always computes the same shapes at the same
-addresses, so all inputs and outputs of a pass lie in static buffers:
+A pass over a tree of 20 nodes runs about a thousand small kernels; launching them takes the CPU longer than the GPU
+needs to read an 8B model's weights. A CUDA graph is launched in one call. It always computes the same shapes at the
+same addresses, so all inputs and outputs of a pass lie in static buffers:
 
     pool      keys, values of all texts and layers, see `draftstore.hf.pools`
     integers  of each text: tokens in the pool, and ids and depths of the rows    host -> device, pinned
     among     bool [texts, rows, rows], which row attends to which                host -> device, pinned
     choices   int64 [texts x rows, 1 or 9], the most likely tokens                device -> host, pinned
 
-For graphs the number of texts is padded to a power of two, the rows of each to the next of `BUCKETS`, and attention
-sees 256, 512, 1024, ... columns of the pool, as many as the texts need. Padding attends to the past and to itself,
-nothing attends to it, and its keys lie behind the last row, where the next pass overwrites them. Without graphs a pass
-has the texts, rows and columns that it needs.
+For graphs, the number of texts is padded to a power of two, the rows of each to the next of `BUCKETS`, and the columns
+of the pool that attention sees to 256, 512, 1024, ... Padding attends to the past and to itself, nothing attends to it,
+and its keys lie after the last row, where the next pass overwrites them. Without graphs, a pass has just the texts,
+rows and columns that it needs.
 
 A graph is captured when its shape first occurs, after warm-up runs of the same pass on a separate stream. All graphs of
-a model share one memory pool and one tensor for logits: the outputs of one graph are not used once the next one runs.
+a model share one memory pool and one tensor for logits: the outputs of a graph are invalid once the next one runs.
 """
 
 import logging
@@ -42,9 +42,9 @@ TEXTS = (1, 2, 4, 8, 16, 32, 64)
 """Possible numbers of texts in a graph."""
 MAX_ROWS = BUCKETS[-1]
 MAX_TOGETHER = 512
-"""Maximum rows of a pass over several texts: more of them cost as much as passes of their own."""
+"""Maximum rows of a pass over several texts: more cost as much as separate passes."""
 LEAST_WIDTH = 256
-"""Minimum columns of attention in a graph; the number doubles as the text grows, up to the length of the pool."""
+"""Minimum columns of attention in a graph; doubled as the text grows, up to the length of the pool."""
 MAX_GRAPHS = 128
 """Maximum graphs of a model; the least recently used one is dropped."""
 WARM_UPS = 2
@@ -54,7 +54,7 @@ LOG = logging.getLogger(__name__)
 
 
 class PassShape(NamedTuple):
-    """What a graph is captured for: numbers of texts, of rows of each, of columns that they see; outputs needed."""
+    """The key of a graph: numbers of texts, of rows of each, and of columns that they see; outputs needed."""
 
     texts: int
     rows: int
@@ -66,11 +66,11 @@ class Runner:
     """Runs the passes of one model.
 
     Attributes:
-        pool: keys and values.
+        pool: keys and values of all texts.
     """
 
     def __init__(self, model: Any, pool: CachePool, views: Views, *, graphs: bool) -> None:
-        """Allocate buffers; with `graphs`, passes are captured, and padded for that: see `takes_graphs`."""
+        """Allocate buffers; with `graphs`, passes are padded and captured: see `takes_graphs`."""
         self._model = weakref.ref(model)
         self.pool, self.graphs = pool, graphs
         self._views = views
@@ -89,7 +89,7 @@ class Runner:
         self._sent, self._copied = _event(device), _event(device)
 
     def forget(self) -> None:
-        """Drop all graphs: the pool has been resized."""
+        """Drop all graphs, after the pool was resized."""
         self._captured.clear()
 
     def room(self, texts: int) -> int:
@@ -98,7 +98,7 @@ class Runner:
         return max(size for size in BUCKETS if size <= most)
 
     def run(self, entries: Sequence[Entry], wants: Wants) -> list[Rows]:
-        """Run a pass over texts, those of slots 0, 1, ...; return the outputs of each."""
+        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each."""
         shape = self._shape_of(entries, wants)
         # Tensors that are kept must be writable inside and outside of inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -117,12 +117,12 @@ class Runner:
         wants: Wants,
         prompt_candidates: PromptCandidates | None = None,
     ) -> Rows:
-        """Read tokens of one text at once, without a graph; return the outputs of the last one.
+        """Read tokens of one text in one pass, without a graph; return the outputs of the last one.
 
         Args:
-            slot: slot of the text, in which it has `past` tokens.
-            tokens: int64 [any], the next ones.
-            prompt_candidates: gathers the candidates at all of them.
+            slot: slot of the text, which holds `past` of its tokens.
+            tokens: int64 [any], the next tokens.
+            prompt_candidates: gathers the candidates at all these tokens.
         """
         model = self._model()
         assert model is not None
@@ -170,7 +170,7 @@ class Runner:
             self._sent.record(torch.cuda.current_stream(self._device))
 
     def _compute(self, shape: PassShape, start: int | None = None) -> Pass:
-        """Run the pass from the buffers, capturable: no value is read on the host."""
+        """Run the pass from the buffers; capturable, since the host reads no values."""
         texts, rows, width, wants = shape
         pasts, ids, depths = _parts(self._integers[: texts * (1 + 2 * rows)], texts, rows)
         among = self._among[: texts * rows * rows].view(texts, rows, rows)
@@ -218,7 +218,7 @@ class Runner:
         return shared.copy_(logits)
 
     def _replay(self, shape: PassShape) -> Pass | None:
-        """Run a pass as a graph, captured if it is the first of its shape; None if it cannot be captured."""
+        """Run a pass as a graph, captured on first use of its shape; None if it cannot be captured."""
         if shape not in self._captured:
             self._captured[shape] = self._capture(shape)
             if len(self._captured) > MAX_GRAPHS:
@@ -231,7 +231,7 @@ class Runner:
         return captured[1]
 
     def _copy(self, replayed: Pass) -> Fetch:
-        """Queue the copy of a graph's choices to the host; return what waits for it."""
+        """Queue the copy of a graph's choices to the host; return a function that waits for it."""
         if replayed.choices is None:
             return replayed.fetch
         host = self._host_choices[: replayed.choices.numel()].view(replayed.choices.shape)
@@ -246,7 +246,7 @@ class Runner:
 
     def _capture(self, shape: PassShape) -> tuple[Any, Pass] | None:
         """Capture the graph of a shape, and its outputs; None if the model cannot be captured."""
-        # This also computes the buffers' present content, which is harmless.
+        # This also runs the pass on the current content of the buffers, which is harmless.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -262,7 +262,7 @@ class Runner:
                     outputs = self._compute(shape)
             except RuntimeError as error:
                 name = type(self._model()).__name__
-                LOG.warning("%s cannot be captured as a CUDA graph (%s): it runs without", name, error)
+                LOG.warning("%s cannot be captured as a CUDA graph (%s): it runs without one", name, error)
                 return None
         return graph, outputs
 
@@ -274,19 +274,19 @@ def _parts(integers: Any, texts: int, rows: int) -> tuple[Any, Any, Any]:
 
 
 def padded(count: int, sizes: Sequence[int]) -> int:
-    """Return the next of some ascending sizes; the count itself beyond the last."""
+    """Return the smallest of ascending sizes that is not below a count; beyond the last, the count itself."""
     return next((size for size in sizes if size >= count), count)
 
 
 _IDLE: "weakref.WeakKeyDictionary[Any, tuple[int, Runner]]" = weakref.WeakKeyDictionary()
-"""Returned runners whose graphs are worth keeping, with the marks of their models."""
+"""Returned runners whose graphs are worth keeping, each with the mark of its model; see `mark_of`."""
 
 
 def take_runner(model: Any, most: int) -> Runner:
     """Return a runner for `most` texts: one that was returned, or one with an empty pool."""
     mark, idle = _IDLE.pop(model, (0, None))
     slots = 1 if most == 1 else 1 + (padded(most, TEXTS) if takes_graphs(model) else most)
-    # One for more texts would take their share of the tokens too.
+    # A runner for more texts would divide the tokens among all of these.
     if idle is not None and mark == mark_of(model) and idle.pool.slots == slots:
         return idle
     del idle
@@ -294,14 +294,17 @@ def take_runner(model: Any, most: int) -> Runner:
 
 
 def return_runner(model: Any, runner: Runner) -> None:
-    """Leave memory and graphs to the next that takes a runner of this model."""
+    """Keep memory and graphs for the next caller of `take_runner` with this model."""
     if runner.graphs:
         _IDLE[model] = mark_of(model), runner
 
 
 def new_runner(model: Any, slots: int) -> Runner:
     """Return a runner with an empty pool for up to `slots` texts."""
-    with torch.inference_mode(mode=False), torch.no_grad():  # the buffers must be writable outside of it
+    with (
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+    ):  # the buffers must be writable outside inference mode
         pool = CachePool(_filled(model), slots, MAX_ROWS)
         views = views_of(model.config.get_text_config(decoder=True))
         return Runner(model, pool, views, graphs=takes_graphs(model))
@@ -311,7 +314,7 @@ _FILLED: "weakref.WeakKeyDictionary[Any, tuple[Any, DynamicCache]]" = weakref.We
 
 
 def _filled(model: Any) -> DynamicCache:
-    """Return a cache of one token, which has the shapes of the model's layers; it is read once."""
+    """Return a cache of one token, which shows the shapes of the model's layers; computed once."""
     mark = mark_of(model), torch.is_autocast_enabled(model.device.type)
     if _FILLED.get(model, (None,))[0] != mark:
         filled = DynamicCache(config=model.config)
@@ -321,13 +324,13 @@ def _filled(model: Any) -> DynamicCache:
 
 
 def mark_of(model: Any) -> int:
-    """Return a hash of what graphs and shapes depend on: the weights' addresses and type, attention and mode."""
+    """Return a hash of all that graphs and shapes depend on: the weights' addresses and type, attention and mode."""
     places = tuple(parameter.data_ptr() for parameter in model.parameters())
     return hash((places, model.dtype, model.config._attn_implementation, model.training))
 
 
 def takes_graphs(model: Any) -> bool:
-    """Return True if the passes of a model are captured as CUDA graphs: on one GPU, and the same every time."""
+    """Return True if the passes of a model are captured as CUDA graphs: on a single GPU, with static control flow."""
     quantizer = getattr(model, "hf_quantizer", None)
     return (
         model.device.type == "cuda"

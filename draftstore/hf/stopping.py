@@ -1,6 +1,6 @@
 """Stopping criteria of transformers, evaluated for every token as in plain `generate`.
 
-The three in nearly every request (length, EOS, time) need no tensors; all others get the text up to the token.
+The three in nearly every request (length, EOS, time) need no tensors; all others get the text including the token.
 """
 
 import time
@@ -33,7 +33,7 @@ class StopRules:
         Args:
             criteria: a `StoppingCriteriaList`.
             text: the text being decoded.
-            chooser: has the scores that criteria may need.
+            chooser: provides the scores that criteria may need.
         """
         self.max_length: int | None = criteria.max_length
         self._text = text

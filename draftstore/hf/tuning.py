@@ -1,11 +1,11 @@
-"""The cost curve of a model on this device: seconds of a forward pass by its rows, measured, stored and found again.
+"""The cost curve of a model on this device: seconds per forward pass by number of rows, measured and stored.
 
     curve = find_curve(model)                   stored by `draftstore tune`, or None
     planner = CostPlanner(curve)                see `draftstore.decoding.budget`
 
 A pass is timed as in decoding: over a tree, with a filled cache, until its tokens are on the host. Numbers of rows are
-interleaved, so that a slowdown of the machine affects all of them; the lower quartile counts. Where it is far above the
-fastest pass, other work disturbs the passes: they are repeated, and in the end refused.
+interleaved, so that a slowdown of the machine affects all of them; the lower quartile counts. If it is far above the
+fastest pass, other work is disturbing the measurement: passes are repeated, and finally rejected.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def conditions_of(model: Any, name: str | None = None) -> Conditions:
 
 
 def _shape_of(model: Any) -> str:
-    """Return a hash of the model's type, and of its parameters' names, shapes and types."""
+    """Return a hash of the model's type and its parameters' names, shapes and types."""
     parameters = [[name, list(each.shape), str(each.dtype)] for name, each in model.named_parameters()]
     text = json.dumps([model.config.model_type, *parameters])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -108,16 +108,16 @@ def measure(
 
     Args:
         model: model of transformers, on its device.
-        context: tokens in the cache; fewer if the model has no room for them and the largest pass.
-        repeats: timed passes for each number of rows; up to four times as many where they differ by more than `spread`.
+        context: tokens in the cache; reduced if the model has no room for them and the largest pass.
+        repeats: timed passes for each number of rows; up to four times as many if they differ by more than `spread`.
         spread: how far the lower quartile may be above the fastest pass, as a share of it.
         rows: numbers of rows, ascending, starting with 1.
         name: name of the model.
         on_pass: called after every pass with the passes done and the total.
 
     Raises:
-        CurveError: passes differ too much to be believed.
-        DecodingError: the model takes no drafts.
+        CurveError: passes differ too much for a reliable result.
+        DecodingError: the model does not support drafts.
         ModelError: the model has no room for such passes.
     """
     require_exact(model)
@@ -152,13 +152,13 @@ def measure(
     worst = max(left, key=lambda count: _spread(times[count]))
     raise CurveError(
         f"forward passes over {counted(worst, 'row')} took {1000 * min(times[worst]):.1f} ms at best, and most of them "
-        f"at least {1000 * _quartile(times[worst]):.1f} ms, so no curve is stored: stop what else keeps this machine "
-        "busy, and measure again (--spread allows larger differences)"
+        f"at least {1000 * _quartile(times[worst]):.1f} ms, so no curve is stored: stop other work on this machine "
+        "and measure again (--spread allows larger differences)"
     )
 
 
 def _quartile(times: list[float]) -> float:
-    """Return the time within which a quarter of the passes ended."""
+    """Return the lower quartile."""
     return sorted(times)[len(times) // 4]
 
 
@@ -172,14 +172,12 @@ def _room_for(model: Any, context: int, rows: int) -> int:
     end = positions_of(model)
     room = context if end is None else min(context, end - rows)
     if room < 1:
-        raise ModelError(
-            f"the model has {end} positions, expected more than {rows}, the rows of the largest pass"
-        )
+        raise ModelError(f"the model has {end} positions; the largest pass of {rows} rows needs more")
     return room
 
 
 def _entry(count: int, past: int, vocab_size: int) -> Entry:
-    """Return what a pass over `count` rows reads: a binary tree."""
+    """Return the input of a pass over `count` rows: a binary tree."""
     nodes = np.arange(count - 1)
     tokens = (nodes * 7919 % vocab_size).astype(np.int32)
     parents = ((nodes + 1) // 2 - 1).astype(np.int16)

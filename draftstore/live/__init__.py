@@ -1,1 +1,1 @@
-"""Live stores: documents that draft from the next request on, kept in a log that processes share."""
+"""Live stores: documents available for drafts from the next request on, kept in a log shared by processes."""

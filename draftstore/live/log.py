@@ -1,13 +1,13 @@
-"""The log of a live store: its documents on disk, in segments that one process each appends to.
+"""The log of a live store: its documents on disk, in segments that are each appended to by one process.
 
     live.json                  the vocabulary: size, name and fingerprint of the tokenizer
-    0001767225600000-9f3a.live a segment: records one after the other; its process holds its lock
-    0001767225600000-9f3a.rest a segment that a published store holds: out of memory, still a source of the collection
-    removed.json               what was taken down, and how often that changed: see `draftstore.live.removing`
-    tokenizer/                 the tokenizer, where a collection reads the log
+    0001767225600000-9f3a.live a segment: consecutive records; its process holds its lock
+    0001767225600000-9f3a.rest a segment at rest: published, so out of memory, but still a source of the collection
+    removed.json               take-downs and the state of their last change: see `draftstore.live.removing`
+    tokenizer/                 the tokenizer, if a collection reads the log
 
-A record is a head and token ids, i32. A process that ends while it writes leaves a torn last record, which is skipped.
-What is taken down is overwritten in place. Segments are readable by their owner alone: they hold what people read.
+A record is a header and token ids, i32. A process that ends while writing leaves a partial last record, which is
+skipped. Removed documents are overwritten in place. Only their owner can read the segments: they contain user data.
 """
 
 import fcntl
@@ -30,15 +30,15 @@ from draftstore.storage.files import write_json
 from draftstore.storage.locks import lock
 
 LEAD = 8
-"""Tokens of a prompt before its answer: the turn marks of chat templates, and a little more."""
+"""Tokens of a prompt kept before its answer: the turn markers of chat templates, and a little more."""
 MODE = 0o600
 LIVE, REST = ".live", ".rest"
 SEGMENT_SECONDS = 3600.0
-"""Age at which a segment is closed; a nightly rebuild takes all but the last hour out of memory."""
+"""Age at which a segment is closed; a nightly rebuild removes all but the last hour from memory."""
 LOGGED_TOKENS = 64
-"""Bytes of the log for each byte of the ids in memory; beyond that the oldest segments go."""
+"""Maximum bytes of the log per byte of ids in memory; beyond that, the oldest segments are deleted."""
 _HEAD = struct.Struct("<IBBHIId")
-"""CRC-32 of the rest, kind, 1 where a response log has the document, 0, tokens, those of the prompt, unix seconds."""
+"""CRC-32 of the rest, kind, 1 if a response log has the document, 0, tokens, tokens of the prompt, Unix seconds."""
 _DOCUMENT, _ERASED, _APPLIED = range(3)
 _TOKEN = np.dtype("<i4")
 
@@ -48,9 +48,9 @@ class Document(NamedTuple):
 
     Attributes:
         ids: int32 [any].
-        lead: how many of the first ids are the end of the prompt; the rest is the answer.
-        elsewhere: whether a response log has the answer, from which collections take it then.
-        created: unix seconds; 0: now.
+        lead: number of first ids that are the end of the prompt; the rest is the answer.
+        elsewhere: whether a response log has the answer; then collections take it from there.
+        created: Unix seconds; 0: now.
     """
 
     ids: NDArray[np.int32]
@@ -60,7 +60,7 @@ class Document(NamedTuple):
 
     @classmethod
     def of(cls, prompt: NDArray[np.integer], output: ArrayLike, *, elsewhere: bool = False) -> "Document":
-        """Return the document of an answer: with the end of its prompt, so that openings of answers are found."""
+        """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted."""
         lead = np.asarray(prompt[max(0, len(prompt) - LEAD) :], np.int32)
         return cls(np.concatenate([lead, np.asarray(output, np.int32)]), len(lead), elsewhere)
 
@@ -72,7 +72,7 @@ class _Record(NamedTuple):
 
 
 def segments(folder: Path, *kinds: str) -> list[Path]:
-    """Return the segments of a log from the oldest on, of all kinds or of some."""
+    """Return the segments of a log, oldest first, of all kinds or of those given."""
     found = (path for path in folder.glob("*-*.*") if path.suffix in (kinds or (LIVE, REST)))
     return sorted(found, key=lambda path: path.name)
 
@@ -86,7 +86,7 @@ def documents(path: Path) -> Iterator[tuple[int, Document]]:
 
 
 def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[list[Document], int]:
-    """Return the documents of a segment from a position on, and the position behind the last whole one."""
+    """Return the documents of a segment from a position on, and the position after the last complete one."""
     with path.open("rb") as file:
         file.seek(start)
         data = file.read(-1 if stop is None else stop - start)
@@ -99,7 +99,7 @@ def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[lis
 
 
 def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
-    """Overwrite the unwanted documents of a segment, also while its process appends; return their number."""
+    """Overwrite unwanted documents of a segment, even while its process is appending; return their number."""
     with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
         hits = [r for r in _records(file.read(), 0) if r.kind == _DOCUMENT and unwanted(r.document)]
         for record in hits:
@@ -112,7 +112,7 @@ def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
 
 
 def is_open(path: Path) -> bool:
-    """Return True if a process appends to a segment."""
+    """Return True if a process is appending to a segment."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -122,53 +122,53 @@ def is_open(path: Path) -> bool:
 
 
 def applied(path: Path) -> int:
-    """Return the last state of take-downs that the process of a segment has applied; 0: none."""
+    """Return the latest state of take-downs that the process of a segment has applied; 0: none."""
     return max(
         (int(r.document.created) for r in _records(path.read_bytes(), 0) if r.kind == _APPLIED), default=0
     )
 
 
 def put_to_rest(folder: Path, held: Callable[[Document], bool]) -> int:
-    """Take the closed segments out of memory all of whose documents a published store holds; return their number."""
+    """Put to rest closed segments whose documents are all in a published store; return their number."""
     closed = filter(_is_closed, segments(folder, LIVE))
     return _each(folder, lambda path: path.rename(path.with_suffix(REST)), _all_are(held, closed))
 
 
 def drop_rested(folder: Path, unwanted: Callable[[Document], bool]) -> int:
-    """Remove the segments at rest none of whose documents is wanted any more; return their number."""
+    """Delete segments at rest whose documents are all unwanted; return their number."""
     return _each(folder, Path.unlink, _all_are(unwanted, segments(folder, REST)))
 
 
 class Writer:
-    """Appends to segments of this process, each written in one piece; nothing is synced.
+    """Appends to segments of this process, with one write per call and no fsync.
 
     Attributes:
-        path: the present segment.
-        size: its bytes.
+        path: the current segment.
+        size: its size in bytes.
     """
 
     def __init__(self, folder: Path, tokens: int) -> None:
-        """Write to a folder, which is made; OSError if that fails."""
+        """Write to a folder, creating it if necessary; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
         self._file = -1
         self._open()
 
     def append(self, taken: Iterable[Document]) -> None:
-        """Write documents, whole or not at all; OSError if the disk is full."""
+        """Write all documents or none; OSError if the disk is full."""
         now = time.time()
         self._write(
             b"".join(_encode(each._replace(created=each.created or now), _DOCUMENT) for each in taken)
         )
 
     def apply(self, state: int) -> None:
-        """Note, unless the segment says so, that memory holds nothing that was taken down up to a state."""
+        """Record, unless already done, that memory is free of everything taken down up to a state."""
         if state != self._state:
             self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
             self._state = state
 
     def roll(self) -> None:
-        """Begin a new segment if this one is old or large."""
+        """Begin a new segment if the current one is old or large."""
         age = time.time() - self._began
         if self.size and (age > SEGMENT_SECONDS or self.size > self._most // LOGGED_TOKENS):
             file, state = self._file, self._state
@@ -177,7 +177,7 @@ class Writer:
             self.apply(state)
 
     def drop_oldest(self) -> None:
-        """Remove the oldest closed segments where all take too many bytes, and empty ones of processes that died."""
+        """Delete the oldest closed segments if the log is too large, and empty segments of processes that died."""
         total = 0
         for path in reversed(segments(self._folder)):
             with suppress(FileNotFoundError):
@@ -187,7 +187,7 @@ class Writer:
                     path.unlink()
 
     def close(self) -> None:
-        """Close the segment; an empty one goes."""
+        """Close the segment, and delete it if it is empty."""
         os.close(self._file)
         self._file = -1
         if not self.size:
@@ -198,7 +198,7 @@ class Writer:
         path = self._folder / f"{int(now * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # without locks, nobody would know that it is in use
+            fcntl.flock(file, fcntl.LOCK_EX)  # others see by the lock that it is in use
         except OSError:
             os.close(file)
             raise
@@ -212,14 +212,14 @@ class Writer:
 
 
 class Vocabulary(NamedTuple):
-    """What a live store speaks: the size of the vocabulary, and the tokenizer's fingerprint."""
+    """The vocabulary of a live store: its size and the tokenizer's fingerprint."""
 
     size: int
     fingerprint: str
 
 
 def agree(folder: Path, vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary of a log, which the first caller decides."""
+    """Return the vocabulary of a log, which is set by the first caller."""
     with lock(folder):
         if (found := vocabulary_of(folder)) is None:
             write_json(folder / "live.json", vocabulary._asdict())
@@ -238,7 +238,7 @@ def vocabulary_of(folder: Path) -> Vocabulary | None:
 
 
 def _is_closed(path: Path) -> bool:
-    """Return True if nobody appends to a segment any more; a new one may be about to be locked."""
+    """Return True if no process appends to a segment any more; a new, empty one may be about to be locked."""
     with suppress(FileNotFoundError):
         found = path.stat()
         begun = found.st_size > 0 or time.time() - found.st_mtime > SEGMENT_SECONDS
@@ -247,12 +247,12 @@ def _is_closed(path: Path) -> bool:
 
 
 def _all_are(fit: Callable[[Document], bool], paths: Iterable[Path]) -> list[Path]:
-    """Return the segments all of whose documents fit."""
+    """Return the segments whose documents all satisfy a predicate."""
     return [path for path in paths if all(fit(document) for _, document in documents(path))]
 
 
 def _each(folder: Path, do: Callable[[Path], object], paths: Iterable[Path]) -> int:
-    """Move segments while no take-down looks for them; return how many were still there."""
+    """Apply a function to segments while no take-down is searching them; return the number that still existed."""
     done = 0
     with lock(folder):
         for path in paths:
@@ -270,7 +270,7 @@ def _encode(document: Document, kind: int) -> bytes:
 
 
 def _records(data: bytes, start: int) -> Iterator[_Record]:
-    """Yield the whole records of a segment; one that is damaged is skipped, as long as the next can be found."""
+    """Yield the complete records of a segment; a damaged one is skipped if the next one can be found."""
     while start + _HEAD.size <= len(data):
         check, kind, elsewhere, _, count, lead, created = _HEAD.unpack_from(data, start)
         end = start + _HEAD.size + _TOKEN.itemsize * count

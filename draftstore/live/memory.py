@@ -1,12 +1,12 @@
-"""The memory of a live store: the latest documents, indexed as they come, and drafts from them.
+"""The memory of a live store: the latest documents, indexed on arrival, and drafts from them.
 
     memory = Memory(vocab_size, tokens=1_000_000)
     memory.append(ids)                                  # drafts from now on
     drafts = MemoryDrafter(memory).draft(contexts)
 
-The index is that of `draftstore.drafting.history`: a ring, so that an append takes constant time a token and the oldest
-tokens make room. Drafts and appends take turns, a context and a thousand tokens at a time, so that no draft reads
-what is being written.
+The index is that of `draftstore.drafting.history`: a ring buffer, so that an append takes constant time per token and
+evicts the oldest tokens. A lock serialises drafts, one context at a time, and appends, a thousand tokens at a time, so
+that no draft reads tokens that are being written.
 """
 
 import threading
@@ -22,39 +22,39 @@ from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.tree import DraftTree
 
 TOKENS = 1_000_000
-"""Default of the most tokens."""
+"""Default maximum of tokens."""
 CONTEXT_SIZE = 32
-"""Tokens of a context that are compared."""
+"""Last tokens of a context that are compared."""
 STEP = 1024
-"""Tokens that are indexed at a time: a draft waits for no more."""
+"""Tokens that are indexed at a time, which bounds the wait of a draft."""
 END = np.array([-1], np.int32)
 """Separates documents."""
 RULES = {
     "alone": HistoryRule(max_match=CONTEXT_SIZE, alpha=4.0, beta=3.0),
     "beside": HistoryRule(max_match=CONTEXT_SIZE, alpha=64.0, beta=4.0, rows=16, floor=0.02),
 }
-"""How memory drafts, tuned on recorded outputs of agents: beside a store, short matches are the store's."""
+"""Drafting rules, tuned on recorded outputs of agents: beside a store, short matches are left to the store."""
 LEAST = {"alone": 0.0, "beside": 0.02}
-"""Least probability of a node: beside a store, less likely ones cost time and are hardly ever verified."""
+"""Minimum probability of a node: beside a store, less likely ones cost time and are hardly ever verified."""
 DEFAULT = "beside"
 
 
 class Memory:
-    """The latest documents of one vocabulary, at most so many tokens; threads may share it."""
+    """The latest documents of one vocabulary, up to a number of tokens; thread-safe."""
 
     def __init__(self, vocab_size: int, tokens: int = TOKENS) -> None:
-        """Make room for `tokens` ids in [0, vocab_size), separators included: 36 to 52 bytes for each."""
+        """Allocate room for `tokens` ids in [0, vocab_size), including separators: 36 to 52 bytes each."""
         self.vocab_size = vocab_size
         self._history = History.new(tokens)
         self._lock = threading.Lock()
         self.size = 0
 
     def __len__(self) -> int:
-        """Return the number of tokens that it holds."""
+        """Return the number of tokens in memory."""
         return min(self.size, len(self._history.tokens))
 
     def append(self, ids: ArrayLike) -> None:
-        """Append a document, int32 [any]; TokenRangeError if an id lies outside the vocabulary."""
+        """Append a document, int32 [any]; TokenRangeError if an id is outside the vocabulary."""
         document = np.concatenate([check_ids(ids, self.vocab_size).astype(np.int32), END])
         for start in range(0, len(document), STEP):
             part = as_input(document[start : start + STEP], np.int32)
@@ -71,7 +71,7 @@ class MemoryDrafter:
     """Drafts from the documents of a memory: a `StoreDrafter`.
 
     Attributes:
-        memory: the memory, which may be replaced between two drafts by one of the same vocabulary.
+        memory: the memory; may be replaced between two drafts by another with the same vocabulary.
         vocab_size: size of the vocabulary.
     """
 
@@ -79,7 +79,7 @@ class MemoryDrafter:
     hidden_size = 0
 
     def __init__(self, memory: Memory, strategy: str = DEFAULT) -> None:
-        """Draft by one of `RULES`."""
+        """Draft with one of `RULES`."""
         self.memory = memory
         self.vocab_size = memory.vocab_size
         self._rule = read_only(np.array(RULES[strategy], np.float64))

@@ -1,9 +1,9 @@
-"""What was taken down from a live log: documents that neither log nor memory may hold, now and later.
+"""Documents taken down from a live log, which neither log nor memory may hold, now or later.
 
     {"state": 1767225600000, "digests": ["9c1f..."], "containing": [{"length": 16, "roll": 1234, "digest": "..."}]}
 
-`take_down` overwrites the documents that it hits, and waits until the memory of every process that holds the log is
-without them. Texts are not kept, see `draftstore.text.fragments`.
+`take_down` overwrites matching documents, and waits until every process that uses the log has removed them from memory.
+The removed texts are not stored, see `draftstore.text.fragments`.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from draftstore.text.fragments import Fragment
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 SECONDS = 10.0
-"""Time that running processes have to forget."""
+"""Seconds in which running processes must forget documents."""
 TAIL = 32
-"""Characters at the end of an answer by which the texts are found that end with it."""
+"""Characters at the end of an answer that serve as a key to find texts that end with it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TakeDowns:
-    """The documents that a log may not hold: `state` grows with changes, `digests` are of answers, in hexadecimal."""
+    """Documents that a log may not hold: `state` grows with each change, `digests` are of answers, in hexadecimal."""
 
     state: int = 0
     digests: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class TakeDowns:
 
     @classmethod
     def read(cls, folder: Path) -> "TakeDowns":
-        """Return those of a log; DraftstoreError if they cannot be read."""
+        """Return the take-downs of a log; DraftstoreError if they cannot be read."""
         try:
             found = json.loads((folder / "removed.json").read_text(encoding="utf-8"))
             fragments = tuple(Fragment(**each) for each in found["containing"])
@@ -51,16 +51,16 @@ class TakeDowns:
             ) from None
 
     def joined(self, digests: Iterable[str], containing: Iterable[Fragment]) -> "TakeDowns":
-        """Return these with others: the same, or the next state."""
+        """Return these take-downs combined with others: the same object if nothing is new, else with the next state."""
         more = self.digests | set(digests)
         fragments = tuple({fragment.key: fragment for fragment in (*self.containing, *containing)}.values())
         if (len(more), len(fragments)) == (len(self.digests), len(self.containing)):
             return self
-        # Past every state that a process may have applied, also where the file was removed.
+        # Higher than any state that a process may have applied, even if the file was deleted.
         return TakeDowns(max(self.state + 1, int(1000 * time.time())), more, fragments)
 
     def refuse(self, document: Document, tokenizer: TextTokenizer) -> bool:
-        """Return True if a document was taken down, now or before."""
+        """Return True if a document is among the take-downs."""
         if text_digest(answer_text(document, tokenizer)).hex() in self.digests:
             return True
         text = tokenizer.decode(document.ids.tolist()) if self.containing else ""
@@ -68,7 +68,7 @@ class TakeDowns:
 
 
 def last_change(folder: Path) -> tuple[int, int]:
-    """Return what changes with the take-downs of a log, without reading them; zeros: there are none."""
+    """Return values that change whenever the take-downs of a log do, without reading them; zeros if there are none."""
     try:
         found = (folder / "removed.json").stat()
     except FileNotFoundError:
@@ -87,16 +87,16 @@ def tokenizer_of(folder: Path) -> TextTokenizer:
 
 
 def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragment]) -> int:
-    """Take documents down, and return how many the log held; memory is without them when this returns.
+    """Take documents down, and return how many were in the log; on return, memory is free of them.
 
     Raises:
-        DraftstoreError: a process that holds the log did not forget in time.
+        DraftstoreError: a process that uses the log did not forget them in time.
     """
     with lock(folder):
         before = TakeDowns.read(folder)
         rules = before.joined(digests, containing)
         tokenizer = tokenizer_of(folder)
-        # Before the rules are there: the processes that read them overwrite documents, too, and count none.
+        # Erase before the rules are written: processes that read these also overwrite documents, without counting them.
         erased = sum(
             erase(path, lambda document: rules.refuse(document, tokenizer)) for path in segments(folder)
         )
@@ -108,20 +108,20 @@ def take_down(folder: Path, digests: Iterable[str], containing: Iterable[Fragmen
     while late := memory_behind(folder, rules.state):
         if time.monotonic() > end:
             raise DraftstoreError(
-                f"the live log {folder} is without the documents, but the process that writes {late[0].name} did not "
-                f"forget them within {SECONDS:g} s: stop it, and see that `draftstore corpus prove-removed` finds none"
+                f"the documents are removed from the live log {folder}, but the process that writes {late[0].name} did "
+                f"not forget them within {SECONDS:g} s: stop it, then run `draftstore corpus prove-removed`"
             )
         time.sleep(0.02)
-    # Once more: a process may have ended between the first time and its notice.
+    # Once more: a process may have ended after the first pass, before it saw the rules.
     return erased + sum(
         erase(path, lambda found: rules.refuse(found, tokenizer)) for path in segments(folder)
     )
 
 
 def answers_of(folder: Path, texts: Iterable[str]) -> set[str]:
-    """Return the digests, in hexadecimal, of the answers of a response log in a live log, whose whole texts these are.
+    """Return the digests, in hexadecimal, of answers in a live log that also end one of these response log texts.
 
-    A text of a response log ends with its answer, white space and special tokens aside.
+    A text of a response log ends with its answer, apart from white space and special tokens.
     """
     tokenizer = tokenizer_of(folder)
     specials = tuple(tokenizer.token_text(token) for token in tokenizer.special_ids)
@@ -141,7 +141,7 @@ def answers_of(folder: Path, texts: Iterable[str]) -> set[str]:
 
 
 def _bare(text: str, specials: tuple[str, ...]) -> str:
-    """Return a text without white space and special tokens at its end."""
+    """Return a text without trailing white space and special tokens."""
     text = text.rstrip()
     while text.endswith(specials):
         text = text.removesuffix(next(filter(text.endswith, specials))).rstrip()
@@ -159,7 +159,7 @@ def memory_behind(folder: Path, state: int) -> list[Path]:
 
 
 def still_held(folder: Path, digests: Iterable[str], containing: Iterable[Fragment]) -> tuple[int, int]:
-    """Return how many of some documents, and of those taken down, a log holds, and how many processes in memory may."""
+    """Return how many given or taken-down documents a log holds, and how many processes may hold some in memory."""
     rules = TakeDowns.read(folder).joined(digests, containing)
     if not rules.state:
         return 0, 0

@@ -1,12 +1,12 @@
-"""A live store: documents that draft from the next request on, on their own or in a log that processes share.
+"""A live store: documents available for drafts from the next request on, in memory or also in a shared log.
 
     live = LiveStore(tokens=1_000_000, folder=Path("live/chat"))
     live.agree(Vocabulary(32_000, fingerprint))
     live.append([Document(ids)])
     live.drafter("alone").draft(contexts)
 
-A thread follows the folder: four times a second it takes in what other processes appended, forgets what was taken down,
-and what a published store holds now.
+A thread follows the folder: four times a second it reads the documents that other processes appended, and forgets those
+that were taken down or are now in a published store.
 """
 
 import logging
@@ -38,25 +38,25 @@ LOG = logging.getLogger(__name__)
 FOLLOW_SECONDS = 0.25
 WARN_SECONDS = 60.0
 UNLOGGED = 1000
-"""Documents that the log could not take, and that stay when memory is read anew."""
+"""Maximum documents that could not be logged but are kept when memory is reloaded from the log."""
 
 
 class LiveStore:
-    """Documents in memory, and in a log if there is a folder; threads may share it.
+    """Documents in memory and, given a folder, in a log; thread-safe.
 
     Attributes:
-        vocabulary: None until the first process has said what it speaks.
-        appended: documents that this process appended.
-        refused: those of them that were taken down before.
-        unlogged: those of them that the log could not take.
+        vocabulary: None until the first process sets it.
+        appended: number of documents that this process appended.
+        refused: number of documents not appended because they had been taken down.
+        unlogged: number of appended documents that could not be logged.
     """
 
     def __init__(self, tokens: int = TOKENS, folder: Path | None = None) -> None:
         """Read the log, and follow it.
 
         Args:
-            tokens: most tokens in memory; the oldest leave first.
-            folder: of the log, which is made; None: memory alone, gone with the process.
+            tokens: maximum tokens in memory; the oldest are evicted first.
+            folder: folder of the log, created if necessary; None: memory only, lost when the process ends.
 
         Raises:
             DraftstoreError: the folder cannot be used.
@@ -66,14 +66,14 @@ class LiveStore:
         self.appended = self.refused = self.unlogged = 0
         self._drafters: list[MemoryDrafter] = []
         self._memory: Memory | None = None
-        self._lock = threading.Lock()  # of what follows, and of the writer
+        self._lock = threading.Lock()  # for the following fields and the writer
         self._seen: dict[Path, int] = {}
         self._own: set[Path] = set()  # segments of this process
         self._loaded = False
-        self._unread: list[Document] | None = None  # appended while the log is read anew
+        self._unread: list[Document] | None = None  # appended while the log is reloaded
         self._rules, self._change = TakeDowns(), (0, 0)
         self._tokenizer: TextTokenizer | None = None
-        self._unlogged: list[Document] = []  # the latest that the log could not take
+        self._unlogged: list[Document] = []  # the latest documents that could not be logged
         self._warned = -WARN_SECONDS
         self._writer: Writer | None = None
         self._stop = threading.Event()
@@ -92,10 +92,10 @@ class LiveStore:
         return 0 if self._memory is None else len(self._memory)
 
     def agree(self, vocabulary: Vocabulary) -> None:
-        """Say which token ids are meant; the first caller decides.
+        """Declare the vocabulary of the token ids; the first caller sets it.
 
         Raises:
-            TokenizerError: the store speaks another vocabulary.
+            TokenizerError: the store has another vocabulary.
         """
         if self.vocabulary is None:
             found = vocabulary
@@ -103,21 +103,21 @@ class LiveStore:
                 try:
                     found = agree(self._folder, vocabulary)
                 except OSError as error:
-                    self._warn("the log of a live store cannot be written, memory goes on: %s", error)
+                    self._warn("the log of a live store cannot be written, continuing in memory: %s", error)
             with self._lock:
                 self._begin(found)
         if self.vocabulary and vocabulary != self.vocabulary:
             raise TokenizerError(
                 f"this live store holds ids of the tokenizer {self.vocabulary.fingerprint[:12]} with "
-                f"{self.vocabulary.size:,} ids, found {vocabulary.fingerprint[:12]} with {vocabulary.size:,}: give "
-                "this model a live store of its own"
+                f"{self.vocabulary.size:,} ids, found {vocabulary.fingerprint[:12]} with {vocabulary.size:,}: use "
+                "a separate live store for this model"
             )
 
     def append(self, documents: Sequence[Document]) -> None:
-        """Append documents: to the log first, then to memory. One that was taken down before is left out.
+        """Append documents, first to the log, then to memory, except those that were taken down.
 
         Raises:
-            TokenRangeError: an id lies outside the vocabulary; nothing is appended.
+            TokenRangeError: an id is outside the vocabulary; nothing is appended.
         """
         assert self._memory is not None, "agree first"
         for document in documents:
@@ -135,17 +135,17 @@ class LiveStore:
                 self._memory.append(document.ids)
 
     def _log(self, documents: list[Document]) -> bool:
-        """Write documents to the log, if there is one; False if that fails."""
+        """Write documents to the log, if there is one; return False if that fails."""
         try:
             if self._writer is not None:
                 self._writer.append(documents)
         except OSError as error:
-            self._warn("the log of a live store cannot be written, memory goes on: %s", error)
+            self._warn("the log of a live store cannot be written, continuing in memory: %s", error)
             return False
         return True
 
     def drafter(self, strategy: str) -> MemoryDrafter:
-        """Return a drafter over what memory holds at each draft."""
+        """Return a drafter that uses the content of memory at the time of each draft."""
         assert self._memory is not None, "agree first"
         with self._lock:
             drafter = MemoryDrafter(self._memory, strategy)
@@ -153,7 +153,7 @@ class LiveStore:
         return drafter
 
     def follow(self) -> None:
-        """Take in what other processes changed in the folder."""
+        """Apply changes that other processes made in the folder."""
         assert self._folder is not None
         assert self._writer is not None
         if (change := last_change(self._folder)) != self._change:
@@ -193,7 +193,7 @@ class LiveStore:
                 self._writer.close()
 
     def _begin(self, vocabulary: Vocabulary) -> None:
-        """Take the vocabulary, and begin with an empty memory."""
+        """Set the vocabulary, and begin with an empty memory."""
         if self.vocabulary is None:
             self._memory = Memory(vocabulary.size, self._tokens)
             self.vocabulary = vocabulary
@@ -202,7 +202,7 @@ class LiveStore:
         return self._tokenizer is not None and self._rules.refuse(document, self._tokenizer)
 
     def _read_new(self, present: Sequence[Path]) -> None:
-        """Append what other processes wrote since the last time."""
+        """Append documents that other processes have written since the last call."""
         assert self._memory is not None
         for path in present:
             if path not in self._own:
@@ -212,13 +212,13 @@ class LiveStore:
                         self._take(self._memory, document)
 
     def _read_anew(self, present: Sequence[Path]) -> None:
-        """Replace memory by what the log holds now, from the newest segments back to as many tokens as it takes."""
+        """Reload memory from the log, from the newest segment back until it is full."""
         assert self._memory is not None
         assert self._writer is not None
         own = self._writer.path
         with self._lock:
             self._unread, stop = [], self._writer.size
-        if self._rules.state:  # appended here after it was taken down elsewhere
+        if self._rules.state:  # documents appended here after they were taken down elsewhere
             for path in self._own:
                 erase(path, self._refuses)
         documents: list[Document] = []
@@ -245,7 +245,7 @@ class LiveStore:
         self._loaded = True
 
     def _take(self, memory: Memory, document: Document) -> None:
-        """Append a document of the log, unless it is invalid or was taken down."""
+        """Append a document from the log, unless it is invalid or was taken down."""
         with suppress(TokenRangeError):
             if not self._refuses(document):
                 memory.append(document.ids)
@@ -254,11 +254,11 @@ class LiveStore:
         while not self._stop.wait(FOLLOW_SECONDS):
             try:
                 self.follow()
-            except Exception as error:  # noqa: BLE001 (the thread must go on)
+            except Exception as error:  # noqa: BLE001 (the thread must continue)
                 self._warn("the log of a live store cannot be followed: %s", error)
 
     def _warn(self, message: str, error: Exception) -> None:
-        """Log a problem, one a minute."""
+        """Log a problem, at most one per minute."""
         if monotonic() - self._warned >= WARN_SECONDS:
             self._warned = monotonic()
             LOG.warning(message, error)

@@ -13,7 +13,7 @@ LEAST = 1024
 
 
 class LiveTarget(NamedTuple):
-    """A live store: its name, the folder of its log, if it has one, and the most tokens in memory."""
+    """A live store: its name, the folder of its log, if any, and the maximum tokens in memory."""
 
     name: str
     folder: Path | None = None
@@ -21,12 +21,12 @@ class LiveTarget(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, base: Path = Path()) -> "LiveTarget":
-        """Return the live store of an option, its folder relative to `base`; DraftstoreError if it is none."""
+        """Return the live store of an option, its folder relative to `base`; DraftstoreError if it is invalid."""
         found = _PATTERN.fullmatch(text)
         if found is None or not LEAST <= int(found[3] or TOKENS) < 2**31:
             raise DraftstoreError(
-                f"{text!r} is no live store: expected NAME, NAME=DIR or NAME=DIR:TOKENS, such as "
-                f"team=live/team:{TOKENS}, with {LEAST:,} tokens or more"
+                f"{text!r} is not a live store: expected NAME, NAME=DIR or NAME=DIR:TOKENS, such as "
+                f"team=live/team:{TOKENS}, with at least {LEAST:,} tokens"
             )
         folder = (base / Path(found[2]).expanduser()).absolute() if found[2] else None
         return cls(found[1], folder, int(found[3] or TOKENS))

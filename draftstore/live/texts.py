@@ -1,4 +1,4 @@
-"""A live log as a source of a collection: the answers of its segments, except those that a response log has."""
+"""A live log as a source of a collection: the answers of its segments, except those that are in a response log."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ class LiveTexts:
     tokenizer: TextTokenizer
 
     def find(self) -> list[CorpusFile]:
-        """Return its segments; one that may go to rest meanwhile by both names, so that it is not missed.
+        """Return its segments; a live one by both names, since it may be put to rest in the meantime.
 
         Raises:
-            CorpusError: the folder is not there.
+            CorpusError: the folder does not exist.
             TokenizerError: it holds ids of another tokenizer.
         """
         if not (self.folder / TOKENIZER_FOLDER).is_dir():
             raise CorpusError(
-                f"no live log in {self.folder}: the disk may not be mounted; `draftstore corpus add` makes a new one"
+                f"no live log in {self.folder}: the disk may not be mounted; `draftstore corpus add` creates a new one"
             )
         _require_own(self.folder, self.tokenizer)
         return [
@@ -41,7 +41,7 @@ class LiveTexts:
         ]
 
     def read(self, file: CorpusFile, _column: str, _render: Render) -> Iterator[Document]:
-        """Stream the answers of a segment, also if it has gone to rest since."""
+        """Stream the answers of a segment, even if it has been put to rest since."""
         path = file.path if file.path.exists() else file.path.with_suffix(REST)
         for place, document in documents(path):
             if not document.elsewhere:
@@ -49,7 +49,7 @@ class LiveTexts:
 
 
 def adopt(folder: Path, tokenizer: TextTokenizer) -> None:
-    """Make a log, which need not exist yet, a source of a collection: all who write it can apply take-downs then.
+    """Make a log, which need not exist yet, a source of a collection, so that its writers can apply take-downs.
 
     Raises:
         TokenizerError: it holds ids of another tokenizer.
@@ -73,6 +73,6 @@ def _require_own(folder: Path, tokenizer: TextTokenizer) -> None:
     found = vocabulary_of(folder)
     if found is not None and found.fingerprint != tokenizer.fingerprint:
         raise TokenizerError(
-            f"the live log {folder} holds ids of the tokenizer {found.fingerprint[:12]}, and {tokenizer.name!r} is "
-            f"{tokenizer.fingerprint[:12]}: name the tokenizer of the model that answers, or another log"
+            f"the live log {folder} holds ids of the tokenizer {found.fingerprint[:12]}, but {tokenizer.name!r} is "
+            f"{tokenizer.fingerprint[:12]}: pass the tokenizer of the model that answers, or another log"
         )

@@ -293,7 +293,7 @@ def test_other_settings_start_anew_if_asked_to(
     (tmp_path / "out.jsonl.origin").unlink()
     with pytest.raises(BuildError, match="was not written by `draftstore responses`"):
         make(other, model_folder, out, overwrite=True)
-    with pytest.raises(BuildError, match="choose one in"):
+    with pytest.raises(BuildError, match="choose one that ends in"):
         make(other, model_folder, tmp_path / "out.csv")
 
 

@@ -28,5 +28,5 @@ def test_a_cache_for_llama_cpp(run: Runner, small_store: Path, tmp_path: Path) -
 
 def test_other_kinds_are_refused(run: Runner, small_crest: Path, tmp_path: Path) -> None:
     error = run("export", "llama-cpp", small_crest, "--out", tmp_path / "cache.bin").error()
-    assert "a store of kind 'crest', which keeps drafts and no counts" in error
+    assert "a store of kind 'crest', which keeps drafts but no counts" in error
     assert run("export", "llama-cpp", small_crest, "--out", tmp_path / "c", "--min-count", 0).status == 2

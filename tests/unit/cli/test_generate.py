@@ -56,7 +56,7 @@ def test_text_on_stdout_figures_on_stderr(run: Runner, tells: list[object], plai
     found = run(*tells, "--prompt", ONCE, "--recycling", "--budget", 16, "--fixed-budget", "--json").json()
     assert (found["text"], found["finish"], found["first_difference"]) == (plain_story, "length", None)
     assert [drafter["kind"] for drafter in found["drafters"]] == ["request", "recycling"]
-    assert found["effort"] == "at most 16 nodes a pass, whatever the cost"
+    assert found["effort"] == "at most 16 nodes per pass, regardless of cost"
     drafted, plain = found["with_drafts"], found["without_drafts"]
     assert plain["tokens"] == drafted["tokens"] == 40
     assert (plain["passes"], plain["drafted"], plain["accepted_length"]) == (39, 0, 1.0)
@@ -132,9 +132,11 @@ def test_a_measured_curve_plans(
     assert "`draftstore tune` measures this one" in run(*arguments).json()["effort"]
     ran = run("tune", "--model", model_folder, "--context", 8, "--repeats", 4, "--spread", 99, "--json")
     assert ran.status == 0, ran.err
-    planned = "at most 64 nodes a pass, where they are worth their cost"
+    planned = "at most 64 nodes per pass, if worth their cost"
     assert run(*arguments).json()["effort"] == planned
-    assert run(*arguments, "--fixed-budget").json()["effort"] == "at most 8 nodes a pass, whatever the cost"
+    assert (
+        run(*arguments, "--fixed-budget").json()["effort"] == "at most 8 nodes per pass, regardless of cost"
+    )
     [curve] = (tmp_path / "draftstore" / "curves").iterdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert run(*arguments, "--curve", curve).json()["effort"] == planned

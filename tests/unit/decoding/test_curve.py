@@ -43,7 +43,7 @@ def test_padded_costs_are_those_of_the_next_number() -> None:
 @pytest.mark.parametrize(
     ("rows", "seconds", "words"),
     [
-        ((2, 4), (1.0, 2.0), "expected ascending numbers of rows from 1 on"),
+        ((2, 4), (1.0, 2.0), "expected ascending numbers of rows starting with 1"),
         ((1, 4, 4), (1.0, 2.0, 3.0), "expected ascending"),
         ((1, 4), (1.0,), "with 1 times"),
         ((1, 4), (1.0, 0.0), "a forward pass of 0.0 seconds"),

@@ -79,7 +79,7 @@ def test_invalid_proposal_disables_its_source(
     for _ in range(2):
         assert nodes_of(session.propose()) == GOOD
         session.observe([7, 8, 9], tree=tree_from(GOOD))
-    assert "drafter 2 of a mixture is left out of 1 texts by now" in caplog.text
+    assert "drafter 2 of a mixture has been disabled for 1 texts" in caplog.text
     assert f"it proposed node 1 with token {node[0]} and parent {node[1]}" in caplog.text
     assert mixture.faults.counts == [0, 1]
     assert len(mixture.session([0]).propose()) == 2, "the next text asks it again"

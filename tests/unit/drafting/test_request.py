@@ -140,7 +140,7 @@ def test_only_possible_budgets_are_drafted() -> None:
 )
 def test_a_rule_that_cannot_be_followed_is_refused(change: dict[str, Any]) -> None:
     (name,) = change
-    with pytest.raises(DraftstoreError, match=f"a rule of texts that grow with {name} = "):
+    with pytest.raises(DraftstoreError, match=f"a rule for growing texts with {name} = "):
         RequestDrafter(NARROW, HistoryRule(**change))
 
 

@@ -23,13 +23,13 @@ def test_a_file_names_stores_beside_it_and_corpora(tmp_path: Path) -> None:
 
 def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
     EngineConfig.read({"DRAFTSTORE_STORE": "a", "DRAFTSTORE_TEST_DATA": "b", "DRAFTSTORE_RESPONSE_LOG": "c"})
-    assert caplog.messages == ["unknown setting DRAFTSTORE_STORE: is DRAFTSTORE_STORES meant?"]
+    assert caplog.messages == ["unknown setting DRAFTSTORE_STORE: did you mean DRAFTSTORE_STORES?"]
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("budgets = 3", r"unknown setting 'budgets'; known are stores, "),
+        ("budgets = 3", r"unknown setting 'budgets'; known settings are stores, "),
         ('budget = "3"', "budget is '3', expected a whole number"),
         ("budget = true", "budget is True, expected a whole number"),
         ('stores = "a"', "stores is 'a', expected a list"),
@@ -38,12 +38,12 @@ def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
         ("budget = 4097", "a budget of 4097 nodes: expected 1 to 4,096"),
         ("min_prob = 2", "a minimum probability of 2: expected 0 to 1"),
         ("deadline = 61", "deadline: .*less than or equal to 60"),
-        ("stores = [3]", "stores holds 3, expected folders as text"),
+        ("stores = [3]", "stores contains 3, expected folders as text"),
         ("corpora = 3", r"expected corpora as tables \[corpora.NAME\], found an int"),
         ("corpora.a = 3", r"\[corpora.a\]: expected a table"),
         ("[corpora.a]\nbudget = 3", r"\[corpora.a\]: unknown setting 'budget'"),
         ("budget = " + "[" * 9_000, "is not TOML"),
-        ('[corpora.""]\nrequest = true', "a corpus without a name"),
+        ('[corpora.""]\nrequest = true', "a corpus with an empty name"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:

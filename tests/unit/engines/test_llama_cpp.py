@@ -149,14 +149,16 @@ def test_what_is_refused(
     small_store: Path, small_crest: Path, small_dense: Path, out: Path, tmp_path: Path
 ) -> None:
     for other in (small_crest, small_dense):
-        with pytest.raises(StoreError, match="keeps drafts and no counts: export the REST store"):
+        with pytest.raises(StoreError, match="keeps drafts but no counts: export the REST store"):
             export_cache(other, out)
     build_counts(small_store, tmp_path / "pairs", CountOptions(max_n=2))
     with pytest.raises(StoreError, match="count again with --max-n 3"):
         export_cache(tmp_path / "pairs", out)
     with pytest.raises(BuildError, match="fits into 27 bytes: raise --max-bytes"):
         export_cache(small_store, out, ExportOptions(max_bytes=27))
-    with pytest.raises(BuildError, match="occurs 1,000,000 times and is half of all: lower --min-count"):
+    with pytest.raises(
+        BuildError, match="occurs 1,000,000 times and makes up half of all followers: lower --min-count"
+    ):
         export_cache(small_store, out, ExportOptions(min_count=10**6))
     with pytest.raises(BuildError, match="occurs 1,000,000 times: lower --min-count"):
         export_cache(small_store, out, ExportOptions(min_count=10**6, whole=True))

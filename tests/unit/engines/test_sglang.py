@@ -327,7 +327,7 @@ def test_settings_are_those_of_the_ngram_worker() -> None:
     ("settings", "message"),
     [
         ({"device": "npu"}, "SGLang verifies trees on cuda"),
-        ({"attn_dp_size": 2}, "data-parallel attention: leave it out"),
+        ({"attn_dp_size": 2}, "data-parallel attention: remove that"),
         ({"page_size": 64}, "trees need --page-size 1"),
         ({"speculative_num_draft_tokens": 1}, "pass 2 or more"),
     ],

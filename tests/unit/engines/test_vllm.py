@@ -132,7 +132,7 @@ def test_a_store_drafts_for_the_tokenizer_that_vllm_uses(
     ids[0, : len(text)] = text
     (chain,) = made(tokenizer=str(tmp_path)).propose([[0]], np.array([len(text)]), ids)
     assert 1 <= len(chain) <= CHAIN
-    with pytest.raises(EngineError, match="or name the model's in DRAFTSTORE_TOKENIZER"):
+    with pytest.raises(EngineError, match="or set DRAFTSTORE_TOKENIZER to the model's"):
         made(tokenizer=str(tmp_path / "none"))
     monkeypatch.setenv("DRAFTSTORE_TOKENIZER", str(tmp_path))
     assert made(tokenizer=str(tmp_path / "none")).proposer is not None
@@ -141,7 +141,7 @@ def test_a_store_drafts_for_the_tokenizer_that_vllm_uses(
 @pytest.mark.parametrize(
     ("variables", "about", "reason"),
     [
-        ({}, {"chain": None}, "give \"num_speculative_tokens\""),
+        ({}, {"chain": None}, "set \"num_speculative_tokens\""),
         ({"REQUEST": "false"}, {}, "no source of drafts: set DRAFTSTORE_STORES"),
         ({"METRICS": "nowhere"}, {}, "no metrics at 'nowhere'"),
         ({"ENGINE_CONFIG": "draftstore.toml"}, {}, "run an engine for each corpus"),

@@ -172,7 +172,7 @@ def test_no_more_tokens_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) 
     assert batch.positions == 30
     batch.join(member_of(greedy()[0]._replace(prompt=(9,) * 30)))
     with pytest.raises(
-        DecodingError, match="a prompt of 31 tokens, and there is memory for 30 of each of 3 texts"
+        DecodingError, match="a prompt of 31 tokens exceeds the memory of 30 tokens for each of 3 texts"
     ):
         batch.join(member_of(greedy()[0]._replace(prompt=(9,) * 31)))
     with pytest.raises(DecodingError, match="300 tokens are too few for 3 texts"):

@@ -357,15 +357,15 @@ SCORES = {"return_dict_in_generate": True, "output_scores": True}
     [
         (1, {"num_beams": 2}, "num_beams is 2, expected 1"),
         (1, {"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search, expected greedy search or sampling"),
-        (1, {"prompt_lookup_num_tokens": 3}, "ask for assisted_generation"),
+        (1, {"prompt_lookup_num_tokens": 3}, "select assisted_generation"),
         (1, {"assistant_model": tiny}, "assistant_model is set, expected none"),
         (1, {"past_key_values": DynamicCache()}, "past_key_values is set, expected none"),
         (1, {"return_dict_in_generate": True, "output_attentions": True}, "output_attentions with drafts"),
         (1, {"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states with drafts"),
         (1, {"inputs_embeds": torch.zeros((1, SIZE, 32), dtype=torch.float64)}, "inputs_embeds with drafts"),
-        (1, {"output_router_logits": False}, "output_router_logits with drafts: leave it out, or use plain"),
-        (1, {"position_ids": torch.arange(SIZE)[None] + 1}, "position_ids other than the numbers"),
-        (1, {"position_ids": torch.zeros((3, 1, SIZE), dtype=torch.int64)}, "position_ids other than the numbers"),
+        (1, {"output_router_logits": False}, "output_router_logits with drafts is not supported: remove it"),
+        (1, {"position_ids": torch.arange(SIZE)[None] + 1}, "position_ids are not the default"),
+        (1, {"position_ids": torch.zeros((3, 1, SIZE), dtype=torch.int64)}, "position_ids are not the default"),
         (2, {"streamer": object()}, "streamer for several texts"),
         (2, SCORES, "output_scores with drafts"),
         (2, {"prefix_allowed_tokens_fn": lambda row, ids: [9 + row]}, "PrefixConstrainedLogitsProcessor"),
@@ -387,5 +387,5 @@ def test_a_cache_that_holds_a_text_is_refused() -> None:
         expected = plain(model, max_new_tokens=4)
         assert torch.equal(model.generate(PROMPT, past_key_values=cache, **options), expected)
         model(PROMPT[:, :2], past_key_values=cache)
-        with pytest.raises(DecodingError, match="past_key_values holds a text already"):
+        with pytest.raises(DecodingError, match="past_key_values already holds a text"):
             model.generate(PROMPT, past_key_values=cache, **options)

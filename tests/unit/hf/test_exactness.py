@@ -121,10 +121,10 @@ def of(architecture: str, attention: str = "eager", /, **changes: Any) -> Callab
     return lambda: build(architecture, vocab_size=VOCAB, attention=attention, **changes)
 
 
-STATE = "has layers of linear attention or another state that cannot take back rejected tokens"
+STATE = "has linear attention layers or another state that cannot be rolled back"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "encoder": (encoder, "has an encoder"),
-    "flex_attention": (of("llama", "flex_attention"), "has the attention 'flex_attention': load it with 'sdpa'"),
+    "flex_attention": (of("llama", "flex_attention"), "uses the attention 'flex_attention': load it with 'sdpa'"),
     "mamba": (of("mamba"), STATE),
     "rwkv": (of("rwkv"), STATE),
     "falcon_h1": (of("falcon_h1"), STATE),
@@ -133,8 +133,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "bloom": (of("bloom", n_head=4, n_layer=2), "fails in a pass over a draft|computes other logits"),
     "cpmant": (of("cpmant", dim_head=8, dim_ff=64), "fails in a pass over a draft|computes other logits"),
     "openai-gpt": (of("openai-gpt", n_embd=32, n_layer=2, n_head=4, n_positions=64), "fails in a pass over a draft"),
-    "moshi": (of("moshi", **MOSHI), "without regard to its sliding window"),
-    "doge": (of("doge", keep_window_size=8), r"highest scores alone \(keep_window_size\)"),
+    "moshi": (of("moshi", **MOSHI), "ignores its sliding window"),
+    "doge": (of("doge", keep_window_size=8), r"only to the keys with the highest scores \(keep_window_size\)"),
     "deepseek_v32": (
         of("deepseek_v32", **LATENT, index_topk=8, index_n_heads=2, index_head_dim=8), STATE
     ),

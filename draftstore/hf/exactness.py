@@ -9,6 +9,7 @@ recognised by the configuration: see `draftstore.hf.checks.why_never`.
 
 import copy
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,8 +72,7 @@ def require_exact(model: Any) -> None:
 @torch.no_grad()
 def examine(model: Any) -> Exactness:
     """Check a model; torch's random state is not changed."""
-    # Models compute norms and rotations in float32 even if their weights are wider.
-    tolerance = max(torch.finfo(kind).eps for kind in (model.dtype, torch.float32)) ** 0.5
+    tolerance = max(torch.finfo(kind).eps for kind in _dtypes(model)) ** 0.5
     if fault := why_never(model):
         return Exactness(None, tolerance, fault)
     tokens = _random_tokens(model)
@@ -94,6 +94,14 @@ def examine(model: Any) -> Exactness:
         f"computes other logits for tokens read together than one by one (they differ by {worst:.2g} of their spread, "
         f"rounding explains {tolerance:.1g})",
     )
+
+
+def _dtypes(model: Any) -> Iterator[torch.dtype]:
+    """Yield the types that a model computes in."""
+    yield model.dtype
+    yield torch.float32  # norms and rotations, even if the weights are wider
+    if torch.is_autocast_enabled(model.device.type):
+        yield torch.get_autocast_dtype(model.device.type)
 
 
 def _random_tokens(model: Any) -> NDArray[np.int64]:

@@ -267,17 +267,17 @@ class TestBuildCrest:
         own = flows.build_rest(**site.request, release="{name}")
         builds = states()
         assert (own["release"], live("small")) == ("small", Path(own["path"]))
-        with pytest.raises(CatalogueError, match=rf"small is that of build {own['build']} .* demonstration"):
+        with pytest.raises(CatalogueError, match=rf"small belongs to build {own['build']} .* demonstration"):
             flows.build_rest(tokenizer=tokenizer, name="small", release="small")
         with pytest.raises(CatalogueError, match="small points at a rest store"):
             flows.build_crest(**{**site.crest, "release": "small"})
         assert states() == builds  # refused before any work
-        with pytest.raises(CatalogueError, match="small is that of build"):
+        with pytest.raises(CatalogueError, match="small belongs to build"):
             flows.build_crest(rest=demo["path"], ngrams=NGRAMS, name="small", release="small", force=["kind"])
         assert live("small") == Path(own["path"])
         with connect() as connection:
             connection.execute("INSERT INTO collections (name) VALUES ('chat')")
-        with pytest.raises(CatalogueError, match="chat-crest is that of the collection chat"):
+        with pytest.raises(CatalogueError, match="chat-crest belongs to the collection chat"):
             flows.build_rest(tokenizer=tokenizer, release="chat-crest")
 
 

@@ -223,7 +223,7 @@ def test_a_strategy_is_for_the_stores_that_know_it(
 def test_a_strategy_that_nothing_follows_is_refused(
     small_store: Path, small_dense: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    with pytest.raises(DraftstoreError, match=r"knows the strategy 'deep' \(small\): leave the strategy out"):
+    with pytest.raises(DraftstoreError, match=r"supports the strategy 'deep' \(small\): omit it"):
         assembled(Sources(stores=(small_store,), strategy="deep", request=False), small_tokenizer)
     with pytest.raises(DraftstoreError, match=r"'longest' \(the request itself, dense\)"):
         assembled(Sources(stores=(small_dense,), strategy="longest", request=True), small_tokenizer)

@@ -117,7 +117,7 @@ def test_what_cannot_be_answered_is_refused(run: Runner, model_folder: Path, tmp
     assert "takes at most 511" in run(*arguments, "--prompt", "x" * 2000).error()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
     assert "not UTF-8" in run(*arguments, "--prompt-file", tmp_path / "bytes").error()
-    assert "no release of" in run(*arguments, "--prompt", "x", "--lookup", tmp_path / "no.sock").error()
+    assert "no release given" in run(*arguments, "--prompt", "x", "--lookup", tmp_path / "no.sock").error()
     ran = run(*arguments, "--prompt", "x", "--system", "y")
     assert ran.status == 2
     assert "--system needs --chat" in ran.err

@@ -207,7 +207,7 @@ def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, token
         assert "2 bad records were left out" in flat
         assert (f"{good}:line 6: not JSON" in flat) != reused
         assert f"nothing was read from {other} " in flat
-        assert "1 data file in folders was passed over (.jsonl): name it, or give --glob '*.jsonl' " in flat
+        assert "1 data file in folders was skipped (.jsonl): name it, or pass --glob '*.jsonl' " in flat
     found = run(*command, "--json").json()
     assert (found["path"], found["counts"]) == (str(out), load_manifest(out).counts)
     assert (found["bad_records"], found["empty_documents"]) == (2, 2)

@@ -1,4 +1,4 @@
-"""`draftstore check-model`: whether drafts leave a model's output as it is."""
+"""`draftstore check-model`: whether drafts leave a model's output unchanged."""
 
 import sys
 from time import perf_counter
@@ -50,8 +50,8 @@ def check_model(model: str, loading: Loading, as_json: bool) -> None:
         say(f"refused  {about} {found.fault}")
     else:
         say(
-            f"exact  {about} takes drafts: tokens read together or one by one give the same "
-            f"logits (to {found.deviation or 0:.1g} of their spread; rounding explains {found.tolerance:.1g})"
+            f"exact  {about} supports drafts: tokens read together or one by one give the same logits "
+            f"(deviation {found.deviation or 0:.1g} of their spread; rounding explains up to {found.tolerance:.1g})"
         )
     if found.fault:
         sys.exit(1)

@@ -89,7 +89,7 @@ def test_without_drafts_and_without_comparison(run: Runner, model_folder: Path) 
     assert "without_drafts" not in found
     assert found["with_drafts"]["passes"] == found["with_drafts"]["tokens"] - 1
     ran = run("generate", *arguments[:-1], "--prompt", "x")
-    assert "drafts of nothing" in ran.err
+    assert "drafts from nothing" in ran.err
     assert "times as fast" not in ran.err
 
 
@@ -210,7 +210,7 @@ def test_the_prefill_is_no_pass() -> None:
 def test_a_model_that_takes_drafts(run: Runner, model_folder: Path) -> None:
     ran = run("check-model", model_folder)
     assert (ran.status, ran.out.split()[0]) == (0, "exact")
-    assert "takes drafts" in ran.out
+    assert "supports drafts" in ran.out
     found = run("check-model", model_folder, "--json").json()
     assert (found["exact"], found["fault"]) == (True, None)
     assert found["deviation"] < found["tolerance"]

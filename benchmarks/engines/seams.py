@@ -44,7 +44,7 @@ class Running:
 
     @property
     def left(self) -> list[int]:
-        """Number of remaining tokens."""
+        """The remaining tokens."""
         return self._output[len(self.output_ids) :]
 
     def verify(self, tokens: Sequence[int], parents: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """Forced outputs: every pass of a random model is computed, and a recorded output decides what is accepted.
 
 The output of a random model is noise, and no draft would ever be accepted. So a real model's recorded output determines
-the tokens, as in a replay, while every forward pass over every tree is run to completion. The times are those of a model
-of this shape that had produced this text.
+the tokens, as in a replay, while every forward pass over every tree is run to completion. The times are those of a
+model of this shape that produces this text.
 """
 
 from collections.abc import Iterator, Sequence

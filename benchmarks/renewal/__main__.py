@@ -1,8 +1,8 @@
 """The cost of renewing a store, and the value of more text: `python -m benchmarks.renewal`.
 
-renewal   ShareGPT as a collection. Its last documents arrive later: first one percent at the same time, then as many
-          over ten nights, while as many of the oldest are removed. Every step of the flow `rebuild` is timed against a
-          build from scratch, each in its own data folder with an embedded PostgreSQL; drafts are compared byte for byte.
+renewal   ShareGPT as a collection. Its last documents arrive later: first one percent in one batch, then as many over
+          ten nights, while as many of the oldest are removed. Every step of the flow `rebuild` is timed against the
+          same from scratch, each in its own data folder with an embedded PostgreSQL; drafts are compared byte by byte.
 growth    M by tokens of stored text: nested samples of all chat corpora, and of the Python code of 71 packages, each
           with a REST store and CREST stores of 10 and 50 MB. Draws docs/growth.svg, unless --quick.
 

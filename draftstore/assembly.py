@@ -100,7 +100,7 @@ class Sources(Options):
         str | None, Shown(flags=("--lookup-token",), metavar="TOKEN", variable=TOKEN_VARIABLE)
     ] = Field(
         None,
-        description="Bearer token, if the service asks for one; the variable keeps it out of process lists.",
+        description="Bearer token, if the service requires one; the variable keeps it out of process lists.",
     )
     deadline: Annotated[float, Shown(flags=("--lookup-deadline",), metavar="SECONDS", expert=True)] = Field(
         DEADLINE,

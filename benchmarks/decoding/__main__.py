@@ -6,7 +6,7 @@ cost curve, which is measured first.
 own, apart   two kinds of text (`benchmarks.decoding.texts`): plain `generate`, our loop without drafts, and with drafts
              from the request, Token Recycling, REST, CREST, and from REST, recycling and request in one tree. Modes
              alternate from prompt to prompt; speed is the median over rounds. Every output is compared with plain
-             `generate`: it may differ only after a step where the two largest logits are within 1e-4.
+             `generate`: it may diverge only where the two largest logits are within 1e-4.
 serving      clients of the decoding worker, one per prompt, send requests at the same time, then each repeats after its
              answer. Answers are decoded one by one and batched, without drafts and with those from the request and the
              store of `own`. Answers that differ from those of the first mode are counted; rounding explains a few.

@@ -66,7 +66,7 @@ def _fill(site: Site, end: float) -> None:
     if site.own_disk:
         ballast = site.stores / "ballast"
         with ballast.open("wb", buffering=0) as file:
-            while time.monotonic() < end:  # what others give back is taken as well
+            while time.monotonic() < end:  # space freed by others is filled, too
                 with suppress(OSError):
                     file.write(bytes(1 << 16))
         ballast.unlink()

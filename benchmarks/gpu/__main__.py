@@ -71,7 +71,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--parts", type=split, default=tuple(PARTS),
         help=f"any of {','.join(PARTS)}, or of one shape, as decode-8b (default: all)",
     )  # fmt: skip
-    parser.add_argument("--again", action="store_true", help="measure what is there already")
+    parser.add_argument("--again", action="store_true", help="measure completed cells again")
     args = parser.parse_args(arguments)
     known = {*PARTS, *(f"{part}-{shape}" for part in SHAPED for shape in SHAPES)}
     if unknown := set(args.parts) - known:

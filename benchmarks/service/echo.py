@@ -66,7 +66,7 @@ class Caller:
 
 
 class Echo(asyncio.Protocol):
-    """Answers each request with as many bytes as it asks for."""
+    """Answers each request with the requested number of bytes."""
 
     def __init__(self) -> None:
         self._rest = b""

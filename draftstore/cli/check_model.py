@@ -17,10 +17,10 @@ from draftstore.hf.loading import Loading
 @takes(loading=Loading)
 @json_option
 def check_model(model: str, loading: Loading, as_json: bool) -> None:
-    """Check whether a model computes the same for several tokens at once as one by one.
+    """Check whether a model computes the same result for several tokens at once as one by one.
 
-    Drafts never change the output of such a model. Others are refused, here with exit status 1. Decoding with drafts
-    runs the same check when a model is first used.
+    Drafts never change the output of such a model. Others are refused; this command then exits with status 1. Decoding
+    with drafts runs the same check when a model is first used.
 
     \b
     Example:

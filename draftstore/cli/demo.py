@@ -96,7 +96,7 @@ def demo(options: DemoOptions, as_json: bool) -> None:
         return print_json({"model": loaded.name, "effort": plan.words, "answers": rows, "median_gain": gains})
     print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     say(plan.words)
-    return say(f"median gain: {gains['edit']} times as fast for edits, {gains['question']} for questions")
+    return say(f"median speedup: {gains['edit']} times for edits, {gains['question']} times for questions")
 
 
 def _compared(

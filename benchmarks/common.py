@@ -1,4 +1,4 @@
-"""What the benchmark programs share: where the data is, stores that are built once, recordings, contexts."""
+"""Shared parts of the benchmark programs: data folders, stores built once, recordings, contexts."""
 
 import argparse
 import dataclasses
@@ -40,9 +40,9 @@ CODE_LIST = "code_packages_small.txt"
 STRATEGY_NAMES = ("longest", "backoff")
 SEED = 20240601
 AUTHORS_TOKEN_BYTES = 6
-"""What REST's authors store for each token: its id, and a suffix of four bytes."""
+"""Bytes per token in the REST authors' store: its id, and a suffix of four bytes."""
 PART_OF_REST = 13.5
-"""CREST's paper compares its store with one of REST that is so many times larger."""
+"""The CREST paper compares its store with a REST store larger by this factor."""
 
 Item = TypeVar("Item")
 
@@ -52,10 +52,10 @@ class Source:
     """Text that a store is built from.
 
     Attributes:
-        name: of the store.
-        files: under corpora/ of the data folder; none stands for the Python code of `CODE_LIST`.
-        tokens: only the first documents, of at most so many tokens; None takes all.
-        every: of which only every so many are taken.
+        name: name of the store.
+        files: files under corpora/ of the data folder; empty: the Python code of `CODE_LIST`.
+        tokens: maximum tokens of the documents, the first of which are used; None: all.
+        every: use only every nth document.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Source:
 CHAT = Source("chat_sharegpt", ("chat_sharegpt.jsonl.zst",))
 CODE = Source("code_packages_small")
 TINY = Source("chat_sharegpt_500k", CHAT.files, tokens=500_000)
-"""To see that a program runs."""
+"""For smoke tests of a program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +88,13 @@ class Documents(NamedTuple):
 
 @dataclasses.dataclass
 class Workspace:
-    """Where a benchmark reads and writes.
+    """Folders that a benchmark reads and writes.
 
     Attributes:
         data: folder with corpora/, replays/ and tokenizers/.
         work: folder of built stores, reused by the next run.
         out: folder of results.
-        wheels: folder with the wheels of `CODE_LIST`, if they are there already.
+        wheels: folder with the wheels of `CODE_LIST`, if already present.
         vocabulary: name of the tokenizer of all stores and recordings.
     """
 
@@ -110,7 +110,7 @@ class Workspace:
         return load_tokenizer(self.data / "tokenizers" / self.vocabulary, name=self.vocabulary)
 
     def inputs(self, source: Source) -> tuple[Path, ...]:
-        """Return the corpus files of a source; those that have to be made are made once."""
+        """Return the corpus files of a source; generated ones are made once."""
         files = tuple(self.data / "corpora" / file for file in source.files) or (self._code_corpus(),)
         return files if source.tokens is None else (self._first_documents(source, files, source.tokens),)
 
@@ -124,7 +124,7 @@ class Workspace:
         return path
 
     def _code_corpus(self) -> Path:
-        """Return a JSON Lines file with the Python files of the packages in `CODE_LIST`, each one once."""
+        """Return a JSON Lines file with the distinct Python files of the packages in `CODE_LIST`."""
         path = self.work / "corpora" / f"{CODE.name}.jsonl"
         if not path.exists():
             lines = (self.data / CODE_LIST).read_text(encoding="utf-8").splitlines()
@@ -133,11 +133,11 @@ class Workspace:
         return path
 
     def store_path(self, source: Source) -> Path:
-        """Return where the store of a source is or will be."""
+        """Return the path of a source's store, which need not exist yet."""
         return self.work / "stores" / source.name
 
     def store(self, source: Source) -> RestStore:
-        """Open the store of a source; it is built if it is not there yet."""
+        """Open the store of a source, building it if necessary."""
         progress(f"store {source.name}")
         options = RestOptions(corpus=self.inputs(source), name=source.name)
         return RestStore.open(build_rest(options, self.tokenizer, self.store_path(source)).path)
@@ -150,14 +150,14 @@ class Workspace:
 
 
 class Notes:
-    """Figures in the work folder, for runs that were interrupted: they hold while draftstore's code is the same."""
+    """Figures cached in the work folder for interrupted runs; valid while draftstore's code is unchanged."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
     def take(self, place: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return place and figures of a measurement: an earlier run's, or what `measure` returns."""
+        """Return place and figures of a measurement, from an earlier run or from `measure`."""
         identity = json.dumps([place, _code_digest()], sort_keys=True)
         path = self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
         if not path.exists():
@@ -169,7 +169,7 @@ class Notes:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of draftstore and of the benchmarks that take notes."""
+    """Return a digest of the code of draftstore and of the benchmarks that use `Notes`."""
     root = Path(__file__).parent.parent
     folders = (root / "draftstore", *(root / "benchmarks" / name for name in ("agents", "quality", "stores")))
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
@@ -177,7 +177,7 @@ def _code_digest() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> None:
-    """Add the options that all benchmark programs have, and those of programs that build the `CODE` store."""
+    """Add the options of all benchmark programs; if `code`, also those of programs that build the `CODE` store."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--data", type=Path, default=os.environ.get(DATA_VARIABLE),
@@ -187,7 +187,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> Non
         "--work", type=Path, help="folder for built stores, reused where present (default: temporary)"
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small stores, few rows: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="small stores, few rows: a smoke test")
     if code:
         parser.add_argument(
             "--wheels", type=Path, help="folder with the wheels of the code list (default: pip fetches them)"
@@ -195,7 +195,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> Non
 
 
 def chosen(parser: argparse.ArgumentParser, text: str | None, known: Iterable[str]) -> list[str]:
-    """Return the names in a list joined by commas, all if there is none; end the program at an unknown one."""
+    """Return the names in a comma-separated list, or all without one; exit if a name is unknown."""
     names = [name.strip() for name in text.split(",")] if text else list(known)
     if unknown := set(names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
@@ -204,10 +204,10 @@ def chosen(parser: argparse.ArgumentParser, text: str | None, known: Iterable[st
 
 @contextmanager
 def open_workspace(args: argparse.Namespace) -> Iterator[Workspace]:
-    """Check the folders of the command line; a temporary working folder goes away at the end.
+    """Check the folders of the command line; a temporary working folder is removed at the end.
 
     Raises:
-        SystemExit: no data folder, or something that draftstore refuses.
+        SystemExit: there is no data folder, or draftstore raised an error.
     """
     if args.data is None or not (args.data / "tokenizers" / TOKENIZER).is_dir():
         raise SystemExit(
@@ -225,7 +225,7 @@ def open_workspace(args: argparse.Namespace) -> Iterator[Workspace]:
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Choose `count` items at even distances: the same ones every time."""
+    """Choose `count` evenly spaced items, always the same."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
     return [items[place] for place in places]
 
@@ -258,7 +258,7 @@ def split_documents(index: SuffixIndex) -> Documents:
 
 
 def _within(documents: Iterator[Document], tokenizer: TextTokenizer, tokens: int) -> Iterator[Document]:
-    """Yield the first documents that together have at most so many tokens."""
+    """Yield the first documents, of at most `tokens` tokens in total."""
     left = tokens
     while batch := list(islice(documents, 64)):
         encoded = tokenizer.encode_documents([document.text for document in batch])
@@ -275,7 +275,7 @@ def _write_corpus(path: Path, documents: Iterator[Document]) -> None:
 
 
 def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write records as JSON Lines; the file appears when it is whole."""
+    """Write records as JSON Lines; the file appears once it is complete."""
     unfinished = path.with_suffix(".partial")
     with unfinished.open("w", encoding="utf-8") as file:
         for record in records:
@@ -284,7 +284,7 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def download_wheels(requirements: Sequence[str], folder: Path) -> Path:
-    """Have pip fetch the wheels of pinned packages, one a line, unless they are there; return their folder."""
+    """Have pip fetch the wheels of pinned packages, one per line, unless present; return their folder."""
     pinned = [line.split("#")[0].strip() for line in requirements]
     pinned = [line for line in pinned if line]
     if len(list(folder.glob("*.whl"))) < len(pinned):
@@ -295,7 +295,7 @@ def download_wheels(requirements: Sequence[str], folder: Path) -> Path:
 
 
 def python_files(wheels: Sequence[Path]) -> Iterator[Document]:
-    """Yield the Python files of wheels that are UTF-8 text, exact duplicates once."""
+    """Yield the distinct UTF-8 Python files of wheels."""
     seen = set()
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:

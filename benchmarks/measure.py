@@ -16,18 +16,18 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import ArrayLike
 
-if TYPE_CHECKING:  # measurements of memory begin without it
+if TYPE_CHECKING:  # memory measurements start without it
     from draftstore.search.suffix import SuffixIndex
 
 Result = TypeVar("Result")
 
 ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "NUMBA_NUM_THREADS": "1"}
-"""Environment that keeps native thread pools to one thread."""
+"""Environment that limits native thread pools to one thread."""
 PAGE = 4096
 
 
 def pin_to_one_core() -> set[int]:
-    """Keep this process, and those that it starts, on one core; return the cores it had."""
+    """Pin this process and its children to one core; return the cores it had before."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     return cores
@@ -47,7 +47,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def time_calls(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Call each once and return the durations in microseconds."""
+    """Call each function once and return the durations in microseconds."""
     times = []
     for call in calls:
         begin = perf_counter_ns()
@@ -59,7 +59,7 @@ def time_calls(calls: Sequence[Callable[[], object]]) -> list[float]:
 def time_in_turn(
     calls: Mapping[str, Sequence[Callable[[], object]]], rng: np.random.Generator
 ) -> dict[str, list[float]]:
-    """Time one call of each for every place, in a random order; durations in microseconds."""
+    """Time the i-th calls of all names in random order, for every i; return durations in microseconds."""
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     for place in range(len(calls[names[0]])):
@@ -72,7 +72,7 @@ def time_in_turn(
 
 
 def percentiles(times_us: ArrayLike) -> dict[str, float]:
-    """Summarize durations: p50, p99, mean and how many there are."""
+    """Summarize durations: p50, p99, mean and their number."""
     times = np.asarray(times_us, np.float64)
     p50, p99 = np.percentile(times, [50, 99])
     return {
@@ -87,7 +87,7 @@ def resident(trim: bool = False) -> dict[str, int]:
     """Return the resident bytes of this process: anonymous memory, and pages of mapped files.
 
     Args:
-        trim: give memory that is allocated by malloc and freed back to the system first; glibc alone can.
+        trim: first return freed malloc memory to the system; glibc only.
     """
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if trim else None
     if give_back:
@@ -101,29 +101,29 @@ def resident(trim: bool = False) -> dict[str, int]:
 
 
 def reset_peak() -> None:
-    """Let the peak of resident memory start anew."""
+    """Reset the peak of resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_resident() -> int:
-    """Return the most bytes that were resident since `reset_peak`."""
+    """Return the peak of resident bytes since `reset_peak`."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def call_fresh(function: Callable[..., Result], *args: object, one_core: bool = True) -> Result:
-    """Call a function of a module in a fresh process, on one core or on all of them; return what it returns."""
+    """Call a module-level function in a fresh process, on one core or on all; return its result."""
     pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=pin_to_one_core if one_core else None)
     with patch.dict(os.environ, ONE_CORE if one_core else {}), pool:
         return pool.submit(function, *args).result()
 
 
 def map_pages(index: "SuffixIndex") -> None:
-    """Read one byte of every page of a store's arrays, as a server that has run for a while has done."""
+    """Read one byte of every page of a store's arrays, to reach the state of a server that has run for a while."""
     for array in index[:5]:
         array.reshape(-1).view(np.uint8)[::PAGE].max(initial=0)
 
 
 def progress(message: str) -> None:
-    """Say on stderr what is being done."""
+    """Report progress on stderr."""
     print(message, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Commands that run beside a benchmark, on free ports, started again where they end; HTTP requests."""
+"""Commands that run alongside a benchmark, on free ports, restarted if they end; HTTP requests."""
 
 import http.client
 import json
@@ -20,19 +20,19 @@ import psutil
 
 CHECKOUT = Path(__file__).parent.parent
 START_SECONDS = 600.0
-"""Time limit of a start, in seconds: kernels may have to be compiled."""
+"""Time limit of a start in seconds: kernels may have to be compiled."""
 STOP_SECONDS = 60.0
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
-"""What a request ends with where no service runs, or the answer breaks off."""
+"""Exceptions of a request if no service runs or the answer breaks off."""
 
 
 class Program:
     """A command, `python -m ...`, that runs until the end of a block.
 
     Attributes:
-        name: of the command, for messages.
+        name: name of the command in messages.
         log: file of its output.
-        url: where it answers HTTP.
+        url: URL of its HTTP server.
     """
 
     def __init__(
@@ -56,27 +56,27 @@ class Program:
             )  # fmt: skip
 
     def revive(self) -> None:
-        """Start it again if it has ended, as a service manager does."""
+        """Restart it if it has ended, as a service manager does."""
         if self.process.poll() is not None:
             self.process = self._start()
 
     def family(self) -> list[psutil.Process]:
-        """Return its process and all that these have started."""
+        """Return its process and all descendants."""
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.process.pid)
             return [process, *process.children(recursive=True)]
         return []
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is true.
+        """Wait until a condition is true.
 
         Raises:
-            SystemExit: the command has ended, or it takes too long.
+            SystemExit: the command has ended, or the wait takes too long.
         """
         end = time.monotonic() + START_SECONDS
         while not condition():
             if self.process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"the {self.name} does not start: {self.log} says more")
+                raise SystemExit(f"the {self.name} does not start: see {self.log}")
             time.sleep(0.1)
 
     def wait_until_ready(self) -> Self:
@@ -114,7 +114,7 @@ def lookup_service(address: Path, log: Path, *options: object) -> Program:
 def ask(
     url: str, body: object = None, *, seconds: float = 60.0, headers: Mapping[str, str] | None = None
 ) -> tuple[int, Any]:
-    """Send a GET, or a POST with a JSON body; return status and JSON document, None where it is no JSON.
+    """Send a GET, or a POST with a JSON body; return the status and the JSON document, None if it is not JSON.
 
     Raises:
         OSError: no service runs there.
@@ -143,7 +143,7 @@ def is_ready(url: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1, from below those that the system gives away by itself."""
+    """Return a free port of 127.0.0.1, below the ephemeral range."""
     while True:
         port = random.randrange(12_000, 32_000)
         with socket.socket() as probe, suppress(OSError):

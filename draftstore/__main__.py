@@ -1,4 +1,4 @@
-"""`python -m draftstore`: the command `draftstore`."""
+"""`python -m draftstore` runs the command `draftstore`."""
 
 from draftstore.cli import main
 

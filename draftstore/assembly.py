@@ -1,10 +1,10 @@
-"""Assembly of one drafter from named sources: stores, a release of the lookup service, the request, recycling.
+"""Assembly of a drafter from named sources: stores, a release of the lookup service, the request, recycling.
 
     sources = Sources(stores=(Path("stores/chat"),), request=True)
     with assemble(sources, vocab_size=32_000, tokenizer=identity) as drafter:
         session = drafter.session(prompt_ids)
 
-Before the first draft, stores and releases are checked against the model's tokenizer, and all kernels are compiled.
+Stores and releases are checked against the model's tokenizer, and all kernels are compiled, before the first draft.
 """
 
 import logging
@@ -55,7 +55,7 @@ def _known_strategies() -> str:
     for kind in map(kind_of, KINDS):
         titles.setdefault(kind.strategies, []).append(kind.title)
     return "; ".join(
-        f"{' and '.join(kinds)} {'know' if len(kinds) > 1 else 'knows'} {', '.join(strategies)}"
+        f"{' and '.join(kinds)} {'support' if len(kinds) > 1 else 'supports'} {', '.join(strategies)}"
         for strategies, kinds in titles.items()
         if strategies
     )
@@ -65,12 +65,12 @@ Strategy = Annotated[
     str | None,
     Shown(choices=tuple(sorted(strategies_of(KINDS))), unset="each store's own", expert=True),
     Field(
-        description="How stores draft; a store that does not know the strategy uses its default. "
+        description="How stores draft; a store that does not support the strategy uses its default. "
         f"{_known_strategies()}.",
         examples=["longest"],
     ),
 ]
-"""An option of commands that draft."""
+"""The strategy option of commands that draft."""
 
 
 class Sources(Options):
@@ -100,7 +100,7 @@ class Sources(Options):
         str | None, Shown(flags=("--lookup-token",), metavar="TOKEN", variable=TOKEN_VARIABLE)
     ] = Field(
         None,
-        description="Bearer token, if the service asks for one; the variable keeps it out of process lists.",
+        description="Bearer token, if the service requires one; the variable keeps it out of process lists.",
     )
     deadline: Annotated[float, Shown(flags=("--lookup-deadline",), metavar="SECONDS", expert=True)] = Field(
         DEADLINE,
@@ -133,7 +133,7 @@ class Part(NamedTuple):
         name: display name.
         drafter: the drafter.
         strategy: the requested strategy, if supported.
-        append: appends a document to a live store; None elsewhere, and where only reading is allowed.
+        append: appends a document to a live store; None for other kinds and for read-only access.
     """
 
     kind: str
@@ -144,16 +144,16 @@ class Part(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its kind; of stores and releases `KIND:NAME`."""
+        """The kind, or `KIND:NAME` for stores and releases."""
         return self.kind if self.kind in (REQUEST, RECYCLING, GRAMMAR) else f"{self.kind}:{self.name}"
 
 
 class Assembly(AbstractContextManager["Assembly"]):
-    """One drafter made of several, a `Drafter`; it owns the resources opened for it.
+    """A `Drafter` composed of several; it owns the resources opened for it.
 
     Attributes:
         parts: its drafters; may be empty.
-        drafter: a single drafter, or a mixture; None without any.
+        drafter: the only drafter, or a mixture of several; None if there are none.
     """
 
     def __init__(self, parts: Sequence[Part], opened: ExitStack) -> None:
@@ -172,16 +172,16 @@ class Assembly(AbstractContextManager["Assembly"]):
         Args:
             prompt: int32 [any].
             output: int32 [any], the answer.
-            elsewhere: whether a response log has it, too.
+            elsewhere: whether a response log also contains it.
         """
         for append in self._appends:
             try:
                 append(Document.of(prompt, output, elsewhere=elsewhere))
-            except Exception as error:  # noqa: BLE001 (the answer is given; only later drafts are worse)
-                LOG.warning("an answer is not remembered: %s", error)
+            except Exception as error:  # noqa: BLE001 (the answer is complete; only later drafts suffer)
+                LOG.warning("could not remember an answer: %s", error)
 
     def without_live(self) -> "Assembly":
-        """Return the same drafters except the live store, for a text that asks for none; closing it does nothing."""
+        """Return the same drafters without the live store, for texts that opt out; closing the result does nothing."""
         return Assembly([part for part in self.parts if part.kind != LIVE], ExitStack())
 
     @property
@@ -191,7 +191,7 @@ class Assembly(AbstractContextManager["Assembly"]):
 
     @property
     def needs_candidates(self) -> bool:
-        """Whether a drafter needs the candidates of a prompt, see `Drafter.session`."""
+        """Whether any drafter needs the candidates of a prompt; see `Drafter.session`."""
         return bool(getattr(self.drafter, "needs_candidates", False))
 
     def session(
@@ -207,25 +207,25 @@ class Assembly(AbstractContextManager["Assembly"]):
         return self.drafter.session(prompt_ids, hidden=hidden, candidates=candidates)
 
     def predicting(self, prediction: ArrayLike, vocab_size: int) -> "Assembly":
-        """Return the same drafters for an answer with a prediction, from which they draft, too.
+        """Return the same drafters for an answer with a prediction, which becomes another source of drafts.
 
         Args:
-            prediction: int32 [any], what is expected to follow the prompt.
+            prediction: int32 [any], the expected continuation of the prompt.
             vocab_size: size of the model's vocabulary.
 
         Raises:
-            TokenRangeError: an id of the prediction lies outside the vocabulary.
+            TokenRangeError: the prediction has an id outside the vocabulary.
         """
         return self._with(
             Part(REQUEST, "the request itself", RequestDrafter(vocab_size, prediction=prediction))
         )
 
     def following(self, grammar: Grammar, prompt_size: int) -> "Assembly":
-        """Return the same drafters for an answer that follows a grammar behind `prompt_size` tokens."""
+        """Return the same drafters for an answer that follows a grammar after `prompt_size` tokens."""
         return self._with(Part(GRAMMAR, "the grammar", GrammarDrafter(grammar, prompt_size)))
 
     def _with(self, part: Part) -> "Assembly":
-        """Return the same drafters with a part in place of that of its kind; closing it does nothing."""
+        """Return the same drafters with `part` replacing any of its kind; closing the result does nothing."""
         return Assembly([part, *(other for other in self.parts if other.kind != part.kind)], ExitStack())
 
     def close(self) -> None:
@@ -250,8 +250,8 @@ def assemble(
         sources: sources named by the user.
         vocab_size: size of the model's vocabulary.
         tokenizer: tokenizer of the model.
-        model: name of the model; candidates and hidden states of another one are refused. None accepts any.
-        hidden_size: dimensions of its hidden states; dense stores for others are refused. None accepts any.
+        model: name of the model; stores of another model's candidates or hidden states are refused. None accepts any.
+        hidden_size: size of its hidden states; dense stores of another size are refused. None accepts any.
 
     Raises:
         StoreError: a store cannot be opened, or belongs to another model.
@@ -268,7 +268,7 @@ def assemble(
 
 
 class _TargetModel(NamedTuple):
-    """The model that sources must fit, see `assemble`."""
+    """The model that sources must fit; see `assemble`."""
 
     vocab_size: int
     tokenizer: TokenizerIdentity
@@ -298,7 +298,7 @@ def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator
 
 
 def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
-    """Open a store of text, or of this model's hidden states."""
+    """Open a store built from text or from this model's hidden states."""
     opened.callback(StoreLease(path).close)
     store: Store
     if kind == DENSE:
@@ -316,7 +316,7 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
 
 
 def _recycled(path: Path, model: _TargetModel) -> Part:
-    """Open this model's recycled candidates."""
+    """Open a store of this model's recycled candidates."""
     drafter = open_drafter(
         path, vocab_size=model.vocab_size, tokenizer=model.tokenizer, target_model=model.name
     )
@@ -326,17 +326,17 @@ def _recycled(path: Path, model: _TargetModel) -> Part:
 def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
     """Refuse a strategy that no store supports."""
     if sources.strategy is not None and not any(part.strategy for part in parts):
-        stores = ", ".join(part.name for part in parts) or "there is none"
+        stores = ", ".join(part.name for part in parts) or "none given"
         raise DraftstoreError(
-            f"no store here knows the strategy {sources.strategy!r} ({stores}): leave the strategy out, or name a "
-            "store that knows it"
+            f"no source here supports the strategy {sources.strategy!r} ({stores}): omit it, or name a store that "
+            "supports it"
         )
 
 
 def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
     """Find a release of the lookup service and check that it answers."""
     if not sources.release:
-        raise DraftstoreError(f"no release of {sources.lookup} is named: name one" + _served(sources))
+        raise DraftstoreError(f"no release given for {sources.lookup}: name one" + _served(sources))
     store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
@@ -350,14 +350,14 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     found, size = store.hidden_size, model.hidden_size
     if found and size not in (None, found):
         raise LookupServiceError(
-            f"the release {sources.release!r} needs hidden states of {found:,} numbers, this model's have {size:,}: "
-            "publish a build for this model, or ask for another release"
+            f"the release {sources.release!r} needs hidden states of size {found:,}, this model's have size {size:,}: "
+            "publish a build for this model, or use another release"
         )
     return Part("lookup", sources.release, store.drafter(strategy or ""), strategy)
 
 
 def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opened: ExitStack) -> Part:
-    """Open a live store, of the lookup service or of this process."""
+    """Open a live store, in the lookup service or in this process."""
     strategy = "beside" if sources.stores or sources.release else "alone"
     if target.folder is not None or (sources.lookup is None and sources.release is None):
         live = LiveStore(target.tokens, target.folder)
@@ -377,7 +377,7 @@ def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opene
         append = lambda found: store.append(found.ids, found.lead, elsewhere=found.elsewhere)  # noqa: E731
     except LookupServiceError as error:
         store.check(strategy)
-        LOG.warning("the live store %s is read, and answers are not remembered: %s", target.name, error)
+        LOG.warning("the live store %s is read-only; answers are not remembered: %s", target.name, error)
     return Part(LIVE, target.name, store.drafter(strategy), append=append)
 
 
@@ -392,7 +392,7 @@ def _served(sources: Sources) -> str:
 
 
 def _warm_up(assembly: Assembly) -> None:
-    """Compile every kernel, so that the first text need not wait."""
+    """Compile every kernel so that the first text need not wait."""
     for drafter in (*(part.drafter for part in assembly.parts), assembly.drafter):
         warm_up = getattr(drafter, "warm_up", None)
         if warm_up is not None:

@@ -1,6 +1,6 @@
 """All errors that draftstore raises deliberately: one base class, small named kinds.
 
-A message names what was found, what was expected, and what to do about it. The command line prints only the message;
+A message states what was found, what was expected, and what to do about it. The command line prints only the message;
 library users catch `DraftstoreError` or a specific kind. `require_limits` refuses numbers out of range; `counted` and
 `type_name` help to word messages.
 """
@@ -13,7 +13,7 @@ class DraftstoreError(Exception):
     """Base of all errors that draftstore raises deliberately.
 
     Attributes:
-        exit_code: status that the command line ends with.
+        exit_code: exit status of the command line.
     """
 
     exit_code = 1
@@ -24,13 +24,13 @@ class CorpusError(DraftstoreError):
 
 
 class TruncatedCorpusError(CorpusError):
-    """A file of a corpus cannot be read to its end: it is cut short or damaged, and what follows would be missing."""
+    """A file of a corpus is truncated or damaged, so that the rest of it would be missing."""
 
     exit_code = 4
 
 
 class NoTextError(CorpusError):
-    """A corpus was read to its end and has no text."""
+    """A corpus was read completely and has no text."""
 
 
 class TokenizerError(DraftstoreError):
@@ -42,7 +42,7 @@ class ModelError(DraftstoreError):
 
 
 class DecodingError(DraftstoreError):
-    """A way of generating without support for drafts: beams, several texts at once, a cache without rollback."""
+    """A mode of generation without support for drafts: beam search, several texts at once, a cache without rollback."""
 
 
 class GrammarError(DraftstoreError):
@@ -50,7 +50,7 @@ class GrammarError(DraftstoreError):
 
 
 class ProbabilityError(DraftstoreError):
-    """The settings of a request leave no finite probabilities: a penalty, bias or temperature is extreme."""
+    """An extreme penalty, bias or temperature in a request leaves no finite probabilities."""
 
 
 class CurveError(DraftstoreError):
@@ -58,7 +58,7 @@ class CurveError(DraftstoreError):
 
 
 class TokenRangeError(DraftstoreError):
-    """A token id lies outside [0, vocab_size)."""
+    """A token id is outside [0, vocab_size)."""
 
 
 class StoreError(DraftstoreError):
@@ -66,11 +66,11 @@ class StoreError(DraftstoreError):
 
 
 class BuildError(DraftstoreError):
-    """A build cannot continue: the output exists, another build runs there, nothing to build from."""
+    """A build cannot continue: the output exists, another build is running there, or there is nothing to build from."""
 
 
 class BuildRunningError(BuildError):
-    """Another process is building in the same place."""
+    """Another process is building in the same directory."""
 
 
 class DraftTreeError(DraftstoreError):
@@ -78,11 +78,11 @@ class DraftTreeError(DraftstoreError):
 
 
 class ReplayError(DraftstoreError):
-    """A replay file cannot be used: a bad record, or no records left after the filters."""
+    """A replay file cannot be used: it has a bad record, or no records pass the filters."""
 
 
 class WireError(DraftstoreError):
-    """Bytes that are not a frame of the lookup service, or a request that does not fit into one."""
+    """Bytes that are not a frame of the lookup service, or a request that does not fit in one."""
 
 
 class LookupServiceError(DraftstoreError):
@@ -90,11 +90,11 @@ class LookupServiceError(DraftstoreError):
 
 
 class EngineError(DraftstoreError):
-    """The settings of a drafter inside an engine are wrong, or the engine lacks what they need."""
+    """The settings of a drafter inside an engine are invalid, or the engine lacks something they require."""
 
 
 class MissingPluginError(DraftstoreError):
-    """A plugin is needed, and its package or a dependency of it is missing."""
+    """A required plugin's package, or a dependency of it, is missing."""
 
 
 class MissingExtraError(DraftstoreError):
@@ -109,7 +109,7 @@ class MissingExtraError(DraftstoreError):
 
 
 def counted(number: int, noun: str) -> str:
-    """Return `1 record`, or `2 records`."""
+    """Return a count with its noun: `1 record`, `2 records`."""
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
@@ -124,9 +124,9 @@ def require_limits(
 
     Args:
         what: owner of the numbers, for the message: `a drafting rule`.
-        limits: by name, the number, its minimum and its maximum; None: no maximum.
+        limits: the number, its minimum and its maximum by name; None: no maximum.
         error: error class to raise.
-        digits: number format, `,` for groups of three digits.
+        digits: number format; `,` separates thousands.
     """
     for name, (value, least, most) in limits.items():
         if not least <= value or (most is not None and not value <= most):
@@ -137,7 +137,7 @@ def require_limits(
 
 
 def type_name(value: object) -> str:
-    """Return the type of a value with its article: `a str`, `an int`."""
+    """Return the type of a value with an article: `a str`, `an int`."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 

@@ -1,4 +1,4 @@
-"""Compilation of kernels: functions over arrays, compiled to machine code on first use, cached on disk by numba."""
+"""Compilation of kernels: functions over arrays, compiled to machine code on first use and cached on disk by numba."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,10 +25,10 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def _compile_alone(compiled: Any, signature: Any) -> Any:
-    """Compile a kernel, or load it, while no other process does.
+    """Compile or load a kernel while no other process does.
 
-    Otherwise several processes may compile it. Worse, two that cache different signatures at once write them under the
-    same number: one's code then runs on the other's arguments.
+    Otherwise several processes may compile it. Worse, two that cache different signatures at the same time write them
+    under the same number: the code of one then runs on the arguments of the other.
     """
     with global_compiler_lock, _alone(compiled):
         return type(compiled).compile(compiled, signature)
@@ -36,7 +36,7 @@ def _compile_alone(compiled: Any, signature: Any) -> Any:
 
 @contextmanager
 def _alone(compiled: Any) -> Iterator[None]:
-    """Hold a kernel's lock file, if its folder is writable; processes lock callers before callees."""
+    """Hold a kernel's lock file if its folder is writable; processes lock callers before callees."""
     folder = Path(compiled._cache.cache_path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,8 +54,8 @@ leaf_kernel = njit(  # type: ignore[call-overload]
 )
 """The same for kernels that create no arrays.
 
-They count no references and become part of their callers: in hot loops, counting and passing arrays outweigh the work.
-As parts they are kept on disk with the kernels that call them, not by themselves.
+They do no reference counting and are inlined: in hot loops, counting and passing arrays outweigh the work. They are
+cached on disk as part of the kernels that call them, not separately.
 """
 
 intrinsic: Any = extending.intrinsic
@@ -63,12 +63,12 @@ intrinsic: Any = extending.intrinsic
 
 
 def as_input(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an array in the form that kernels expect: contiguous, read-only, one type. Others trigger compilation."""
+    """Return an array as kernels expect it: contiguous, read-only, of `dtype`. Others trigger compilation."""
     return read_only(np.ascontiguousarray(array, dtype))
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view, so that kernels compile once for mapped and in-memory arrays."""
+    """Return a read-only view so that kernels compile only once for mapped and in-memory arrays."""
     view = array.view(np.ndarray)
     view.setflags(write=False)
     return view

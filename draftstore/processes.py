@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""Processes that end with their parent."""
 
 import ctypes
 import signal
@@ -8,6 +8,6 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def end_with_parent() -> None:
-    """Have this process killed when the one that started it ends, however that happens; elsewhere than on Linux not."""
+    """Have this process killed when its parent ends, for whatever reason; Linux only."""
     if _PRCTL is not None:
         _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Accepted length where drafts also come from earlier replies of the traffic: `python -m benchmarks.agents`."""
+"""Accepted length with drafts from earlier replies of the traffic: `python -m benchmarks.agents`."""

@@ -1,18 +1,18 @@
-"""Drafts from earlier replies, in order of traffic, on recorded sessions of agents: `python -m benchmarks.agents`.
+"""Drafts from earlier replies, in order of traffic, on recorded agent sessions: `python -m benchmarks.agents`.
 
-Every reply is replayed with every system in turn, in random order, and what learns from replies learns it then; the
-store is the corpus of the same agent, none of whose sessions is replayed. Systems are in systems.py; libraries take
-part where they are installed, as benchmarks/quality/libraries.py says. Chat and code of `benchmarks.quality` stand
-beside: what a live memory does where traffic does not repeat.
+Every reply is replayed with every system, in random order; systems with live memory then learn it. The store is the
+corpus of the same agent, none of whose sessions is replayed. Systems are in systems.py; other libraries are included if
+installed, see benchmarks/quality/libraries.py. Chat and code of `benchmarks.quality` are added for comparison, to show
+live memory on traffic that does not repeat.
 
-Accepted length M by set, system and nodes, and by kind of what is written (kinds.py): a pass counts for each of its
-tokens in equal parts. Of live memory besides: M after so many sessions, each session replayed with a memory of just the
-ones before it (before the first come the last of the corpus), and of its own earlier replies. The time of a draft is
-that on one core; `ratio` is the median over replies of the median with live memory beside request and store, divided
-by that without, in turn.
+Results are accepted length M by set, system and nodes, and by kind of text (kinds.py), where a pass is divided equally
+among its tokens. For live memory also M after so many sessions: each session is replayed with a memory of only those
+before it (before the first, the last of the corpus) and of its own earlier replies. Drafts are timed on one core;
+`ratio` is the median over replies of the median time with live memory, request and store, divided by that without live
+memory, measured alternately.
 
 Tables first; the last line of stdout is one JSON document, also written to OUT/agents.json. The picture, agents.svg,
-is drawn in docs/ if nothing is left out, otherwise in OUT.
+is drawn in docs/ for a full run, otherwise in OUT.
 
 Example:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.agents --work ~/bench --sets 'agent: tool calls' --nodes 16
@@ -55,10 +55,10 @@ from draftstore.text.records import read_json_records
 
 NODES, QUICK_ROWS = (16, 64), 20
 AFTER = (0, 1, 4, 16)
-"""Sessions that a live memory holds before the one that is replayed."""
+"""Numbers of sessions in a live memory before the replayed one."""
 
 Cell = dict[str, Any]
-"""Figures of one set and so many nodes."""
+"""Figures of one set for one number of nodes."""
 Sessions = list[list[Recording]]
 
 
@@ -85,10 +85,10 @@ SETS = {
 
 
 class Played(NamedTuple):
-    """A reply that was replayed with a system.
+    """A reply replayed with a system.
 
     Attributes:
-        shares: float64 [n - 1], passes that each token but the first took: equal parts of a pass.
+        shares: float64 [n - 1], the pass of each token but the first, divided equally among the pass's tokens.
         times: float64 [passes], microseconds of each draft.
     """
 
@@ -97,7 +97,7 @@ class Played(NamedTuple):
 
 
 def play(system: System, recording: Recording, nodes: int) -> Played:
-    """Replay a reply, and have the system learn it."""
+    """Replay a reply and have the system learn it."""
     steps = [step for step, _ in steps_of(system.drafter, recording, nodes)]
     system.learn(recording)
     shares = [np.full(len(step.tokens), 1 / len(step.tokens)) for step in steps]
@@ -108,7 +108,7 @@ def play(system: System, recording: Recording, nodes: int) -> Played:
 def in_turn(
     systems: Mapping[str, System], replies: Iterable[Recording], nodes: int
 ) -> dict[str, list[Played]]:
-    """Replay every reply with every system in turn."""
+    """Replay every reply with every system."""
     rng, names = np.random.default_rng(SEED), list(systems)
     played: dict[str, list[Played]] = {name: [] for name in names}
     for recording in replies:
@@ -118,7 +118,7 @@ def in_turn(
 
 
 def length_of(replies: Sequence[Played], places: Any = slice(None)) -> float:
-    """Return the accepted length of replies, or of some of their tokens."""
+    """Return the accepted length of replies, or of a subset of their tokens."""
     shares = np.concatenate([reply.shares for reply in replies])[places]
     return round(len(shares) / float(shares.sum()), 4)
 
@@ -143,7 +143,7 @@ def measure(workspace: Workspace, name: str, nodes: int, systems: Sequence[str],
 
 
 def summarize(played: Mapping[str, Sequence[Played]]) -> Cell:
-    """Return accepted length and time of a draft by system, and what live memory makes of the time."""
+    """Return accepted length and time of a draft by system, and the ratio of times with and without live memory."""
     times = {name: percentiles(np.concatenate([reply.times for reply in played[name]])) for name in played}
     pairs = zip(played[ALL], played[BEFORE], strict=True)
     ratios = [np.median(after.times) / np.median(before.times) for after, before in pairs if len(after.times)]
@@ -155,7 +155,7 @@ def summarize(played: Mapping[str, Sequence[Played]]) -> Cell:
 
 
 def by_kind(played: Mapping[str, Sequence[Played]], kinds: NDArray[np.int8]) -> Cell:
-    """Return the share of each kind in all tokens, and accepted lengths by system and kind."""
+    """Return the share of each kind in the tokens, and accepted lengths by system and kind."""
     places = {name: kinds == place for place, name in enumerate(KINDS) if (kinds == place).any()}
     return {
         "share": {kind: round(float(place.mean()), 3) for kind, place in places.items()},
@@ -167,7 +167,7 @@ def by_kind(played: Mapping[str, Sequence[Played]], kinds: NDArray[np.int8]) -> 
 
 
 def by_sessions(live: System, earlier: Sessions, own: Sessions, nodes: int) -> dict[str, float]:
-    """Return accepted lengths with a live memory of so many sessions and the present one."""
+    """Return accepted lengths with a live memory of so many sessions and the current one."""
     timeline, found = [*earlier, *own], {}
     for after in AFTER:
         played = list[Played]()
@@ -181,7 +181,7 @@ def by_sessions(live: System, earlier: Sessions, own: Sessions, nodes: int) -> d
 
 
 def sessions_of(replies: Iterable[Recording]) -> Sessions:
-    """Return replies by session, which their ids name before a `#`."""
+    """Return replies by session, named in their ids before a `#`."""
     return [list(session) for _, session in groupby(replies, lambda reply: reply.id.split("#")[0])]
 
 
@@ -218,7 +218,7 @@ def show(figures: Mapping[str, Any]) -> None:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.agents", description=__doc__)
     add_arguments(parser, code=True)
     parser.add_argument("--sets", help=f"some of {', '.join(SETS)} (default: all)")
@@ -233,7 +233,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is not known yet, print tables, draw, and finish with the JSON document."""
+    """Measure missing figures, print tables, draw, and finish with the JSON document."""
     args = parse_arguments(arguments)
     cells = list[Cell]()
     with open_workspace(args) as workspace:

@@ -1,9 +1,9 @@
-"""What an agent writes, token by token: thoughts, shell commands, edits of files, JSON of tool calls, answers.
+"""Kinds of agent output by token: thoughts, shell commands, file edits, JSON of tool calls, answers.
 
-A reply is read as text. What stands from `<tool_call>` to `</tool_call>` is JSON; what stands from the first line
-```` ```bash ```` to the end is a command, or an edit where the command writes a file (`EDIT`). Text around them is a
-thought, and so is a reply that begins with THOUGHT and was cut before its command; others without either are answers to
-the user. A token has the kind of its first character.
+A reply is read as text. Text from `<tool_call>` to `</tool_call>` is JSON; text from the first line ```` ```bash ````
+to the end is a command, or an edit if the command writes a file (`EDIT`). Text around them is a thought, as is a reply
+that begins with THOUGHT and was truncated before its command; other replies without either are answers to the user. A
+token has the kind of its first character.
 """
 
 import re
@@ -24,7 +24,7 @@ _SPANS = re.compile(
 
 
 def kinds_of(output: NDArray[np.int32], tokenizer: TextTokenizer) -> NDArray[np.int8]:
-    """Return the kind of each token of a reply, a place in `KINDS`: int8 [n] for int32 [n]."""
+    """Return the kind of each token of a reply as an index into `KINDS`: int8 [n] for int32 [n]."""
     ids = output.tolist()
     text = tokenizer.decode(ids)
     starts = np.array([len(tokenizer.decode(ids[:i])) for i in range(len(ids))])

@@ -1,4 +1,4 @@
-"""The picture of agents in README and docs, from what `python -m benchmarks.agents` has measured."""
+"""The picture of agents in README and docs, drawn from the results of `python -m benchmarks.agents`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +17,12 @@ LABELS = {
     "arctic-inference": ("arctic-inference: request, live", "#d08a5e"),
     "SGLang NGRAM": ("SGLang NGRAM: live, store", "#c8862a"),
 }
-"""What systems are called, what they draft from, and their colours."""
+"""Labels of the systems with their sources of drafts, and colours."""
 AGENT = "agent: "
 
 
 def draw_agents(path: Path, sets: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Draw accepted lengths, by set, nodes and system, as bars: light of the most nodes, dark of the least."""
+    """Draw accepted lengths by set, nodes and system as bars: light for the most nodes, dark for the fewest."""
     agents = {name.removeprefix(AGENT): by_nodes for name, by_nodes in sets.items() if name.startswith(AGENT)}
     if not agents:
         return

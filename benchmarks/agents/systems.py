@@ -1,4 +1,4 @@
-"""What `benchmarks.agents` compares: draftstore by source, with live memory, and libraries that learn as they go."""
+"""The systems of `benchmarks.agents`: draftstore by source and with live memory, and libraries that learn online."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,26 +17,26 @@ from draftstore.live.log import Document
 from draftstore.live.memory import Memory, MemoryDrafter
 
 Maker = Callable[[Texts, int], System]
-"""Makes a system of texts, for drafts of so many nodes."""
+"""Makes a system from texts, for drafts of so many nodes."""
 
 
 class Live:
-    """A live memory of replies, which a drafter reads."""
+    """A live memory of replies, read by a drafter."""
 
     def __init__(self, vocab_size: int, strategy: str) -> None:
         self.drafter = MemoryDrafter(Memory(vocab_size), strategy)
 
     def learn(self, recording: Recording) -> None:
-        """Append a reply, as a worker does when it ends."""
+        """Append a reply, as a worker does at its end."""
         self.drafter.memory.append(Document.of(recording.prompt, recording.output).ids)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self.drafter.memory = Memory(self.drafter.vocab_size)
 
 
 def _ours(texts: Texts, _nodes: int, *, sources: Sequence[str]) -> System:
-    """Mix sources of draftstore."""
+    """Mix draftstore's sources."""
     vocab_size = texts.workspace.tokenizer.vocab_size
     live = Live(vocab_size, "beside" if "store" in sources else "alone")
     drafters: dict[str, Callable[[], Drafter]] = {

@@ -1,18 +1,18 @@
 """Decoding with drafts measured, in a loop and served: `python -m benchmarks.decoding`.
 
-SmolLM2-135M-Instruct in float32 answers prompts of AlpacaEval, greedy. What is verified is planned by the
+SmolLM2-135M-Instruct in float32 answers AlpacaEval prompts with greedy decoding. The size of drafts is planned with the
 cost curve, which is measured first.
 
 own, apart   two kinds of text (`benchmarks.decoding.texts`): plain `generate`, our loop without drafts, and with drafts
-             of the request, Token Recycling, REST, CREST, and of REST, recycling and request in one tree. Ways take
-             turns from prompt to prompt; speed is the median over rounds, and every output is compared with plain
-             `generate`: it may part from it only where the two largest logits lie within 1e-4.
-serving      clients of the decoding worker, one a prompt, ask at once; then each asks again when it is answered.
-             Answers one by one and together, without drafts and with those of the request and of the store of `own`.
-             How many answers differ from those of the first way is counted; rounding excuses few.
+             from the request, Token Recycling, REST, CREST, and from REST, recycling and request in one tree. Modes
+             alternate from prompt to prompt; speed is the median over rounds. Every output is compared with plain
+             `generate`: it may diverge only where the two largest logits are within 1e-4.
+serving      clients of the decoding worker, one per prompt, send requests at the same time, then each repeats after its
+             answer. Answers are decoded one by one and batched, without drafts and with those from the request and the
+             store of `own`. Answers that differ from those of the first mode are counted; rounding explains a few.
 
-With --quick it is stories260K in float64, where nothing may differ. Tables first; the last line of stdout is one JSON
-document, also written to OUT/decoding.json. Exit status 1 if an output differs without excuse.
+With --quick, the model is stories260K in float64, where nothing may differ. Tables first; the last line of stdout is
+one JSON document, also written to OUT/decoding.json. Exit status 1 if an output differs for another reason.
 
 Examples:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.decoding --work ~/bench
@@ -51,7 +51,7 @@ QUICK_PROMPTS, QUICK_TOKENS, QUICK_ROUNDS, QUICK_NODES = 2, 16, 1, 16
 
 
 def ways_of(vocab_size: int, text: Text, planner: Planner) -> list[Way]:
-    """Return the ways of decoding a text, plain `generate` first."""
+    """Return the modes of decoding a text, plain `generate` first."""
     drafters: dict[str, Callable[[], Drafter]] = {
         "request": lambda: RequestDrafter(vocab_size),
         "Token Recycling": lambda: RecyclingDrafter(vocab_size),
@@ -67,7 +67,7 @@ def ways_of(vocab_size: int, text: Text, planner: Planner) -> list[Way]:
 def measure_text(
     loaded: LoadedModel, text: Text, ways: Sequence[Way], tokens: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Have all ways answer all prompts in turns, and return the figures of each way."""
+    """Answer all prompts in all modes, alternating, and return the figures of each mode."""
     model: Any = loaded.model
     for way in ways:
         answer(model, text.prompts[:1], way, tokens, Answers())  # compiles, takes memory
@@ -97,7 +97,7 @@ def measure_text(
 
 
 def run(args: argparse.Namespace, space: Workspace, parts: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Run the parts; return their figures, and how many outputs differ without excuse."""
+    """Run the parts; return their figures, and the number of outputs whose difference rounding does not explain."""
     torch.set_num_threads(args.threads)
     model = space.data / "models" / "stories260K" if args.quick else smollm(space, args.model)
     dtype = "float64" if args.quick else "float32"
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace, space: Workspace, parts: Sequence[str]) -> tup
 
 
 def main() -> None:
-    """Run the parts, and finish with the JSON document."""
+    """Run the parts and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
     add_arguments(parser)
     add_model_argument(parser)

@@ -1,4 +1,4 @@
-"""The decoding worker as its clients see it: requests that are sent at once, and clients that ask again."""
+"""The decoding worker from its clients' view: simultaneous requests, and clients that repeat requests."""
 
 import http.client
 import json
@@ -19,13 +19,13 @@ from benchmarks.measure import progress
 from benchmarks.processes import decoding_worker
 
 ANSWER_SECONDS = 1800.0
-"""Time limit of an answer, in seconds."""
+"""Time limit of an answer in seconds."""
 STEADY = 3
-"""Requests of a client, one after the other, where the batch stays full."""
+"""Consecutive requests of a client if the batch is kept full."""
 
 
 class Way(NamedTuple):
-    """A way of serving: whether the worker decodes answers together, with drafts, and requests of each client."""
+    """A mode of serving: whether the worker batches answers, whether it drafts, and requests per client."""
 
     name: str
     together: bool
@@ -45,7 +45,7 @@ WAYS = [
 
 
 class Reply(NamedTuple):
-    """An answer: seconds to its first text, when it ended (`perf_counter`), and the worker's figures."""
+    """An answer: seconds to its first text, time of its end (`perf_counter`), and the worker's figures."""
 
     first: float
     end: float
@@ -56,9 +56,9 @@ class Reply(NamedTuple):
 def measure_serving(
     model: Path, dtype: str, text: Text, curve: Path, log: Path, args: Namespace
 ) -> list[dict[str, Any]]:
-    """Have the clients of all ways ask in turns, one client a prompt, and return the figures of each way.
+    """Run the clients of all modes, alternating, one client per prompt; return the figures of each mode.
 
-    A round before those of the command line is not timed. `curve` is the file of the cost curve, `log` that of the
+    An untimed round precedes those of the command line. `curve` is the file of the cost curve, `log` that of the
     workers' output.
     """
     with ExitStack() as stack:
@@ -78,7 +78,7 @@ def measure_serving(
 
 
 def _round(url: str, way: Way, prompts: Sequence[NDArray[np.int32]], tokens: int) -> dict[str, Any]:
-    """Have all clients ask once, or several times; return what came of it."""
+    """Have all clients send one or several requests; return the results."""
     settings: dict[str, Any] = {"max_tokens": tokens, "temperature": 0}
     if not way.drafts:
         settings["draftstore"] = {"budget": 0}
@@ -102,19 +102,19 @@ def _round(url: str, way: Way, prompts: Sequence[NDArray[np.int32]], tokens: int
 
 
 def _ask(url: str, prompt: NDArray[np.int32], settings: dict[str, Any]) -> Reply:
-    """Ask for a stream and read it to its end."""
+    """Request a stream and read it to its end."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_SECONDS)
     body = {"prompt": prompt.tolist(), "stream": True, "stream_options": {"include_usage": True}, **settings}
     begin, first, text, usage = perf_counter(), 0.0, "", dict[str, Any]()
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     stream = connection.getresponse()
     if stream.status != 200:
-        raise SystemExit(f"the worker refuses a request: {stream.read().decode()}")
+        raise SystemExit(f"the worker refused a request: {stream.read().decode()}")
     for line in stream:
         if line.startswith(b"data: {"):
             event = json.loads(line.removeprefix(b"data: "))
             if "error" in event:
-                raise SystemExit(f"the worker breaks off an answer: {event['error']['message']}")
+                raise SystemExit(f"the worker broke off an answer: {event['error']['message']}")
             usage = event.get("usage") or usage
             text += "".join(choice["text"] for choice in event["choices"])
             first = first or (perf_counter() - begin if text else 0.0)
@@ -123,7 +123,7 @@ def _ask(url: str, prompt: NDArray[np.int32], settings: dict[str, Any]) -> Reply
 
 
 def _figures(name: str, rounds: list[dict[str, Any]], expected: list[list[str]]) -> dict[str, Any]:
-    """Return the medians of a way's timed rounds, and how many answers differ from those of the first way."""
+    """Return the medians of a mode's timed rounds, and the number of answers that differ from the first mode's."""
     keys = ("tokens_per_second", "first_token_seconds", "accepted_length")
     found: dict[str, Any] = {key: round(median(each[key] for each in rounds[1:]), 3) for key in keys}
     differ = sum(

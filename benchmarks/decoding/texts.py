@@ -1,8 +1,8 @@
 """The texts of the decoding benchmark: prompts, and the stores that drafts come from.
 
-own     Questions of AlpacaEval. The store holds the model's greedy answers to the same questions in other words, as
-        with a service whose users ask alike and whose response log becomes the store. What is measured is not in it.
-apart   Other questions of AlpacaEval, and a store of ShareGPT: text of other models about other things.
+own     AlpacaEval questions. The store holds the model's greedy answers to rephrased questions, as in a service whose
+        users ask similar questions and whose response log becomes the store. The measured answers are not in it.
+apart   Other AlpacaEval questions, and a store of ShareGPT: text of other models on other subjects.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class Text(NamedTuple):
 
 
 def make_text(space: Workspace, loaded: LoadedModel, model: Path, args: Namespace, name: str) -> Text:
-    """Return a text by its name, that of `SERVING` is `OWN`; answers and stores are made once, in the work folder."""
+    """Return a text by name (`OWN` for `SERVING`); answers and stores are made once, in the work folder."""
     questions, chat = _questions(space), TINY if args.quick else CHAT
     chosen = questions[-args.prompts :] if name == APART else questions[: args.prompts]
     corpus = space.inputs(chat) if name == APART else (_own_answers(space, model, chosen, args),)
@@ -68,7 +68,7 @@ def _chat_prompt(loaded: LoadedModel, question: str) -> NDArray[np.int32]:
 
 
 def _questions(space: Workspace) -> list[str]:
-    """Return the short prompts of AlpacaEval in an order that is always the same."""
+    """Return the short prompts of AlpacaEval in a fixed order."""
     records = (record for _, record in read_json_records(space.data / "replays" / "alpaca_eval.jsonl.zst"))
     questions = dict.fromkeys(record["prompt"][0]["content"] for record in records)
     short = [question for question in questions if 20 <= len(question) <= 200 and "\n" not in question]
@@ -77,7 +77,7 @@ def _questions(space: Workspace) -> list[str]:
 
 
 def _own_answers(space: Workspace, model: Path, questions: list[str], args: Namespace) -> Path:
-    """Return a file of the model's answers to questions in other words."""
+    """Return a file of the model's answers to rephrased questions."""
     digest = hashlib.sha256(json.dumps([questions, args.tokens, str(model)]).encode()).hexdigest()[:8]
     prompts = space.work / "corpora" / f"own_prompts_{digest}.jsonl"
     if not prompts.exists():

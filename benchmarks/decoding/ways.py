@@ -1,4 +1,4 @@
-"""Ways of decoding: how long each takes, what its passes yield, whether its outputs are those of plain `generate`."""
+"""Modes of decoding: their times, the yield of their passes, and whether outputs equal those of plain `generate`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from draftstore.hf import generate
 
 Prompts = Sequence[NDArray[np.int32]]
 EXCUSED = 1e-4
-"""A difference is rounding where the two largest logits lie no further apart."""
+"""A difference is attributed to rounding if the two largest logits are no further apart."""
 
 
 class Way(NamedTuple):
-    """A way of decoding.
+    """A mode of decoding.
 
     Attributes:
-        name: for tables.
+        name: name in tables.
         drafter: makes a drafter without memory of earlier texts; None: no drafts.
         planner: chooses how much of a draft is verified.
         plain: whether it is `model.generate` itself.
@@ -40,12 +40,12 @@ PLAIN, LOOP = Way("plain generate", plain=True), Way("our loop, no drafts")
 
 @dataclasses.dataclass
 class Answers:
-    """Outputs of some prompts.
+    """Outputs for some prompts.
 
     Attributes:
-        outputs: ids of each.
-        seconds: of all calls, prefill included.
-        tally: totals of the passes behind the prefills, of each text.
+        outputs: ids of each output.
+        seconds: total time of all calls, including prefill.
+        tally: totals of the passes after the prefills, over all texts.
     """
 
     outputs: list[list[int]] = dataclasses.field(default_factory=list)
@@ -73,7 +73,7 @@ def answer(
     model: Any, prompts: Prompts, way: Way, tokens: int, answers: Answers,
     drafter: Drafter | None = None, together: int = 1, cache: str | None = None,
 ) -> None:  # fmt: skip
-    """Answer prompts, int32 [any] each, so many together, padded on the left, and add the outputs to `answers`."""
+    """Answer prompts, int32 [any] each, in left-padded batches, and add the outputs to `answers`."""
     if drafter is None and way.drafter is not None:
         drafter = way.drafter()
     options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
@@ -102,7 +102,7 @@ def answer(
 
 
 def _padded(prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return prompts and their mask, int64 [texts, longest] each."""
+    """Return padded prompts and their mask, int64 [texts, longest] each."""
     width = max(map(len, prompts))
     rows = [[*[-1] * (width - len(prompt)), *prompt.tolist()] for prompt in prompts]
     ids = torch.tensor(rows)
@@ -110,7 +110,7 @@ def _padded(prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _until_end(model: Any, row: list[int]) -> list[int]:
-    """Return a row up to the first id that ends a text."""
+    """Return a row up to the first EOS id."""
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
     place = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
@@ -118,7 +118,7 @@ def _until_end(model: Any, row: list[int]) -> list[int]:
 
 
 def differences(model: Any, prompts: Prompts, expected: Answers, found: Answers) -> list[dict[str, Any]]:
-    """Return where outputs part from those of plain `generate`, and whether rounding excuses it."""
+    """Return where outputs first differ from those of plain `generate`, and whether rounding explains it."""
     parted = []
     triples = zip(prompts, expected.outputs, found.outputs, strict=True)
     for number, (prompt, right, other) in enumerate(triples):

@@ -1,1 +1,1 @@
-"""Drafts at the seams of vLLM and SGLang."""
+"""Drafts at the interfaces of vLLM and SGLang."""

@@ -1,12 +1,12 @@
 """Drafts at the seams of vLLM and SGLang, without a GPU: `python -m benchmarks.engines`.
 
-101 outputs of Vicuna-7B-v1.5 (AlpacaEval) are replayed in batches of 32, as engines schedule them: where one ends, the
-next takes its place. What the engine would verify is what its drafter returns for a step: chains of 8 tokens in vLLM,
-trees of 8, 16 and 64 nodes in SGLang, whose masks are checked. Drafts come from the request, from it and a store of
-every sixth conversation of ShareGPT, 4.5 M tokens, and from both with the store behind the lookup service. Neither
-engine need be installed.
+101 outputs of Vicuna-7B-v1.5 (AlpacaEval) are replayed in batches of 32, as engines schedule them: when one ends, the
+next takes its place. For each step, the engine would verify what its drafter returns: chains of 8 tokens in vLLM, trees
+of 8, 16 and 64 nodes in SGLang, whose masks are checked. Drafts come from the request; from it and a store of every
+sixth conversation of ShareGPT, 4.5 M tokens; and from both, with the store behind the lookup service. The engines need
+not be installed.
 
-Table first; the last line of stdout is one JSON document, also written to OUT/engine_NAME.json.
+A table first; the last line of stdout is one JSON document, also written to OUT/engine_NAME.json.
 
 Examples:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine vllm --work ~/bench
@@ -47,7 +47,7 @@ RELEASE = "chat"
 
 
 def replay(way: Way, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Replay all outputs; return tokens a pass, and the time of a step."""
+    """Replay all outputs; return tokens per pass and the time of a step."""
     long = [each for each in recordings if len(each.output) > 1]
     waiting = deque(Running(f"output {place}", each) for place, each in enumerate(long))
     running, times, tokens, passes = list[Running](), list[float](), 0, 0
@@ -71,7 +71,7 @@ def replay(way: Way, recordings: Sequence[Recording]) -> dict[str, Any]:
 def measure(
     space: Workspace, engine: str, store: RestStore, recordings: Sequence[Recording], address: Path
 ) -> list[dict[str, Any]]:
-    """Replay all ways with all numbers of nodes."""
+    """Replay in all ways with all numbers of nodes."""
     served = {"lookup": f"unix:{address}", "release": RELEASE, "deadline": DEADLINE}
     places: Places = {
         "request": {"request": True},
@@ -93,7 +93,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure, and finish with the JSON document."""
+    """Measure and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--engine", choices=tuple(NODES), required=True)

@@ -1,9 +1,9 @@
-"""What llama-server accepts of drafts from exported files, replayed: `python -m benchmarks.engines.llama_cpp`.
+"""Acceptance by llama-server of drafts from exported files, replayed: `python -m benchmarks.engines.llama_cpp`.
 
-101 outputs of Vicuna-7B-v1.5 (AlpacaEval) pass through one slot, by the rule that `make test-llama-cpp` compares with a
+101 outputs of Vicuna-7B-v1.5 (AlpacaEval) pass through one slot by the rule that `make test-llama-cpp` compares with a
 real server; the files are exported from a store of ShareGPT, 27.9 M tokens.
 
-Table first; the last line of stdout is one JSON document, also written to OUT/engine_llama_cpp.json.
+A table first; the last line of stdout is one JSON document, also written to OUT/engine_llama_cpp.json.
 
 Examples:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines.llama_cpp --work ~/bench
@@ -33,7 +33,7 @@ TYPES = {"ngram-cache": None, "and ngram-simple": Simple(), "and ngram-simple 3 
 def accepted_length(
     static: Mapping[Ngram, Part], simple: Simple | None, recordings: Sequence[Recording]
 ) -> float:
-    """Replay all outputs in one slot; return tokens a pass."""
+    """Replay all outputs in one slot; return tokens per pass."""
     slot = Slot(static, simple)
     drafts = [slot.answer(each.prompt.tolist(), each.output.tolist()) for each in recordings]
     tokens = sum(len(each.output) - 1 for each in recordings)
@@ -41,7 +41,7 @@ def accepted_length(
 
 
 def main() -> None:
-    """Measure, and finish with the JSON document."""
+    """Measure and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines.llama_cpp", description=__doc__)
     add_arguments(parser)
     args = parser.parse_args()

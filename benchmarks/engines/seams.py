@@ -1,4 +1,4 @@
-"""What an engine gives to its drafter in each step, and what comes back, for texts that are replayed."""
+"""The interfaces between engines and their drafters, emulated for replayed texts."""
 
 import os
 from array import array
@@ -23,18 +23,18 @@ from draftstore.text.tokenizer import TextTokenizer
 
 BATCH, LONGEST = 32, 8192
 DEADLINE = 0.1
-"""Seconds that a step waits for the service: no answer is to be missed here."""
+"""Seconds that a step waits for the service: long enough to miss no answer."""
 Drafts = list[tuple[Sequence[int], Sequence[int]]]
-"""Of each text the drafted tokens and their parents, -1 for the text's last token."""
+"""The drafted tokens of each text and their parents; -1 is the text's last token."""
 Places = dict[str, dict[str, Any]]
 """Fields of `Sources` by the name of a way."""
 
 
 class Running:
-    """A recorded output that is being replayed, with the attributes of a request of SGLang."""
+    """A recorded output during replay, with the attributes of an SGLang request."""
 
     def __init__(self, rid: str, recording: Recording) -> None:
-        """Begin with the token of the prefill."""
+        """Start with the token of the prefill."""
         self.rid = rid
         self.origin_input_ids_unpadded = array("q", recording.prompt.tolist())
         self.output_ids = array("q", recording.output[:1].tolist())
@@ -44,11 +44,11 @@ class Running:
 
     @property
     def left(self) -> list[int]:
-        """Tokens that are still to come."""
+        """The remaining tokens."""
         return self._output[len(self.output_ids) :]
 
     def verify(self, tokens: Sequence[int], parents: Sequence[int]) -> int:
-        """Append the drafted tokens that come true and one more; return how many these are."""
+        """Append the accepted draft tokens and one more; return their number."""
         coming, above, count = self.left, -1, 0
         for token in coming:
             found = [at for at, parent in enumerate(parents) if parent == above and tokens[at] == token]
@@ -69,7 +69,7 @@ class Way(NamedTuple):
 
 
 def sglang_ways(places: Places, tokenizer: TextTokenizer, nodes: int) -> dict[str, Way]:
-    """Return the ways at SGLang's seam."""
+    """Return the ways of drafting at SGLang's interface."""
     ways = {}
     for name, fields in places.items():
         config = EngineConfig(Sources(**fields), budget=nodes)
@@ -81,7 +81,7 @@ def sglang_ways(places: Places, tokenizer: TextTokenizer, nodes: int) -> dict[st
 
 
 def _masked(drafter: Any, rows: int) -> Callable[[Sequence[Running]], tuple[Drafts, float]]:
-    """Return what calls a drafter as SGLang's worker does, and reads tokens and mask."""
+    """Return a function that calls a drafter as SGLang's worker does, and reads tokens and mask."""
 
     def draft(running: Sequence[Running]) -> tuple[Drafts, float]:
         begin = perf_counter_ns()
@@ -95,7 +95,7 @@ def _masked(drafter: Any, rows: int) -> Callable[[Sequence[Running]], tuple[Draf
 
 
 def vllm_ways(places: Places, folder: Path, vocab_size: int, chain: int) -> dict[str, Way]:
-    """Return the ways at vLLM's seam."""
+    """Return the ways of drafting at vLLM's interface."""
     ways = {}
     for name, fields in places.items():
         values = {key: str(int(value) if value is True else value) for key, value in fields.items()}
@@ -108,7 +108,7 @@ def vllm_ways(places: Places, folder: Path, vocab_size: int, chain: int) -> dict
 
 
 def _chained(propose: Callable[..., list[list[int]]]) -> Callable[[Sequence[Running]], tuple[Drafts, float]]:
-    """Return what calls a drafter as vLLM's runner does, and reads its chains."""
+    """Return a function that calls a drafter as vLLM's runner does, and reads its chains."""
     ids, sizes = np.zeros((BATCH, LONGEST), np.int32), np.zeros(BATCH, np.int32)
 
     def draft(running: Sequence[Running]) -> tuple[Drafts, float]:
@@ -126,7 +126,7 @@ def _chained(propose: Callable[..., list[list[int]]]) -> Callable[[Sequence[Runn
 
 
 def _vllm_config(tokenizer: Path, vocab_size: int, chain: int) -> Any:
-    """Return what a drafter reads of an engine's configuration."""
+    """Return the parts of an engine's configuration that a drafter reads."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=chain, method="custom_class"),
         model_config=SimpleNamespace(

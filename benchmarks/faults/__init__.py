@@ -1,1 +1,1 @@
-"""The whole system while everything fails that can."""
+"""The whole system under every possible fault."""

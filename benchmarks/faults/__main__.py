@@ -1,13 +1,13 @@
-"""A system's life in which everything fails that can, and a judge: `python -m benchmarks.faults`.
+"""A fault-injection test of the whole system, with a judge: `python -m benchmarks.faults`.
 
-A collection whose texts change all the time, `rebuild` on Prefect as `make prefect` runs it, an embedded PostgreSQL, a
-lookup service, and a decoding worker that asks it. Meanwhile any process of each is killed with signal 9, the database
-hangs, the disk of the stores is filled (as root: a small tmpfs), and strange bytes go to every socket. What ends as a
-whole is started again, as a service manager does. Clients ask all the time for drafts and for completions.
+The system is a constantly changing collection, `rebuild` on Prefect as in `make prefect`, an embedded PostgreSQL, a
+lookup service, and a decoding worker that uses it. Meanwhile, any of their processes is killed with SIGKILL, the
+database hangs, the disk of the stores fills up (as root: a small tmpfs), and garbage is sent to every socket. Programs
+that end are restarted, as by a service manager. Clients constantly request drafts and completions.
 
-The judge wants: every draft is that of the build that it names, and every completion that without drafts; a client
-without answers, or a run that fails, has a fault beside it; the last run completes, and its store holds what the source
-holds; `draftstore doctor` finds nothing, and no process is left over.
+The judge requires that every draft is that of the build that it names, and every completion equals that without drafts;
+that a fault accompanies every failed run and every client without answers; that the last run completes, and its store
+holds what the source holds; that `draftstore doctor` finds nothing, and no process is left over.
 
 The last line of stdout is one JSON document, also written to OUT/faults.json. Exit status 1 if the judge objects.
 
@@ -44,20 +44,20 @@ from draftstore.stores.rest.store import RestStore
 CONTEXTS, WIDTH, BUDGET = 100, 16, 32
 GAP_SECONDS = 3.0  # without an answer: these need a cause
 TAKES_DOWN = {"drafts": ("lookup",), "completions": ("worker",)}
-"""Programs whose kills may keep a client waiting."""
+"""Programs whose deaths may keep a client waiting."""
 SPOILS = ("prefect", "database", AWAY, FULL)
-"""What a flow run may fail of."""
+"""Faults that may make a flow run fail."""
 Drafted = tuple[str, int, tuple[int, ...], tuple[int, ...]]
-"""Build, number of the context, tokens and parents of a draft."""
+"""Build, context number, tokens and parents of a draft."""
 
 
 class Watch:
-    """Clients that ask all the time, and what they were answered; contexts are int32 [contexts, width].
+    """Clients that constantly send requests, and their results; contexts are int32 [contexts, width].
 
     Attributes:
-        answers: their number by client.
-        gaps: when each pause of a client began and ended that was longer than `GAP_SECONDS`.
-        wrong: number of completions that were other texts.
+        answers: number of answers by client.
+        gaps: begin and end of each client's pauses longer than `GAP_SECONDS`.
+        wrong: number of completions with a different text.
     """
 
     def __init__(self, site: Site, contexts: NDArray[np.int32]) -> None:
@@ -71,7 +71,7 @@ class Watch:
             thread.start()
 
     def _ask(self, name: str, question: Callable[[int], bool], pause: float) -> None:
-        """Ask one question after the other; each returns whether it was answered, or raises one of `NO_ANSWER`."""
+        """Send consecutive requests; each returns whether it was answered, or raises one of `NO_ANSWER`."""
         last = time.monotonic()
         for number in itertools.count():
             answered, stopped = False, self._stopped.wait(pause)
@@ -101,7 +101,7 @@ class Watch:
         return True
 
     def wrong_drafts(self, stores: Sequence[Path]) -> int:
-        """Return how many drafts were not those of the build that they name."""
+        """Return the number of drafts that differ from those of the build that they name."""
         right = set[Drafted]()
         for path in stores:
             with closing(open_store(path)) as store:
@@ -119,7 +119,7 @@ class Watch:
 
 
 def main() -> None:
-    """Run it, judge, and finish with the JSON document."""
+    """Run the test, judge, and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--seconds", type=float, help="how long (default: 3600; quick: 60)")
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def run(site: Site, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Disturb the system, leave it alone, and judge; return figures and objections."""
+    """Inject faults, let the system recover, and judge; return figures and objections."""
     with closing(RestStore.open(builds()[0])) as store:
         ids = np.random.default_rng(SEED).integers(0, store.manifest.counts["tokens"], CONTEXTS)
         tokens = np.asarray(store.index.tokens[: ids.max() + WIDTH], np.int32) % store.manifest.vocab_size
@@ -174,7 +174,7 @@ def run(site: Site, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def judge(site: Site, watch: Watch, events: Sequence[Event]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the figures, and what should not be."""
+    """Return the figures and the objections."""
     begin, stores, gaps = site.runs[0].end, builds(), watch.gaps
     wanted, failed = len(set(site.documents())), [each for each in site.runs if each.what == FAILED]
     with closing(open_store(stores[0])) as store:

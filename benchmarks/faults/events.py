@@ -1,4 +1,4 @@
-"""What goes wrong: processes are killed, the database hangs, the disk is full, and strange bytes come all the time."""
+"""Faults: processes are killed, the database hangs, the disk is full, and garbage arrives constantly."""
 
 import json
 import random
@@ -24,20 +24,20 @@ LATE_SECONDS = 10.0  # until a fault is noticed
 
 
 def plan(seconds: float) -> list[tuple[float, str]]:
-    """Return what goes wrong when: a kill every 18 seconds, and two outages of database and disk, mixed."""
+    """Return the schedule of faults: a kill every 18 seconds, mixed with two outages of database and disk."""
     what = [*PROGRAMS * max(1, round(seconds / 18 / len(PROGRAMS))), *[AWAY, FULL] * 2]
     random.Random(SEED).shuffle(what)
     return [(seconds * (0.05 + 0.9 * place / len(what)), each) for place, each in enumerate(what)]
 
 
 def cause(begin: float, end: float, events: Sequence[Event], whats: Sequence[str]) -> bool:
-    """Return True if something of these kinds went wrong during a time, or shortly before."""
+    """Return True if a fault of these kinds happened during an interval or shortly before."""
     near = [event for event in events if event.begin <= end and event.end >= begin - LATE_SECONDS]
     return any(event.what in whats for event in near)
 
 
 def disturb(site: Site, what: str, window: float) -> Event:
-    """Do what is due: kill any process of a program, or take the database or the disk away for a while."""
+    """Inject the fault that is due: kill a random process of a program, or disable database or disk for a while."""
     begin = time.monotonic()
     if what == AWAY:
         _hang(site, window)
@@ -50,7 +50,7 @@ def disturb(site: Site, what: str, window: float) -> Event:
 
 
 def _hang(site: Site, window: float) -> None:
-    """Stop all processes of the database by signal, and let them go on after a while."""
+    """Stop all processes of the database with a signal, and let them continue after a while."""
     family = site.family("database")
     for process in (stopped := [*family, *(child for each in family for child in each.children())]):
         with suppress(psutil.Error):
@@ -62,18 +62,18 @@ def _hang(site: Site, window: float) -> None:
 
 
 def _fill(site: Site, end: float) -> None:
-    """Leave no byte on the file system of the stores until `end`, unless it is that of the machine."""
+    """Fill the file system of the stores until `end`, unless it is the machine's own."""
     if site.own_disk:
         ballast = site.stores / "ballast"
         with ballast.open("wb", buffering=0) as file:
-            while time.monotonic() < end:  # what others give back is taken as well
+            while time.monotonic() < end:  # space freed by others is filled, too
                 with suppress(OSError):
                     file.write(bytes(1 << 16))
         ballast.unlink()
 
 
 def send_strange(site: Site, sent: Counter[str], stopped: threading.Event) -> None:
-    """Send strange bytes to the service's socket and to both HTTP servers, and count them, until it is stopped."""
+    """Send garbage to the service's socket and both HTTP servers, and count it, until stopped."""
     draw = random.Random(SEED)
     contexts = np.random.default_rng(SEED).integers(-2, 500, (8, 16)).astype(np.int32)
     valid = {
@@ -98,7 +98,7 @@ def _connect(site: Site, name: str) -> socket.socket:
 
 
 def _mutated(data: bytes, draw: random.Random) -> bytes:
-    """Return noise, the beginning of a request, or a request with some bytes changed."""
+    """Return noise, a truncated request, or a request with some bytes changed."""
     kind = draw.randrange(3)
     if kind == 0:
         return draw.randbytes(draw.randrange(1, 300))

@@ -1,4 +1,4 @@
-"""The whole system in a folder of its own: a collection, `rebuild` on Prefect, lookup service and decoding worker."""
+"""The whole system in its own folder: a collection, `rebuild` on Prefect, lookup service and decoding worker."""
 
 import itertools
 import json
@@ -42,14 +42,14 @@ class Site:
     """The system.
 
     Attributes:
-        programs: the commands that run, by name.
-        own_disk: whether the stores lie on a small file system of their own, which takes root.
-        runs: flow runs that have ended.
-        texts: what the model says to each prompt without drafts.
+        programs: the running commands, by name.
+        own_disk: whether the stores have their own small file system, which requires root.
+        runs: finished flow runs.
+        texts: the model's output for each prompt without drafts.
     """
 
     def __init__(self, space: Workspace) -> None:
-        """Start from nothing."""
+        """Start with nothing."""
         self.home, self.model = space.work / "faults-home", space.data / "models" / "stories260K"
         os.environ[HOME_VARIABLE] = str(self.home)
         os.environ.pop("DRAFTSTORE_DATABASE_URL", None)
@@ -97,16 +97,16 @@ class Site:
         self.programs["worker"] = worker.wait_until_ready()
 
     def documents(self) -> list[str]:
-        """Return the documents of today: each day three are new, and two of the oldest are gone."""
+        """Return today's documents: each day, three are new and two of the oldest are gone."""
         return [*self.texts.values(), *self._pool[2 * self._day : DOCUMENTS + 3 * self._day]]
 
     def change_texts(self) -> None:
-        """Go on to the next day."""
+        """Advance to the next day."""
         self._day += 1
         write_records(self._folder / "texts.jsonl", ({"text": text} for text in self.documents()))
 
     def request_run(self) -> None:
-        """Have a flow run start, and watch it."""
+        """Start a flow run and watch it."""
         words = f"{sys.executable} -m prefect deployment run rebuild/default --watch --params".split()
         environment = prefect_environment(self._state, f"http://127.0.0.1:{self._port}/api")
         with self._log.open("ab") as log:
@@ -133,7 +133,7 @@ class Site:
                 time.sleep(0.25)
 
     def revive(self) -> None:
-        """Start again what has ended as a whole."""
+        """Restart programs that have ended."""
         for program in self.programs.values():
             program.revive()
 
@@ -145,7 +145,7 @@ class Site:
         return [psutil.Process(pid)] if pid else []
 
     def close(self) -> None:
-        """Stop all of it."""
+        """Stop everything."""
         for program in reversed(self.programs.values()):
             program.close()
         subprocess.run([sys.executable, "-m", "draftstore", "db", "stop"], check=False, capture_output=True)
@@ -157,7 +157,7 @@ class Site:
 
 
 def command(*arguments: object) -> Any:
-    """Run a command of draftstore with `--json`, and return its document, whatever its exit status is."""
+    """Run a draftstore command with `--json` and return its document, whatever its exit status."""
     words = [sys.executable, "-m", "draftstore", *map(str, arguments), "--json"]
     return json.loads(subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True).stdout)
 

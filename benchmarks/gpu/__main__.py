@@ -1,14 +1,14 @@
 """Everything that needs a GPU, in one command: `make gpu`, or `python -m benchmarks.gpu`.
 
-Parts, each at most nine minutes long; those of a shape are run for each of them:
+Parts, each at most nine minutes long; `curve` and `decode` are run for each shape:
 
 tests       all tests marked `gpu`: CUDA graphs, dense states, batches in float32 and float64
-curve       milliseconds of a pass by texts and rows, with candidates and without
-decode      tokens a second of 1B and 8B shapes with forced outputs, by texts at a time, drafts and planner
+curve       milliseconds per pass by texts and rows, with and without candidates
+decode      tokens per second of 1B and 8B shapes with forced outputs, by batch size, drafts and planner
 
-Each prints a table and writes OUT/PART.json, cell by cell. A part that is complete is skipped, another one is
-continued, so the command is repeated until nothing is left; `--again` begins anew. Without a GPU everything runs on the
-CPU: add `--quick`. The last line of stdout is one JSON document; exit status 1 if a cell or a test failed.
+Each prints a table and writes OUT/PART.json, cell by cell. Complete parts are skipped, others resumed, so repeat the
+command until nothing is left; `--again` starts over. Without a GPU, everything runs on the CPU: add `--quick`. The last
+line of stdout is one JSON document; exit status 1 if a cell or a test failed.
 
 Examples:
     python -m benchmarks.gpu --quick                                 # toy size, minutes on a CPU
@@ -38,7 +38,7 @@ SHAPED = ("curve", "decode")
 
 
 def units_of(parts: Sequence[str], shapes: Sequence[str]) -> list[tuple[str, str]]:
-    """Return part and shape of what is run: `decode` stands for all shapes, `decode-8b` for one."""
+    """Return part and shape of each run: `decode` means all shapes, `decode-8b` one."""
     units = []
     for text in parts:
         part, _, shape = text.partition("-")
@@ -47,7 +47,7 @@ def units_of(parts: Sequence[str], shapes: Sequence[str]) -> list[tuple[str, str
 
 
 def run_unit(bench: Bench, part: str, shape: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Run one part, unless it is complete; return its state."""
+    """Run one part unless it is complete; return its state."""
     args, name = bench.args, f"{part}_{shape}" if shape else part
     path = args.out / f"{name}.json"
     if read_sheet(path).get("complete") and not args.again:
@@ -62,7 +62,7 @@ def run_unit(bench: Bench, part: str, shape: str, about: dict[str, Any]) -> dict
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     add_arguments(parser)
     parser.set_defaults(out=RESULTS / "gpu")
@@ -71,7 +71,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--parts", type=split, default=tuple(PARTS),
         help=f"any of {','.join(PARTS)}, or of one shape, as decode-8b (default: all)",
     )  # fmt: skip
-    parser.add_argument("--again", action="store_true", help="measure what is there already")
+    parser.add_argument("--again", action="store_true", help="measure completed cells again")
     args = parser.parse_args(arguments)
     known = {*PARTS, *(f"{part}-{shape}" for part in SHAPED for shape in SHAPES)}
     if unknown := set(args.parts) - known:
@@ -80,7 +80,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the parts, and finish with the JSON document."""
+    """Run the parts and finish with the JSON document."""
     args = parse_arguments(arguments)
     with open_workspace(args) as space:
         bench, about = Bench(space, args), describe_device()

@@ -1,6 +1,6 @@
-"""The part `curve`: milliseconds of a pass by its texts and rows, with the 8 candidates of each row or without.
+"""The part `curve`: milliseconds per pass by texts and rows, with and without the 8 candidates of each row.
 
-A pass is run as `draftstore.hf.batches` runs it, over a binary tree in every text, until its tokens are on the host.
+A pass runs as in `draftstore.hf.batches`, over a binary tree in every text, until its tokens are on the host.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def run(sheet: Sheet) -> None:
 
 @contextmanager
 def _runner(model: Any, texts: int, context: int, rows: int) -> Iterator[runner.Runner]:
-    """Yield a runner of passes of at most so many rows, with a pool of its own."""
+    """Yield a runner of passes of at most so many rows, with its own pool."""
     with patch.object(runner, "MAX_TOGETHER", rows):
         passes = runner.new_runner(model, max(texts, 2))
         passes.pool.resize(
@@ -46,7 +46,7 @@ def _runner(model: Any, texts: int, context: int, rows: int) -> Iterator[runner.
 
 
 def _pass(passes: runner.Runner, texts: int, rows: int, context: int, repeats: int) -> dict[str, Any]:
-    """Return the median of a pass over a binary tree in every text; the first one, which captures, is not in it."""
+    """Return the median time of a pass over a binary tree in every text, without the first one, which captures."""
     nodes = np.arange(rows - 1)
     parents = ((nodes + 1) // 2 - 1).astype(np.int16)
     tree = DraftTree(nodes.astype(np.int32), parents, np.zeros(rows - 1, np.uint8))

@@ -1,7 +1,7 @@
-"""The part `decode`: tokens a second of a shape with forced outputs, by texts at a time, drafts and planner.
+"""The part `decode`: tokens per second of a shape with forced outputs, by batch size, drafts and planner.
 
-Speedups are over the faster of plain `generate` with a dynamic cache and with a static one, which transformers compiles
-with CUDA graphs.
+Speedups are relative to the faster of plain `generate` with a dynamic cache and with a static one, which transformers
+compiles with CUDA graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LEAST_OUTPUTS = 4
 
 
 def run(sheet: Sheet) -> None:
-    """Measure tokens a second of one shape by texts at a time, drafts and planner."""
+    """Measure tokens per second of one shape by batch size, drafts and planner."""
     bench = sheet.bench
     model, size = bench.model(sheet.shape), bench.vocab_size
 
@@ -63,7 +63,7 @@ def run(sheet: Sheet) -> None:
 def _force(
     sheet: Sheet, way: Way, recordings: Sequence[Recording], texts: int, cache: str | None
 ) -> dict[str, Any]:
-    """Measure one way, behind a run that compiles or captures what it needs."""
+    """Measure one way after a warm-up run that compiles or captures what it needs."""
     model, tokens = sheet.bench.model(sheet.shape), sheet.bench.extent.tokens
     prompts = [each.prompt for each in recordings]
     answers = Answers()

@@ -1,8 +1,8 @@
 """Forced outputs: every pass of a random model is computed, and a recorded output decides what is accepted.
 
-What a random model says is noise, and no draft would ever be accepted. So a real model's recorded output says which
-tokens come, as in a replay, while every forward pass over every tree is run and waited for. The times are those of a
-model of this shape that would have written this text.
+The output of a random model is noise, and no draft would ever be accepted. So a real model's recorded output determines
+the tokens, as in a replay, while every forward pass over every tree is run to completion. The times are those of a
+model of this shape that produces this text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from draftstore.hf.members import ModelVerdict
 
 
 class Shape(NamedTuple):
-    """Sizes of a Llama model: width, that of the feed-forward layers, layers, heads, heads of keys and values."""
+    """Sizes of a Llama model: hidden size, intermediate size, layers, attention heads, key-value heads."""
 
     hidden: int
     inner: int
@@ -33,7 +33,7 @@ SHAPES = {
     "1b": Shape(2048, 8192, 16, 32, 8),
     "8b": Shape(4096, 14336, 32, 32, 8),
 }
-"""Llama 3.2 1B and Llama 3.1 8B, but for the vocabulary, which is that of the recordings."""
+"""Llama 3.2 1B and Llama 3.1 8B, but with the vocabulary of the recordings."""
 
 
 def random_model(shape: Shape, vocab_size: int, positions: int) -> Any:
@@ -59,7 +59,7 @@ def random_model(shape: Shape, vocab_size: int, positions: int) -> Any:
 
 @contextmanager
 def forced(recordings: Sequence[Recording]) -> Iterator[None]:
-    """Have all texts in the block take the recorded tokens, once the pass is done; they are known by their prompts."""
+    """Make all texts in the block accept the recorded tokens, found by their prompts, after each pass."""
     outputs = {tuple(each.prompt.tolist()): each.output.tolist() for each in recordings}
     choose, begun = ModelVerdict.choose, dict[int, tuple[Chooser, int, list[int]]]()
 
@@ -77,5 +77,5 @@ def forced(recordings: Sequence[Recording]) -> Iterator[None]:
 
 
 def _output(outputs: dict[tuple[int, ...], list[int]], text: list[int]) -> list[int]:
-    """Return the output to a prompt that may be padded on the left."""
+    """Return the output for a prompt, which may be left-padded."""
     return next(outputs[key] for start in range(len(text)) if (key := tuple(text[start:])) in outputs)

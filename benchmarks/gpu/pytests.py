@@ -1,4 +1,4 @@
-"""The part `tests`: all tests that wait for a GPU, marked `gpu`, in a process of their own."""
+"""The part `tests`: all tests that need a GPU, marked `gpu`, in a separate process."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ FOLDER, QUICK_FILE = "tests/unit/hf", "test_runner.py"
 
 
 def run(sheet: Sheet) -> None:
-    """Run them; with --quick those of one file."""
+    """Run the tests; with --quick, only those of one file."""
     bench = sheet.bench
     place = f"{FOLDER}/{QUICK_FILE}" if bench.args.quick else FOLDER
     options = ("-m", "gpu", "-q", "-p", "no:cacheprovider", "-W", "default")

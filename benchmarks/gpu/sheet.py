@@ -1,8 +1,8 @@
-"""What the parts share: how much is measured, models and texts, and files of cells that a later run continues.
+"""Shared code of the parts: extent of measurement, models and texts, and resumable files of cells.
 
-    sheet.cell("batch 8", measure)          measured unless it is there already or the time is up
+    sheet.cell("batch 8", measure)          measured unless already present or time is up
 
-A cell that fails keeps its error and is measured again by the next run; the others go on.
+A failed cell keeps its error and is measured again by the next run; the other cells continue.
 """
 
 import argparse
@@ -30,16 +30,16 @@ from draftstore.stores.rest.store import RestStore
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 POSITIONS = 2048
 MINUTES = 8.5
-"""After so many a part begins no further cell, so that the last one ends within nine."""
+"""Minutes after which a part starts no further cell, so that the last one ends within nine."""
 PACKAGES = ("torch", "transformers", "triton", "lmdb", "zstandard")
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much is measured.
+    """The extent of measurement.
 
-    `batches` are texts at a time, `rows` those of each text in a pass, of `together` at most, `contexts` the tokens
-    before it. Outputs have `tokens`, prompts at most `longest`, drafts of `store` `budgets` where they are not planned.
+    `batches` are texts per batch, `rows` the rows of each text in a pass (at most `together` in all), `contexts` the
+    tokens before it. Outputs have `tokens` tokens, prompts at most `longest`, unplanned drafts from `store` `budgets`.
     """
 
     shapes: tuple[str, ...] = ("1b", "8b")
@@ -61,11 +61,11 @@ QUICK = Extent(
 
 
 class Bench:
-    """Models and texts, made when they are first needed.
+    """Models and texts, made when first needed.
 
     Attributes:
-        space: with the folders.
-        extent: how much is measured.
+        space: the folders.
+        extent: the extent of measurement.
         args: the command line.
     """
 
@@ -81,7 +81,7 @@ class Bench:
 
     @cached_property
     def recordings(self) -> list[Recording]:
-        """Recorded outputs of the same number of tokens, in the vocabulary of the store, no prompt twice."""
+        """Recorded outputs of equal length in the vocabulary of the store, with distinct prompts."""
         tokens, longest = self.extent.tokens, self.extent.longest
         found = {tuple(each.prompt[-longest:].tolist()): each for each in self.space.recordings(RECORDED)}
         cut = [
@@ -115,13 +115,13 @@ class Sheet:
 
     Attributes:
         bench: models and texts.
-        shape: that the part is about, if any.
+        shape: shape that the part measures, if any.
         cells: figures by name, in the order of measurement.
-        cut: cells that there was no time for.
+        cut: cells skipped for lack of time.
     """
 
     def __init__(self, bench: Bench, path: Path, about: Mapping[str, Any], shape: str) -> None:
-        """Continue a file, or begin it."""
+        """Resume a file, or start it."""
         self.bench, self.shape = bench, shape
         self._path, self._end = path, perf_counter() + MINUTES * 60
         self._about = dict(about)
@@ -131,7 +131,7 @@ class Sheet:
 
     @property
     def complete(self) -> bool:
-        """Whether every cell is there."""
+        """Whether every cell is present."""
         return not self.cut and not any("error" in cell for cell in self.cells.values())
 
     def known(self, name: str) -> bool:
@@ -139,7 +139,7 @@ class Sheet:
         return name in self.cells and "error" not in self.cells[name]
 
     def cell(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Return the figures of a cell; None if there was no time for it, or it failed."""
+        """Return the figures of a cell; None if time was up or it failed."""
         if self.known(name):
             return self.cells[name]
         if perf_counter() > self._end:

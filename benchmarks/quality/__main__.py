@@ -1,13 +1,13 @@
 """Every system on every replay, over the same texts: `python -m benchmarks.quality`.
 
-Accepted length M (tokens per forward pass), the mean time of a draft on one core, and for drafts with probabilities
-the expected calibration error, see reliability.py in this folder; systems are in systems.py, recorded outputs in
-replays.py. Other libraries take part where they are installed: libraries.py says how. Two pictures, accepted.svg and
-reliability.svg, are drawn in docs/ if nothing is left out, otherwise in OUT.
+Accepted length M (tokens per forward pass), the mean time of a draft on one core and, for drafts with probabilities,
+the expected calibration error (reliability.py in this folder). Systems are in systems.py, recorded outputs in
+replays.py. Other libraries are included if installed; see libraries.py. Two pictures, accepted.svg and reliability.svg,
+are drawn in docs/ for a full run, otherwise in OUT.
 
-A cell is one system on one replay with drafts of so many nodes, from the texts of one size: `sample`, 4.5 M tokens that
-every system can hold, or `whole`, all of ShareGPT or of the code packages. Cells are kept in the work folder and taken
-from there while code and texts are the same, so a run that was interrupted goes on where it was.
+A cell is one system on one replay with drafts of so many nodes, from texts of one size: `sample`, 4.5 M tokens, which
+every system can hold, or `whole`, all of ShareGPT or of the code packages. Cells are cached in the work folder while
+code and texts are unchanged, so an interrupted run resumes.
 
 Tables first; the last line of stdout is one JSON document, also written to OUT/quality.json.
 
@@ -56,15 +56,15 @@ SIZES: dict[str, dict[Source, Source]] = {
     "whole": {CHAT: CHAT, CODE: CODE},
     "tiny": {CHAT: TINY, CODE: TINY},
 }
-"""Which texts stand for all texts of their kind."""
+"""Texts that represent all texts of their kind."""
 DOCS = Path("docs")
 
 Cell = dict[str, Any]
-"""Figures of one system on one replay, with its place: size, system, replay, nodes."""
+"""Figures of one system on one replay, with its coordinates: size, system, replay, nodes."""
 
 
 class Bench:
-    """The texts of one kind and the system that is measured, each made when it is first needed."""
+    """The texts of one kind and the system being measured, each made when first needed."""
 
     def __init__(self, workspace: Workspace, source: Source) -> None:
         self._workspace, self._source = workspace, source
@@ -96,7 +96,7 @@ class Bench:
         return figures | ({"sums": reliability.sums.tolist()} if system in OURS else {})
 
     def _system(self, name: str, nodes: int) -> System:
-        """Return a system for so many nodes that knows of no replay; one is held at a time."""
+        """Return a system for so many nodes without memory of replays; only one is held at a time."""
         if self._held is None or self._held[0] != name or self._held[1].nodes not in (None, nodes):
             self.close()
             self._held = name, SYSTEMS[name](self._texts, nodes)
@@ -105,14 +105,14 @@ class Bench:
         return self._held[1]
 
     def close(self) -> None:
-        """Give back what the system holds."""
+        """Release the system's resources."""
         if self._held:
             self._held[1].close()
             self._held = None
 
 
 def run(workspace: Workspace, args: argparse.Namespace) -> list[Cell]:
-    """Measure all cells, those of texts of one kind after the other."""
+    """Measure all cells, grouped by kind of text."""
     notes, cells = Notes(workspace.work / "quality"), list[Cell]()
     for size, kind in product(args.sizes, (CHAT, CODE)):
         replays = [name for name in args.replays if REPLAYS[name].source == kind]
@@ -127,7 +127,7 @@ def run(workspace: Workspace, args: argparse.Namespace) -> list[Cell]:
 
 
 def judge(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the reliability of every system by size and nodes, over all replays together."""
+    """Return the reliability of every system by size and nodes, pooled over all replays."""
     groups: dict[tuple[str, str, int], list[Any]] = {}
     for cell in cells:
         if "sums" in cell:
@@ -140,7 +140,7 @@ def judge(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def figures_of(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return all figures in mappings by their places."""
+    """Return all figures as nested mappings."""
     held, places = ("bytes_a_token", "mapped"), ("size", "replay", "system", "nodes")
     return {
         "accepted_length": nested(cells, places, lambda cell: cell["accepted_length"]),
@@ -153,7 +153,7 @@ def figures_of(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def nested(cells: Iterable[Cell], keys: Sequence[str], value: Callable[[Cell], Any]) -> dict[str, Any]:
-    """Return values of cells in mappings within mappings, by the values of some keys."""
+    """Return values of cells in nested mappings by the values of some keys."""
     found: dict[str, Any] = {}
     for cell in cells:
         inner = found
@@ -164,7 +164,7 @@ def nested(cells: Iterable[Cell], keys: Sequence[str], value: Callable[[Cell], A
 
 
 def show(figures: dict[str, Any], nodes: Sequence[int]) -> None:
-    """Print accepted lengths by nodes, their means beside the memory, and the errors of calibration."""
+    """Print accepted lengths by nodes, their means next to memory use, and calibration errors."""
     for size, replays in figures["accepted_length"].items():
         rows: list[list[object]] = [
             [f"{replay}: {system}", *by_nodes.values()]
@@ -198,7 +198,7 @@ def show(figures: dict[str, Any], nodes: Sequence[int]) -> None:
 
 
 def draw(figures: dict[str, Any], folder: Path) -> None:
-    """Draw the pictures of README and docs from the texts that were measured first."""
+    """Draw the pictures of README and docs from the first measured texts."""
     size = next(iter(figures["accepted_length"]))
     draw_lengths(folder / "accepted.svg", figures["accepted_length"][size])
     if size in figures["calibration"]:
@@ -207,7 +207,7 @@ def draw(figures: dict[str, Any], folder: Path) -> None:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     add_arguments(parser, code=True)
     parser.add_argument("--systems", help=f"some of {', '.join(SYSTEMS)} (default: all)")
@@ -225,7 +225,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         if name in args.systems:
             args.systems.remove(name)
             args.whole = False
-            progress(f"{name} is not installed, and left out: benchmarks/quality/libraries.py says how to")
+            progress(f"skipping {name}, which is not installed: see benchmarks/quality/libraries.py")
     wanted = args.replays.split(",") if args.replays else [""]
     args.replays = [name for name in REPLAYS if any(part in name for part in wanted)]
     args.sizes = ["tiny"] if args.quick else chosen(parser, args.sizes, ("sample", "whole"))
@@ -236,7 +236,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is not known yet, print tables, draw, and finish with the JSON document."""
+    """Measure missing figures, print tables, draw, and finish with the JSON document."""
     args = parse_arguments(arguments)
     if args.draw:
         draw(json.loads((args.out / "quality.json").read_text(encoding="utf-8")), DOCS)

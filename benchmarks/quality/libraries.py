@@ -1,8 +1,8 @@
-"""Other libraries and methods as drafters that know the request: fed with the same texts, prompts and outputs.
+"""Other libraries and methods as drafters with access to the request, given the same texts, prompts and outputs.
 
 What they learn from a request is up to them: arctic-inference and SGLang also draft from earlier outputs. None is a
-dependency. arctic-inference compiles its suffix tree when it is installed, and needs torch in its build environment
-alone; SGLang's corpus is compiled when it is first used, without a GPU as well:
+dependency. arctic-inference compiles its suffix tree on installation, and needs torch only in its build environment;
+SGLang's corpus is compiled on first use, even without a GPU:
 
     echo torch==2.13.0 > constraint.txt
     PIP_CONSTRAINT=constraint.txt pip install --no-deps arctic-inference==0.3.0
@@ -49,10 +49,10 @@ class LibrarySession:
 
 
 class PromptLookup:
-    """What followed the first earlier occurrence of the last tokens in the request, as transformers looks it up.
+    """The continuation of the first earlier occurrence of the last tokens in the request, as in transformers.
 
-    The rule of `PromptLookupCandidateGenerator` of transformers 5: the longest match, its leftmost occurrence. Its
-    default of two tokens is raised to five, which accepts more in code and as much elsewhere.
+    The rule of `PromptLookupCandidateGenerator` of transformers 5: the leftmost occurrence of the longest match. Its
+    default of two tokens is raised to five, for which more is accepted in code and as much elsewhere.
     """
 
     longest = 5
@@ -85,7 +85,7 @@ class Arctic:
     depth = 64
     """Tokens of context; the default depth of its trees."""
     options = {"use_tree_spec": True, "max_spec_factor": 64.0, "min_token_prob": 0.0}  # noqa: RUF012 (read only)
-    """No limits but the number of nodes: its defaults draft three of them."""
+    """No limits except the number of nodes: the defaults draft only three."""
 
     def __init__(self, documents: Documents) -> None:
         """Index documents."""
@@ -98,7 +98,7 @@ class Arctic:
         self._requests: list[str] = []
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "ArcticSession":
-        """Start the drafts of one text; the one before has ended."""
+        """Start the drafts of one text; the previous one has ended."""
         if self._requests:
             self.cache.stop_request(self._requests[-1])
         self._requests.append(f"request {next(self._numbers)}")

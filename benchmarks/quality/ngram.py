@@ -1,6 +1,6 @@
-"""SGLang's NGRAM corpus (0.5.23) as its worker uses it: an external corpus of stored texts, and the texts so far.
+"""SGLang's NGRAM corpus (0.5.23), used as in its worker: an external corpus of stored texts, and the texts so far.
 
-The corpus is C++ that is compiled when it is first used, on a machine without a GPU as well:
+The corpus is C++ code that is compiled on first use, even without a GPU:
 
     pip install --no-deps sglang==0.5.23 apache-tvm-ffi
     pip install torch==2.13.0 ninja msgspec
@@ -21,13 +21,13 @@ from draftstore.search.suffix import SuffixIndex
 from draftstore.text.tokens import sentinel
 
 LAST = 18
-"""Tokens of a text that SGLang's worker hands to its corpus."""
+"""Tokens of a text that SGLang's worker passes to its corpus."""
 CHUNK = 65_536
 PACKAGES = (
     "sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.speculative", "sglang.kernels", "sglang.kernels.ops",
     "sglang.kernels.ops.speculative",
 )  # fmt: skip
-"""Their own code imports what servers need, and is passed over; the corpus needs none of it."""
+"""Packages whose own code is skipped: it imports server dependencies that the corpus does not need."""
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -52,7 +52,7 @@ def new_corpus(index: SuffixIndex, nodes: int) -> Any:
 
 
 def _load_alone(name: str) -> ModuleType:
-    """Import a module of SGLang without the code of the packages that it is in.
+    """Import a module of SGLang without running the code of its parent packages.
 
     Raises:
         ImportError: SGLang is not installed.
@@ -76,11 +76,11 @@ def _load_alone(name: str) -> ModuleType:
 
 
 def ask_corpus(corpus: Any, requests: Sequence[Any]) -> Arrays:
-    """Return tokens [requests * rows] and mask [requests * rows * rows] of a step, and have the corpus learn the texts.
+    """Return tokens [requests * rows] and mask [requests * rows * rows] of a step; the corpus learns the texts.
 
     Args:
-        corpus: of `new_corpus`.
-        requests: with the attributes of a request of SGLang: rid, origin_input_ids_unpadded, output_ids.
+        corpus: the result of `new_corpus`.
+        requests: objects with attributes of SGLang's requests: rid, origin_input_ids_unpadded, output_ids.
     """
     corpus.synchronize()
     tails = [
@@ -94,10 +94,10 @@ def ask_corpus(corpus: Any, requests: Sequence[Any]) -> Arrays:
 
 
 def parents_of(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the row above each one, as SGLang finds it: int64 [requests, rows], -1 for the first.
+    """Return the parent of each row, as SGLang finds it: int64 [requests, rows], -1 for the first.
 
     Raises:
-        SystemExit: a row does not attend to exactly itself and what the row above it attends to.
+        SystemExit: a row does not attend to exactly itself and the rows that its parent attends to.
     """
     rows = mask.shape[1]
     earlier = mask & np.tri(rows, k=-1, dtype=bool)

@@ -1,4 +1,4 @@
-"""The pictures of README and docs, from what `python -m benchmarks.quality` has measured."""
+"""The pictures of README and docs, drawn from the results of `python -m benchmarks.quality`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,13 +21,13 @@ LABELS = {
     "CREST": ("CREST: stored text", "#7a3b3b"),
     "REST": ("REST: stored text", "#444444"),
 }
-"""What systems are called, what they draft from, and their colours."""
+"""Labels of the systems with their sources of drafts, and colours."""
 DOTTED = ("arctic-inference", "SGLang NGRAM", "prompt lookup", "CREST", "REST")
 TITLES = {"path": "accepted, whole path", "given parent": "accepted, if its parent is"}
 ALL = "all"
-"""In place of a replay: all of them together."""
+"""Key for all replays together."""
 GAP = 0.06
-"""Least distance of two names, as a share of the height."""
+"""Minimum distance between two labels, as a share of the height."""
 
 Lengths = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Accepted lengths by replay, system and nodes."""
@@ -47,7 +47,7 @@ def means_of(replays: Lengths) -> dict[str, dict[int, float]]:
 
 
 def draw_lengths(path: Path, replays: Lengths) -> None:
-    """Draw a line for each system; names stand at their ends, the text stays text."""
+    """Draw a line for each system, labelled at its end; text remains text in the SVG."""
     lines = means_of(replays)
     figure, axes = new_axes("", "nodes of a draft, at most", "accepted length M: tokens per forward pass")
     figure.set_size_inches(7.6, 4.2)
@@ -71,7 +71,7 @@ def draw_lengths(path: Path, replays: Lengths) -> None:
 
 
 def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Return heights for names that stand at least a gap apart, the lowest at its own."""
+    """Return heights of labels at least a gap apart, the lowest unchanged."""
     found: dict[str, float] = {}
     lowest = 0.0
     for name in sorted(heights, key=heights.__getitem__):
@@ -81,10 +81,10 @@ def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
 
 
 def draw_reliability(path: Path, systems: Mapping[str, Any]) -> None:
-    """Draw what was accepted over what was predicted, with most nodes: of paths, and of nodes given their parents.
+    """Draw acceptance over predicted probability for the most nodes: of paths, and of nodes given their parents.
 
     Args:
-        path: of the picture.
+        path: path of the picture.
         systems: reliability by system, nodes and replay.
     """
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")

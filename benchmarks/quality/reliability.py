@@ -1,16 +1,16 @@
-"""Whether drafts keep their promises: predicted probabilities beside what came true, in bins of equal width.
+"""Calibration of drafts: predicted probabilities against outcomes, in bins of equal width.
 
     reliability = Reliability()
     for step, coming in steps_of(drafter, recording, budget=64):
         reliability.add(step.tree, coming)
     reliability.summary()["path"]["ece"]
 
-Two questions of a drafted node: whether the text takes the whole path to it (`path`: the probability that the tree
-carries), and, where the text has taken the path to its parent, whether it goes on with it (`given parent`: the node's
+Two questions about a drafted node: whether the text follows the whole path to it (`path`: the probability in the tree)
+and, if the text has followed the path to its parent, whether it continues with the node (`given parent`: the node's
 probability divided by its parent's). The expected calibration error of either is the mean distance between prediction
 and outcome over the bins, weighted by nodes. `promised` is the sum of predictions divided by that of outcomes.
 
-Nodes deeper than the rest of the text are not judged: nothing is known of them, however likely they were.
+Nodes beyond the end of the text are ignored: their outcomes are unknown.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ BINS = 20
 
 
 def steps_of(drafter: Drafter, recording: Recording, budget: int) -> Iterator[tuple[Step, NDArray[np.int32]]]:
-    """Replay an output; yield every step, and the tokens, int32 [any], that the text went on with before it."""
+    """Replay an output; yield every step, and the tokens, int32 [any], that follow its context in the text."""
     output = recording.output
     if len(output) < 2:
         return
@@ -45,11 +45,11 @@ class Reliability:
     """Predictions and outcomes of drafted nodes, in bins.
 
     Attributes:
-        sums: float64 [2, BINS, 3], of paths and of nodes given their parents: nodes, predictions, outcomes.
+        sums: float64 [2, BINS, 3], sums of nodes, predictions and outcomes, for paths and nodes given their parents.
     """
 
     def __init__(self, sums: NDArray[np.float64] | None = None) -> None:
-        """Begin with no nodes, or with these."""
+        """Start with no nodes, or with these sums."""
         self.sums = np.zeros((2, BINS, 3)) if sums is None else sums
 
     def add(self, tree: DraftTree, coming: NDArray[np.int32]) -> None:
@@ -77,7 +77,7 @@ class Reliability:
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return error, promise and bins of both questions as JSON values.
 
-        A bin is nodes, mean prediction, share of outcomes; empty ones are left out.
+        A bin is nodes, mean prediction, share of outcomes; empty bins are omitted.
         """
         return {name: _summary(sums) for name, sums in zip(("path", "given parent"), self.sums, strict=True)}
 

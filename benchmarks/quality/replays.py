@@ -1,4 +1,4 @@
-"""The recorded outputs that systems are compared on, by name, with the texts that go with them."""
+"""The recorded outputs for comparing systems, by name, with the texts that belong to them."""
 
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ class Replay(NamedTuple):
     """Recorded outputs.
 
     Attributes:
-        source: texts of their kind, all of them.
+        source: all texts of their kind.
         recorded: the file and model.
-        rows: those that are reported.
-        most: no more than so many of them, if nothing else is asked for; None: all.
+        rows: the reported rows.
+        most: default maximum number of rows; None: all.
     """
 
     source: Source
@@ -27,7 +27,7 @@ class Replay(NamedTuple):
     most: int | None = None
 
     def read(self, workspace: Workspace, most: int | None = None) -> list[Recording]:
-        """Return the recordings, at even distances if they are too many; `most` stands for the replay's own limit."""
+        """Return the recordings, evenly sampled if there are too many; `most` replaces the default limit."""
         recordings, most = workspace.recordings(self.recorded)[self.rows], most or self.most
         return recordings if most is None else evenly(recordings, most)
 
@@ -59,4 +59,4 @@ REPLAYS = {
     ),
     "ShareGPT: ChatGPT": Replay(CHAT, RecordingSet("sharegpt.jsonl.zst"), slice(1, None, 5)),
 }
-"""None of the outputs tuned a constant. All are read with the stores' tokenizer."""
+"""None of the outputs was used to tune a constant. All are read with the stores' tokenizer."""

@@ -1,4 +1,4 @@
-"""What `benchmarks.quality` compares: draftstore by source, published methods in draftstore, other libraries."""
+"""The systems of `benchmarks.quality`: draftstore by source, published methods in draftstore, other libraries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -29,13 +29,13 @@ class System:
     """A way of drafting.
 
     Attributes:
-        drafter: for replays.
-        memory: bytes that it holds; what it keeps of a single request is not counted.
-        mapped: whether they are mapped from disk, and may leave memory.
-        nodes: the only size of draft that it was made for; None: any.
-        learn: called with every output after it was replayed, where the drafter does not see to that itself.
-        forget: drop what was learned from replays.
-        close: give back what it holds.
+        drafter: drafter for replays.
+        memory: bytes that it holds, without state of single requests.
+        mapped: whether they are mapped from disk and can be evicted from memory.
+        nodes: the only draft size that it was made for; None: any.
+        learn: called with every output after its replay, if the drafter does not learn by itself.
+        forget: drops everything learned from replays.
+        close: releases its resources.
     """
 
     drafter: Drafter
@@ -48,20 +48,20 @@ class System:
 
 
 class Texts:
-    """The stored texts of a comparison: a REST store, and what others are made from."""
+    """The stored texts of a comparison: a REST store, the source of the other systems."""
 
     def __init__(self, workspace: Workspace, source: Source) -> None:
-        """Open the store; it is built if it is not there yet."""
+        """Open the store, building it if necessary."""
         self.workspace, self.source = workspace, source
         self.store: RestStore = workspace.store(source)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the documents."""
+        """Number of tokens in the documents."""
         return self.store.manifest.counts["tokens"]
 
     def crest(self, *, published: bool) -> Path:
-        """Return a CREST store in a fraction of REST's bytes: that of its paper, the most common n-grams, or ours."""
+        """Return a CREST store of a fraction of REST's bytes, with the paper's most common n-grams or our selection."""
         most = int(self.tokens * AUTHORS_TOKEN_BYTES / PART_OF_REST)
         options = CrestOptions(name=f"{self.source.name}-drawn", max_bytes=most)
         if published:
@@ -72,7 +72,7 @@ class Texts:
 
 
 Maker = Callable[[Texts, int], System]
-"""Makes a system of texts, for drafts of so many nodes."""
+"""Makes a system from texts, for drafts of so many nodes."""
 
 
 def _ours(texts: Texts, _nodes: int, *, request: bool = False, stored: bool = True) -> System:
@@ -86,13 +86,13 @@ def _rest(texts: Texts, _nodes: int) -> System:
 
 
 def _crest(texts: Texts, _nodes: int, *, published: bool) -> System:
-    """Draft from the tree of the longest n-gram alone."""
+    """Draft only from the tree of the longest n-gram."""
     strategy = "longest" if published else None
     return _assembled(texts, Sources(stores=(texts.crest(published=published),), strategy=strategy))
 
 
 def _assembled(texts: Texts, sources: Sources) -> System:
-    """Open sources; their memory is that of the stores' files, less the tokenizers."""
+    """Open sources; their memory is the size of the stores' files without the tokenizers."""
     tokenizer = texts.workspace.tokenizer
     assembly = assemble(sources, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.identity)
     held = sum(file.stat().st_size for store in sources.stores for file in store.glob("*.*"))
@@ -116,7 +116,7 @@ def _sglang(texts: Texts, nodes: int) -> System:
 
 
 def _weigh(make: Callable[[], Made]) -> tuple[Made, int]:
-    """Return what is made, and the bytes by which this process has grown."""
+    """Return the result of a factory, and the bytes by which this process has grown."""
     before = resident(trim=True)["anonymous"]
     made = make()
     return made, resident(trim=True)["anonymous"] - before
@@ -128,7 +128,7 @@ OURS: dict[str, Maker] = {
     "request": partial(_ours, request=True, stored=False),
     "stored text and request": partial(_ours, request=True),
 }
-"""draftstore by source: what carries probabilities."""
+"""draftstore by source; these have probabilities."""
 SYSTEMS: dict[str, Maker] = OURS | {
     "REST": _rest,
     "CREST": partial(_crest, published=True),
@@ -142,7 +142,7 @@ LIBRARIES = {
     "arctic-inference": "arctic_inference",
     "SGLang NGRAM": "sglang",
 }
-"""Other systems, and the modules that they are. They hold the texts in memory, and get no more than the sample."""
+"""Other systems, and their modules. They hold the texts in memory, and get only the sample."""
 
 
 def absent() -> list[str]:

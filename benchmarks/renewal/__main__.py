@@ -1,13 +1,13 @@
-"""What renewing a store costs, and what more text is worth: `python -m benchmarks.renewal`.
+"""The cost of renewing a store, and the value of more text: `python -m benchmarks.renewal`.
 
-renewal   ShareGPT as a collection. Its last documents come later: first one percent of them at once, then as many in
-          ten nights, while as many of the oldest go. Every step of the flow `rebuild` is timed against the same from
-          nothing, each in a data folder with an embedded PostgreSQL of its own; drafts are compared byte for byte.
-growth    M by tokens of stored text: nested samples of all chat corpora, and of the Python code of 71 packages, of each
-          a REST store and CREST stores of 10 and 50 MB. Draws docs/growth.svg, unless --quick.
+renewal   ShareGPT as a collection. Its last documents arrive later: first one percent in one batch, then as many over
+          ten nights, while as many of the oldest are removed. Every step of the flow `rebuild` is timed against the
+          same from scratch, each in its own data folder with an embedded PostgreSQL; drafts are compared byte by byte.
+growth    M by tokens of stored text: nested samples of all chat corpora, and of the Python code of 71 packages, each
+          with a REST store and CREST stores of 10 and 50 MB. Draws docs/growth.svg, unless --quick.
 
-Stores of `growth` are kept in the work folder: a run that was interrupted goes on where it was. Tables first; the last
-line of stdout is one JSON document; each part is also written to OUT/PART.json. Exit status 1 if drafts differ.
+Stores of `growth` are kept in the work folder, so an interrupted run resumes. Tables first; the last line of stdout is
+one JSON document; each part is also written to OUT/PART.json. Exit status 1 if drafts differ.
 
 Examples:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.renewal --work ~/bench --parts renewal
@@ -56,7 +56,7 @@ from schema.db.home import HOME_VARIABLE
 NAME = "chat"
 NGRAMS, QUICK_NGRAMS = 100_000, 1_000
 LATE = 0.01
-"""Share of the documents that come later."""
+"""Share of the documents that arrive later."""
 NIGHTS, QUICK_NIGHTS = 10, 2
 QUICK_DOCUMENTS = 2_000
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
@@ -68,18 +68,18 @@ class Site:
 
     Attributes:
         texts: folder of its files.
-        seconds: of the steps of the last rebuild.
+        seconds: durations of the steps of the last rebuild.
     """
 
     def __init__(self, space: Workspace, name: str, texts: Path) -> None:
-        """Start from nothing in a folder of the work folder."""
+        """Start with an empty folder in the work folder."""
         self.texts, self.seconds = texts, dict[str, float]()
         self._folder, self._tokenizer = space.work / name, space.data / "tokenizers" / TOKENIZER
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Use the folder and its database within a block."""
+        """Use the folder and its database in the block."""
         os.environ[HOME_VARIABLE] = str(self._folder)
         try:
             migrate()
@@ -92,7 +92,7 @@ class Site:
             stop(self._folder)
 
     def rebuild(self, ngrams: int = 0) -> Built:
-        """Run the steps of the flow, that of CREST if there shall be n-grams; return the REST store."""
+        """Run the steps of the flow, including CREST's if n-grams are requested; return the REST store."""
         self.seconds = {}
         with Ledger() as ledger:
             surveyed = self._timed("scan", lambda: survey(ledger, NAME, SEGMENT_TOKENS))
@@ -111,7 +111,7 @@ class Site:
 
 
 def measure_renewal(space: Workspace, *, quick: bool) -> dict[str, Any]:
-    """Renew stores after one percent of new documents, and in nights; print the table."""
+    """Renew stores after one percent of new documents, and night by night; print the table."""
     path = space.data / "corpora" / CHAT.files[0]
     lines = [line.rstrip(b"\n") for line in read_lines(path) if line is not None]
     lines, ngrams = (lines[:QUICK_DOCUMENTS], QUICK_NGRAMS) if quick else (lines, NGRAMS)
@@ -144,7 +144,7 @@ def measure_renewal(space: Workspace, *, quick: bool) -> dict[str, Any]:
 
 
 def _nights(space: Workspace, lines: Sequence[bytes], nights: int) -> dict[str, Any]:
-    """Renew a store in nights, in each of which as many documents come as go."""
+    """Renew a store night by night; each night, as many documents arrive as are removed."""
     texts, step = space.work / "renewal-nights-texts", max(1, round(len(lines) * LATE / nights))
     site, plain = (Site(space, f"renewal-{name}", texts) for name in ("nights", "nights-anew"))
     held, seconds = len(lines) - nights * step, list[float]()
@@ -169,7 +169,7 @@ def _nights(space: Workspace, lines: Sequence[bytes], nights: int) -> dict[str, 
 
 
 def _write(folder: Path, files: dict[str, Sequence[bytes]], fresh: bool = False) -> None:
-    """Write records as files of a folder, which is emptied first if it shall be fresh."""
+    """Write records as files of a folder, emptying it first if `fresh`."""
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -178,7 +178,7 @@ def _write(folder: Path, files: dict[str, Sequence[bytes]], fresh: bool = False)
 
 
 def _equal_drafts(space: Workspace, found: Path, expected: Path) -> bool:
-    """Compare the drafts of two stores, to the byte, at places of recorded outputs."""
+    """Compare the drafts of two stores byte for byte at places in recorded outputs."""
     contexts = draw_contexts(space.recordings(RECORDED), 2_000, MAX_MATCH)
     drafts = [
         RestStore.open(path).drafter().draft_batch(contexts, 64).encode_trees() for path in (found, expected)

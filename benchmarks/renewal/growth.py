@@ -1,7 +1,7 @@
-"""Accepted length by tokens of text: nested samples of documents, which differ in size alone.
+"""Accepted length by tokens of text: nested samples of documents that differ only in size.
 
-A document falls into a sample by the hash of its text, so that each has its share of every file; the next one holds all
-of it, and more. A line of log10(tokens) is fitted to the samples.
+The hash of a document's text decides its samples, so each has its share of every file; the next larger one contains all
+of it. A line in log10(tokens) is fitted to the samples.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ TESTS = {"chat": (ALPACA, HUMANEVAL), "code": (HUMANEVAL,)}
 
 
 def measure_growth(space: Workspace, kinds: Sequence[str], *, quick: bool) -> dict[str, Any]:
-    """Measure all samples, fit the lines, print the table, and draw the picture unless it is quick."""
+    """Measure all samples, fit the lines, print the table, and draw the picture unless --quick."""
     lines = [line for kind in kinds for line in _lines(space, kind, quick)]
     show_rows("M = offset + slope * log10(tokens)", [{**line, "M": str(line["M"])} for line in lines])
     if not quick:
@@ -59,7 +59,7 @@ def measure_growth(space: Workspace, kinds: Sequence[str], *, quick: bool) -> di
 
 
 def _lines(space: Workspace, kind: str, quick: bool) -> list[dict[str, Any]]:
-    """Return M over the samples of a kind of text, for each replay, store and number of nodes."""
+    """Return M for the samples of a kind of text, by replay, store and number of nodes."""
     shares, tokens = QUICK_SHARES if quick else SHARES, list[int]()
     files, lengths = _samples(space, kind, shares, quick), dict[tuple[str, str, int], list[float]]()
     for place, share in enumerate(shares):
@@ -84,7 +84,7 @@ def _lines(space: Workspace, kind: str, quick: bool) -> list[dict[str, Any]]:
 
 
 def _fit(tokens: Sequence[int], lengths: Sequence[float]) -> dict[str, float]:
-    """Fit a line of log10(tokens) by least squares; return it, its mean error, and what it says of 10^10 tokens."""
+    """Fit a line in log10(tokens) by least squares; return it, its mean error, and its value at 10^10 tokens."""
     slope, offset = np.polyfit(np.log10(tokens), lengths, 1)
     error = np.sqrt(np.mean((offset + slope * np.log10(tokens) - lengths) ** 2))
     far = offset + slope * np.log10(FAR)
@@ -93,7 +93,7 @@ def _fit(tokens: Sequence[int], lengths: Sequence[float]) -> dict[str, float]:
 
 
 def _samples(space: Workspace, kind: str, shares: Sequence[float], quick: bool) -> list[Path]:
-    """Return a file for each share, with what the smaller ones lack."""
+    """Return a file for each share, with the documents not in smaller ones."""
     files = [space.work / "corpora" / f"growth-{kind}-{share:g}.jsonl" for share in shares]
     if not all(file.exists() for file in files):
         progress(f"texts of kind {kind}")
@@ -122,7 +122,7 @@ def _documents(space: Workspace, kind: str, quick: bool) -> Iterator[Document]:
 
 
 def _draw(lines: Sequence[dict[str, Any]]) -> None:
-    """Draw a field for each replay with 64 nodes: points of samples, and the line through them, dashed."""
+    """Draw a panel for each replay with 64 nodes: the samples as points, and the fitted line, dashed."""
     fields = list(dict.fromkeys((line["kind"], line["outputs"]) for line in lines))
     figure = Figure(figsize=(3.6 * len(fields), 3.6), layout="constrained")
     for axes, (kind, test) in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):

@@ -1,13 +1,13 @@
-"""What the lookup service costs, and what it bears: `python -m benchmarks.service`.
+"""Cost and capacity of the lookup service: `python -m benchmarks.service`.
 
-roundtrips   one caller, 1 and 32 contexts of a REST and of a CREST store: `draftstore.remote.client`, an echo of as
-             many bytes over the same kind of socket, and the same drafts in the caller's process, in turn in random
-             order. The ratio is the client's median over echo and lookup together. Every draft is compared.
-appends      answers of 100 and 1,000 tokens to a live store with a log, one after the other, and drafts of the CREST
-             store for one context without and with them beside.
-load         the peak over 16 connections, also with HTTP requests beside it, one after the other; then requests at even
-             distances at 80 % of it, also with 20 HTTP requests a second beside it, and the echo under the same load:
-             latency, and the share answered within the client's default deadline.
+roundtrips   one caller, 1 and 32 contexts of a REST and a CREST store: `draftstore.remote.client`, an echo of as many
+             bytes over the same kind of socket, and the same drafts in the caller's process, interleaved in random
+             order. The ratio is the client's median over the sum of those of echo and lookup. Every draft is compared.
+appends      consecutive appends of answers of 100 and 1,000 tokens to a live store with a log, and drafts of the CREST
+             store for one context with and without concurrent appends.
+load         the peak over 16 connections, also with consecutive HTTP requests alongside; then evenly spaced requests at
+             80 % of it, also with 20 HTTP requests per second alongside, and the echo under the same load: latency, and
+             the share answered within the client's default deadline.
 
 The caller, the load and the service share the cores of this machine. Tables first; the last line of stdout is one JSON
 document, also written to OUT/service.json. Exit status 1 if an answer was wrong or missing.
@@ -56,11 +56,11 @@ from draftstore.stores.crest.build import CrestOptions, build_crest
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 WIDTH = 16
 SAMPLES = {1: 4000, 32: 600}
-"""Timed requests by their contexts."""
+"""Numbers of timed requests by contexts per request."""
 REQUESTS = 512
-"""Different requests of a load."""
+"""Number of different requests in a load."""
 ANSWERS = (100, 1000)
-"""Tokens of the answers that are appended."""
+"""Tokens of the appended answers."""
 LIVE = "live"
 SHARE = 0.8
 TITLES = {
@@ -69,11 +69,11 @@ TITLES = {
     "load": "loads over 16 connections; latency from when a request was due",
 }
 HTTP_PAUSE, HTTP_PAUSE_PACED = 0.005, 0.05
-"""Seconds between two HTTP requests beside a load."""
+"""Seconds between two HTTP requests alongside a load."""
 
 
 def prepare(space: Workspace, quick: bool) -> dict[str, Path]:
-    """Return the stores by name, built where they are not there yet."""
+    """Return the stores by name, building missing ones."""
     rest = space.store(TINY if quick else CHAT)
     size = int(rest.manifest.counts["tokens"] * AUTHORS_TOKEN_BYTES / PART_OF_REST)
     crest = rest.path.with_name(f"{rest.path.name}-crest")
@@ -85,7 +85,7 @@ def prepare(space: Workspace, quick: bool) -> dict[str, Path]:
 def measure_loads(
     name: str, service: str, address: str, echo: str, contexts: NDArray[np.int32], seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """Find the peaks of a store, and load the service and the echo in part; contexts are int32 [any, size, width]."""
+    """Find a store's peaks, and put partial load on service and echo; contexts are int32 [any, size, width]."""
     frames = [encode_request(0, name, batch, BUDGET, 0.0, "") for batch in contexts]
     caller = Caller(address)
     sizes = [len(caller.ask(request)) - HEADER.size for request in frames]
@@ -115,7 +115,7 @@ def measure_loads(
 
 @contextmanager
 def _http_beside(url: str, body: dict[str, Any], pause: float) -> Iterator[Counter[int]]:
-    """Send HTTP requests, one after the other, within a block; yield the counts of their statuses, 0 for no answer."""
+    """Send consecutive HTTP requests during the block; yield the counts of their statuses, 0 for no answer."""
     answers, stopped = Counter[int](), threading.Event()
 
     def send() -> None:
@@ -135,7 +135,7 @@ def _http_beside(url: str, body: dict[str, Any], pause: float) -> Iterator[Count
 
 
 def _batches(contexts: NDArray[np.int32], size: int, count: int) -> NDArray[np.int32]:
-    """Return int32 [count, size, width], from the start again where contexts end."""
+    """Return int32 [count, size, width], repeating the contexts if necessary."""
     return contexts[np.arange(count * size) % len(contexts)].reshape(count, size, -1)
 
 

@@ -1,8 +1,7 @@
-"""Frames as docs/frames.md describes them, and the least that a service can do: `python -m benchmarks.service.echo`.
+"""Frames as in docs/frames.md, and a minimal service that echoes them: `python -m benchmarks.service.echo`.
 
-asyncio.Protocol on uvloop. The payload of a request begins with the number of bytes that its answer's payload shall
-have, so that the bytes on the wire are those of real requests and answers, and what is left is the cost of the
-transport.
+asyncio.Protocol on uvloop. The payload of a request begins with the size of its answer's payload, so that as many bytes
+are sent as with real requests and answers, and only the cost of the transport remains.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ HEADER = struct.Struct("<IBBBBQ")
 """Bytes of the payload, version, operation, status, zero, request id."""
 STATUS = 6
 DURATION = slice(HEADER.size + 20, HEADER.size + 24)
-"""Bytes of an answer that state how long the lookup took: these and the id alone differ from answer to answer."""
+"""Bytes of an answer with the duration of the lookup: only these and the id differ between answers."""
 WANTED = struct.Struct("<I")
 ZEROS = bytes(1 << 22)
 
@@ -46,7 +45,7 @@ def connect(address: str) -> socket.socket:
 
 
 class Caller:
-    """Sends frames over one connection and takes their answers, with as little else as Python allows."""
+    """Sends frames over one connection and receives their answers, with minimal overhead in Python."""
 
     def __init__(self, address: str) -> None:
         self._socket = connect(address)
@@ -67,7 +66,7 @@ class Caller:
 
 
 class Echo(asyncio.Protocol):
-    """Answers each request with the bytes that it asks for."""
+    """Answers each request with the requested number of bytes."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -78,7 +77,7 @@ class Echo(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer the requests that are whole."""
+        """Answer all complete requests."""
         data = self._rest + data if self._rest else data
         while len(data) >= HEADER.size + WANTED.size:
             length, *_, number = HEADER.unpack_from(data)

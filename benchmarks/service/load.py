@@ -1,7 +1,7 @@
-"""A load of the lookup service over several connections, each with one request under way.
+"""A load on the lookup service over several connections, each with one request in flight.
 
-Without a rate a connection sends again as soon as it is answered, which shows the peak. With a rate, requests fall due
-at even distances whatever the service does, and latency counts from then: a stall is felt by all that waited for it.
+Without a rate, a connection sends again as soon as it is answered, which shows the peak. With a rate, requests are due
+at even intervals whatever the service does, and latency counts from the due time: a stall affects all waiting requests.
 Every answer is compared with the first one to the same request.
 """
 
@@ -22,7 +22,7 @@ WARM_UP_SECONDS = 0.5
 
 
 class Load(NamedTuple):
-    """Frames to send over and over again to a Unix socket; `rate` in requests a second, None: as they are answered."""
+    """Frames to send repeatedly to a Unix socket; `rate` in requests per second, None: as soon as answered."""
 
     address: str
     requests: Sequence[bytes]
@@ -33,7 +33,7 @@ class Load(NamedTuple):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Request:
-    """A request that is under way on a connection."""
+    """A request in flight on a connection."""
 
     place: int
     number: int
@@ -42,7 +42,7 @@ class _Request:
 
 
 def run_load(load: Load) -> dict[str, Any]:
-    """Run a load to its end; return the figures, latencies in microseconds."""
+    """Run a load to completion; return the figures, with latencies in microseconds."""
     idle = deque(connect(load.address) for _ in range(load.connections))
     under: dict[Any, _Request] = {}
     known: dict[int, bytes] = {}
@@ -88,7 +88,7 @@ def run_load(load: Load) -> dict[str, Any]:
 
 
 def _problem(request: _Request, known: dict[int, bytes]) -> str:
-    """Return what is wrong with an answer; empty if nothing is."""
+    """Return the problem with an answer, or an empty string."""
     answer = request.received
     if not answer:
         return "closed"

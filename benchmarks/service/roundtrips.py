@@ -1,4 +1,4 @@
-"""Round trips of one caller, each beside the least that it can cost here: an echo, and the lookup without a service."""
+"""Round trips of one caller, each compared with its minimum cost: an echo, and the lookup without a service."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +53,7 @@ def roundtrips(address: str, echo: str, name: str, path: Path, contexts: NDArray
 
 
 def appends(address: str, live: str, name: str, contexts: NDArray[np.int32], tokens: int) -> dict[str, Any]:
-    """Time appends of so many tokens to a live store, and drafts of another store with and without appends beside."""
+    """Time appends of so many tokens to a live store, and drafts of another store with and without them."""
     whose = TokenizerIdentity("random", "0" * 64)
     memory = RemoteStore(address, live, deadline=5.0, tokenizer=whose, vocab_size=VOCABULARY)
     memory.declare()

@@ -1,1 +1,1 @@
-"""What stores cost and hold: REST by size and beside other libraries, CREST by bytes, DReSD on a real model."""
+"""Cost and yield of stores: REST by size, CREST by bytes, DReSD on a real model."""

@@ -1,10 +1,10 @@
 """Accepted length against bytes, REST and CREST: `python -m benchmarks.stores.crest_curve`.
 
-REST with more and more of the documents, counted as its authors store it, and CREST stores of several sizes by
-selection; bytes of CREST are those of its whole LMDB file. Figures of stores are kept in the work folder and taken from
-there while code and texts are the same.
+REST with growing shares of the documents, its bytes counted as its authors store it, and CREST stores of several sizes
+by selection, with the bytes of the whole LMDB file. Figures of stores are cached in the work folder while code and
+texts are unchanged.
 
-A table first, a picture of each set in OUT; the last line of stdout is one JSON document, also written to
+A table first, and a picture of each set in OUT; the last line of stdout is one JSON document, also written to
 OUT/crest_curve.json.
 
 Example:
@@ -46,7 +46,7 @@ from draftstore.stores.rest.store import RestStore
 
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 PARTS = (100.0, PART_OF_REST)
-"""REST's bytes divided by these are sizes of CREST stores, too."""
+"""REST's bytes divided by these are additional sizes of CREST stores."""
 MEGABYTES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SELECTIONS = (GAIN, "combined", "global")
 COLORS = dict(
@@ -63,7 +63,7 @@ SETS = {
 }
 
 Line = dict[str, Any]
-"""What a store is, and its figures."""
+"""The description of a store and its figures."""
 
 
 def measure_rest(store: RestStore, strategy: str, recordings: Sequence[Recording]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def measure_rest(store: RestStore, strategy: str, recordings: Sequence[Recording
 
 
 def measure_crest(rest: Path, options: CrestOptions, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Return bytes and accepted length of a CREST store, which goes away again."""
+    """Return bytes and accepted length of a CREST store, which is then removed."""
     with TemporaryDirectory(prefix=".curve-", dir=rest.parent) as folder:
         manifest = build_crest(options, rest, Path(folder) / "store").manifest
         store = CrestStore.open(Path(folder) / "store")
@@ -105,7 +105,7 @@ def run_set(workspace: Workspace, notes: Notes, name: str, args: argparse.Namesp
 
 
 def _whole(lines: Sequence[Line]) -> Line:
-    """Return the line that the others are compared with: REST of all texts by its published rule."""
+    """Return the baseline of the comparison: REST of all texts with its published rule."""
     return next(line for line in lines if line["store"] == "REST, longest" and line["share"] == 1.0)
 
 

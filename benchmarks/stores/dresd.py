@@ -1,10 +1,10 @@
-"""DReSD beside REST and CREST on a real model: `python -m benchmarks.stores.dresd`.
+"""DReSD compared with REST and CREST on a real model: `python -m benchmarks.stores.dresd`.
 
 SmolLM2-135M-Instruct; stores of Alpaca instructions with answers of another model (`other`) and with the model's own
-greedy answers (`own`); greedy answers to 100 AlpacaEval instructions that neither holds are replayed with the hidden
-states that predicted their tokens, which is what live decoding gives. Texts and stores are made once, in the work
-folder. Beside M, *acceptance* is what the paper of DReSD compares: accepted tokens of a pass by the length of a draft,
-the mean over prompts.
+greedy answers (`own`). Greedy answers to 100 AlpacaEval instructions in neither store are replayed with the hidden
+states that predicted their tokens, as in live decoding. Texts and stores are made once, in the work folder. Besides M,
+there is the *acceptance* of the DReSD paper: accepted tokens per pass divided by the length of a draft, averaged over
+prompts.
 
 Tables first; the last line of stdout is one JSON document, also written to OUT/dresd.json.
 
@@ -49,16 +49,16 @@ INSTRUCTIONS = "chat_instruct_mix.jsonl.zst"
 INSTRUCTION_SOURCE = "alpaca_random_9k"
 EVALUATED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 LONGEST = 256
-"""Most tokens of an instruction in the chat template."""
+"""Maximum tokens of an instruction in the chat template."""
 DRAFTS, LENGTH = 10, 10
-"""The paper's shape: drafts, and tokens of each."""
+"""The paper's shape: number of drafts, and tokens of each."""
 NODES = 64
 BATCH = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Instructions that the stores hold, instructions that are answered, tokens of an answer, n-grams of CREST."""
+    """Instructions in the stores, instructions to answer, tokens of an answer, n-grams of CREST."""
 
     prompts: int = 3500
     tests: int = 100
@@ -72,7 +72,7 @@ QUICK = Extent(prompts=40, tests=4, tokens=24, ngrams=1_000)
 def make_corpora(
     space: Workspace, loaded: LoadedModel, model: Path, extent: Extent, dtype: str
 ) -> dict[str, Path]:
-    """Return the texts of the stores; the model's own answers are those of weights of type `dtype`."""
+    """Return the texts of the stores; the model's own answers are made with weights of type `dtype`."""
     folder = space.work / "corpora"
     other = folder / f"dresd_{extent.prompts}.jsonl"
     if not other.exists():
@@ -82,7 +82,7 @@ def make_corpora(
 
 
 def _instructions(space: Workspace, tokenizer: TextTokenizer, count: int) -> list[dict[str, Any]]:
-    """Return instructions with their answers by another model, at even distances, none of them twice."""
+    """Return evenly sampled, distinct instructions with their answers by another model."""
     found: dict[str, dict[str, Any]] = {}
     for _, record in read_json_records(space.data / "corpora" / INSTRUCTIONS):
         if record["id"].startswith(INSTRUCTION_SOURCE) and len(record["messages"]) == 2:
@@ -96,14 +96,14 @@ def _instructions(space: Workspace, tokenizer: TextTokenizer, count: int) -> lis
 
 
 def _answer(prompts: Path, model: Path, out: Path, extent: Extent, dtype: str) -> Path:
-    """Return a file of the model's greedy answers; it goes on where an earlier run was interrupted."""
+    """Return a file of the model's greedy answers, resuming an interrupted run."""
     progress(f"answers {out.name}")
     options = ResponseOptions(prompts=(prompts,), max_tokens=extent.tokens)
     return make_responses(options, model, out, dtype=dtype, batch=BATCH).path
 
 
 def make_recordings(space: Workspace, loaded: LoadedModel, model: Path, extent: Extent) -> list[Recording]:
-    """Return the model's answers to AlpacaEval instructions at even distances, with hidden states."""
+    """Return the model's answers to evenly sampled AlpacaEval instructions, with hidden states."""
     tests = space.work / "corpora" / f"dresd_tests_{extent.tests}.jsonl"
     if not tests.exists():
         records = [record for _, record in read_json_records(space.data / "replays" / EVALUATED.file)]
@@ -117,7 +117,7 @@ def make_recordings(space: Workspace, loaded: LoadedModel, model: Path, extent: 
 def drafters_of(
     space: Workspace, corpus: Path, tokenizer: TextTokenizer, source: ModelStates, ngrams: int
 ) -> tuple[dict[str, tuple[Drafter, int]], dict[str, Any]]:
-    """Return drafters of the stores of a corpus, each with the most nodes, and what the dense store is."""
+    """Return drafters of the stores of a corpus with their maximum nodes, and a description of the dense store."""
     folder, name = space.work / "stores", corpus.stem
     progress(f"stores of {name}")
     rest = RestStore.open(
@@ -147,10 +147,10 @@ def drafters_of(
 
 
 class Paths:
-    """The likeliest drafts of another drafter: a store of text in the shape of a dense one."""
+    """The likeliest paths of another drafter: a text store in the shape of a dense one."""
 
     def __init__(self, drafter: ContextDrafter, drafts: int) -> None:
-        """Keep so many paths of what `drafter` proposes."""
+        """Keep so many paths of the proposals of `drafter`."""
         self._drafter, self._drafts, self.hidden_size = drafter, drafts, 0
         self.context_size, self.vocab_size = drafter.context_size, drafter.vocab_size
 

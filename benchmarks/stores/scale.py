@@ -1,6 +1,7 @@
-"""What a REST store costs by size: `python -m benchmarks.stores.scale`.
+"""The cost of REST stores by size: `python -m benchmarks.stores.scale`.
 
-Building, sorting and its memory, disk, opening, memory of an open store, and time of a draft; each in a fresh process.
+Time of building, time and memory of sorting, disk space, opening, memory of an open store, and time of a draft; each in
+a fresh process.
 Tables first; the last line of stdout is one JSON document, also written to OUT/rest_scale.json.
 
 Example:
@@ -63,7 +64,7 @@ REPLAY = "AlpacaEval: Vicuna-7B-v1.5"
 CONTEXTS, QUICK_CONTEXTS = 3200, 320
 OPENINGS = 20
 SLACK = 1.02
-"""Segments end with a document, not exactly where they are full."""
+"""Segments end with a document, not exactly when they are full."""
 
 
 def measure_build(
@@ -100,12 +101,12 @@ def measure_build(
 
 
 def _warm_up_sorting(vocab_size: int) -> None:
-    """Load the sorting kernels, or compile them once after an install, outside of what is timed."""
+    """Load the sorting kernels, compiling them if necessary, outside the timed part."""
     index_segment(np.random.default_rng(0).integers(0, 3, 1000).astype(np.uint16), vocab_size)
 
 
 def measure_sort_memory(store: Path) -> float:
-    """Sort the first segment of a store again; return the peak of memory beyond its tokens, in bytes a token."""
+    """Sort the first segment of a store again; return the peak memory beyond its tokens, in bytes per token."""
     index = RestStore.open(store).index
     _warm_up_sorting(index.vocab_size)
     tokens = np.array(index.tokens[: int(index.segments[0, 1])])
@@ -137,7 +138,7 @@ def measure_drafts(store: Path, contexts: NDArray[np.int32]) -> dict[str, Any]:
 
 
 def run(workspace: Workspace, source: Source, contexts: NDArray[np.int32]) -> dict[str, Any]:
-    """Measure one size: builds on one core and on all, then the store of the first."""
+    """Measure one size: builds on one core and on all cores, then the store of the first build."""
     progress(f"scale {source.name}")
     inputs, tokenizer = workspace.inputs(source), workspace.data / "tokenizers" / TOKENIZER
     store, cores = workspace.store_path(source), len(os.sched_getaffinity(0))
@@ -154,7 +155,7 @@ def run(workspace: Workspace, source: Source, contexts: NDArray[np.int32]) -> di
 
 
 def show(sizes: Sequence[dict[str, Any]]) -> None:
-    """Print what building costs, and what an open store does."""
+    """Print the costs of building and of an open store."""
     keys = [
         "tokens",
         "workers",

@@ -1,8 +1,8 @@
-"""The command `draftstore`: commands that only need files, and those that other packages add.
+"""The `draftstore` command line: commands that need only files, and those added by other packages.
 
-A package adds a command by an entry point in the group `draftstore.commands` with a click command. It is imported on
-use, so that a broken dependency affects only its own command. Commands of `draftstore-server`, another wheel, are
-listed where that is installed.
+A package adds a click command with an entry point in the group `draftstore.commands`. It is imported on use, so that a
+broken dependency affects only its own command. Commands of the separate wheel `draftstore-server` are listed if it is
+installed.
 """
 
 import errno
@@ -32,7 +32,7 @@ from draftstore.cli.tune import tune
 from draftstore.errors import DraftstoreError
 
 ADVICE = {
-    errno.ENOSPC: "the disk is full: make room and run the command again, finished steps are kept",
+    errno.ENOSPC: "the disk is full: make room and run the command again; finished steps are kept",
     errno.EACCES: "no permission: choose another path, or change its permissions",
     errno.EROFS: "the file system is read-only: choose another path",
 }
@@ -43,11 +43,11 @@ TITLES = {
     "Models and services": ("worker", "serve", "tune", "check-model", "tokens"),
     "Catalogue and renewal": ("catalogue", "releases", "recordings", "corpus", "doctor", "sql", "db"),
 }
-"""The commands by title in help, those that one needs first before others."""
+"""The commands by title in help, the most essential first."""
 
 
 class Commands(Group):
-    """Our own commands, and those from entry points."""
+    """Built-in commands and those from entry points."""
 
     titles = TITLES
 
@@ -62,7 +62,7 @@ class Commands(Group):
         return sorted({*super().list_commands(ctx), *self.added})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; one that cannot be imported reports it when called, and in its help."""
+        """Return a command; if it cannot be imported, it reports this when called and in its help."""
         if (entry_point := self.added.get(cmd_name)) is None:
             return super().get_command(ctx, cmd_name)
         try:
@@ -73,7 +73,7 @@ class Commands(Group):
 
 
 def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
-    """Return a command that explains how to install the real one."""
+    """Return a placeholder command that explains how to install the real one."""
     package = entry_point.module.partition(".")[0]
     sentence = (
         f"the command {entry_point.name!r} needs a package that is not installed ({error}): "
@@ -108,9 +108,9 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line: an error is one sentence on stderr and an exit status, never a traceback."""
+    """Run the command line; errors are one sentence on stderr and an exit status, never a traceback."""
     try:
-        if status := cli(standalone_mode=False):  # that of an `Exit`, which click returns
+        if status := cli(standalone_mode=False):  # the status of an `Exit`, which click returns
             sys.exit(status)
     except click.ClickException as error:
         error.show(shown := StringIO())
@@ -125,7 +125,7 @@ def main() -> None:
         say("interrupted", err=True)  # while numba was loading a kernel
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone
+        sys.stderr.close()  # nobody reads our output any more
         sys.exit(141)
     except DraftstoreError as error:
         say(f"error: {error}", err=True)

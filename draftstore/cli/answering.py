@@ -1,4 +1,4 @@
-"""Decoding one answer for the command line, with text as it grows."""
+"""Decoding of one answer for the command line, with streamed text."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class TimedAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first, divided by the time of their passes."""
+        """Number of tokens after the first, divided by the duration of their passes."""
         return self.tally.tokens * 1e9 / self._pass_ns
 
     @property
@@ -91,14 +91,14 @@ def answer(
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Return the index of the first difference of two answers; None if they are equal."""
+    """Return the index of the first difference between two answers; None if they are equal."""
     pairs = enumerate(zip_longest(left, right))
     return next((index for index, (one, other) in pairs if one != other), None)
 
 
 @dataclasses.dataclass
 class Printer:
-    """Writes an answer as it grows; on a terminal, accepted draft tokens stand out and control characters are shown."""
+    """Streams an answer; on a terminal, accepted draft tokens are highlighted and control characters made visible."""
 
     console: Console
     pieces: Pieces
@@ -109,12 +109,12 @@ class Printer:
             self._write(self.pieces.push(token), ACCEPTED if i < len(step.path) else "")
 
     def finish(self) -> None:
-        """Write the text held back, and end the line."""
+        """Write the text held back and end the line."""
         self._write(self.pieces.finish() + "\n", "")
 
     def _write(self, piece: str, style: str) -> None:
         if not self.console.is_terminal:
-            click.echo(piece, nl=False, color=True)  # which leaves escape sequences as they are
+            click.echo(piece, nl=False, color=True)  # leaves escape sequences unchanged
         elif piece:
             shown = "\t".join(map(printable, piece.split("\t")))
             self.console.print(Text(shown, style), end="", soft_wrap=True)
@@ -124,11 +124,11 @@ def check_positions(loaded: "LoadedModel", request: GenerationRequest) -> Genera
     """Return a request that fits the model, with fewer new tokens if necessary."""
     size, positions = len(request.prompt), loaded.positions
     if size == 0:
-        raise DraftstoreError("the prompt is empty, and this model's tokenizer adds no token: give some text")
+        raise DraftstoreError("the prompt is empty, and this model's tokenizer adds no BOS: give some text")
     if positions is None:
         return request
     if size >= positions:
         raise DraftstoreError(
-            f"the prompt has {size:,} tokens, {loaded.name!r} takes at most {positions - 1:,}: shorten it"
+            f"the prompt has {size:,} tokens, but {loaded.name!r} takes at most {positions - 1:,}: shorten it"
         )
     return dataclasses.replace(request, max_tokens=min(request.max_tokens, positions - size))

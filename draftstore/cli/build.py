@@ -34,7 +34,7 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an ex
 
 
 class Kinds(Group):
-    """The commands of the kinds."""
+    """The build commands of all kinds of stores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of the kinds that have a builder."""
@@ -71,7 +71,7 @@ def command_of(kind: str, builder: Builder) -> click.Command:
 
 @contextmanager
 def _materials(sources: Options, out: Path, progress: Progress) -> Iterator[Materials]:
-    """Load what a store is made from, or make it beside the new store."""
+    """Load the materials of a store; build a missing REST store beside the new store."""
     match sources:
         case TextSources():
             yield Materials(tokenizer=load_tokenizer(sources.tokenizer), workers=sources.workers)
@@ -93,11 +93,11 @@ def _require_source(sources: RestSources) -> None:
     if (sources.rest is None) == (not sources.corpus):
         raise click.UsageError("Give either --rest with a REST store, or --corpus with --tokenizer.")
     if sources.rest is None and sources.tokenizer is None:
-        raise click.UsageError("--corpus needs --tokenizer, the one of the model that will decode.")
+        raise click.UsageError("--corpus needs --tokenizer: that of the model that will decode.")
 
 
 def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
-    """Build the REST store beside the new one, or find it."""
+    """Build a REST store beside the new store, or reuse it."""
     options = RestOptions.of(sources, name=out.name)
     tokenizer = load_tokenizer(str(sources.tokenizer))
     return build_rest(options, tokenizer, out, workers=sources.workers, progress=progress).path
@@ -105,13 +105,13 @@ def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
 
 @contextmanager
 def build_bars() -> Iterator[Progress]:
-    """Show one progress bar for each step of a build, on stderr."""
+    """Show one progress bar per step of a build, on stderr."""
     with count_progress("") as bars:
         yield lambda step, unit: Bar(bars, step, unit)
 
 
 class Bar:
-    """One step of a build; shown from its first report on."""
+    """The progress bar of one step, shown from its first report on."""
 
     def __init__(self, bars: Bars, title: str, unit: str) -> None:
         self._bars, self._title, self._unit = bars, title, unit
@@ -131,7 +131,7 @@ class Bar:
 
 
 def _per_second(rate: float) -> str:
-    """Return a rate with a suitable number of digits: a model reads a hundredth of a tokenizer's rate."""
+    """Return a rate with a suitable number of digits: models are a hundred times slower than tokenizers."""
     return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
 
 
@@ -158,7 +158,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
     _print_left_out(report)
     empty = report.empty_documents
     fields = manifest.counts | {
-        "empty documents": f"{empty:,}, left out" if empty else None,
+        "empty documents": f"{empty:,}, skipped" if empty else None,
         "bytes": bytes_text(manifest),
         "time": "already built" if result.reused else f"{seconds:.1f} s",
     }
@@ -172,21 +172,21 @@ def problems_json(problems: Sequence[RecordProblem]) -> list[dict[str, str]]:
 
 
 def _print_left_out(report: ReadReport) -> None:
-    """Print the skipped records and files, the first of each kind by name."""
+    """Print the skipped records and files, naming the first few of each kind."""
     if report.bad_records:
         show_problems(report.bad_records, report.problems)
     for path in report.unread[:SHOWN]:
-        say(f"nothing was read from {path}", err=True)
+        say(f"no text in {path}", err=True)
     if len(report.unread) > SHOWN:
-        say(f"nothing was read from {counted(len(report.unread) - SHOWN, 'more file')}", err=True)
+        say(f"no text in {counted(len(report.unread) - SHOWN, 'more file')}", err=True)
     if report.passed_over:
         say(passed_over_text(report.passed_over), err=True)
 
 
 def show_problems(number: int, problems: Sequence[RecordProblem]) -> None:
-    """Print the number of skipped records, the first of them by name."""
+    """Print the number of skipped records, naming the first few."""
     were = "was" if number == 1 else "were"
-    say(f"{counted(number, 'bad record')} {were} left out" + ":" * bool(problems), err=True)
+    say(f"{counted(number, 'bad record')} {were} skipped" + ":" * bool(problems), err=True)
     for problem in problems[:SHOWN]:
         say(f"  {problem.place}: {problem.reason}", err=True)
     if number > SHOWN and problems:

@@ -1,4 +1,4 @@
-"""`draftstore check-model`: whether drafts leave a model's output as it is."""
+"""`draftstore check-model`: whether drafts leave a model's output unchanged."""
 
 import sys
 from time import perf_counter
@@ -17,10 +17,10 @@ from draftstore.hf.loading import Loading
 @takes(loading=Loading)
 @json_option
 def check_model(model: str, loading: Loading, as_json: bool) -> None:
-    """Check whether a model computes the same for several tokens at once as one by one.
+    """Check whether a model computes the same result for several tokens at once as one by one.
 
-    Drafts never change the output of such a model. Others are refused, here with exit status 1. Decoding with drafts
-    runs the same check when a model is first used.
+    Drafts never change the output of such a model. Others are refused; this command then exits with status 1. Decoding
+    with drafts runs the same check when a model is first used.
 
     \b
     Example:
@@ -50,8 +50,8 @@ def check_model(model: str, loading: Loading, as_json: bool) -> None:
         say(f"refused  {about} {found.fault}")
     else:
         say(
-            f"exact  {about} takes drafts: tokens read together or one by one give the same "
-            f"logits (to {found.deviation or 0:.1g} of their spread; rounding explains {found.tolerance:.1g})"
+            f"exact  {about} supports drafts: tokens read together or one by one give the same logits "
+            f"(deviation {found.deviation or 0:.1g} of their spread; rounding explains up to {found.tolerance:.1g})"
         )
     if found.fault:
         sys.exit(1)

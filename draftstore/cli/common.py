@@ -1,4 +1,4 @@
-"""Shared parts of the commands: options of drafts, progress bars on stderr."""
+"""Shared parts of the commands: drafting options, progress bars on stderr."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +36,7 @@ LINE_SECONDS = 10
 
 
 class Drafting(Options):
-    """How the commands that draft without a model ask stores."""
+    """Options of commands that draft from stores without a model."""
 
     budget: int = Field(BUDGET, ge=0, le=MAX_BUDGET, description="Maximum number of nodes in a draft.")
     min_prob: float = Field(0.0, ge=0, le=1, description="Minimum probability of a node.")
@@ -47,7 +47,7 @@ class Drafting(Options):
     )
 
     def open(self, path: Path) -> tuple[Store, TextTokenizer]:
-        """Open a store with its own tokenizer, or with another copy of it; StoreError or TokenizerError as they do."""
+        """Open a store with its own tokenizer or the given copy of it; StoreError or TokenizerError if that fails."""
         store = open_store(path, self.backend)
         own = path / TOKENIZER_FOLDER, store.manifest.tokenizer.name
         loaded = load_tokenizer(self.tokenizer) if self.tokenizer else load_tokenizer(*own)
@@ -59,10 +59,10 @@ class Drafting(Options):
         known = strategies_of(kinds)
         if self.strategy is not None and self.strategy not in known:
             expected = f"expected one of {', '.join(sorted(known)) or 'none'}"
-            raise DraftstoreError(f"no store here knows the strategy {self.strategy!r}: {expected}")
+            raise DraftstoreError(f"no store here supports the strategy {self.strategy!r}: {expected}")
 
     def strategy_of(self, store: Store) -> str:
-        """Return the requested strategy if a store supports it, else the store's default."""
+        """Return the requested strategy if the store supports it, else the store's default."""
         return self.strategy if self.strategy in store.strategies else store.default_strategy
 
 
@@ -73,15 +73,15 @@ def index_bytes(manifest: Manifest) -> int:
 
 
 def bytes_text(manifest: Manifest) -> str:
-    """Return the size of a store, per entry, and of its copy of the tokenizer."""
+    """Describe the size of a store, in total and per entry, and of its copy of the tokenizer."""
     index = index_bytes(manifest)
     an_entry = index / max(manifest.counts["entries"], 1)
-    return f"{index:,} ({an_entry:.2f} an entry), and {manifest.size - index:,} of tokenizer"
+    return f"{index:,} ({an_entry:.2f} per entry), and {manifest.size - index:,} for the tokenizer"
 
 
 @contextmanager
 def count_progress(unit: str) -> Iterator[Progress]:
-    """Show a bar over a known or unknown number of steps, on a terminal."""
+    """Show a progress bar with a known or unknown total, on a terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -141,7 +141,7 @@ D = TypeVar("D", bound=_Warmable)
 
 
 def warm(drafter: D) -> D:
-    """Compile the kernels of a drafter, which takes seconds once after an install."""
-    with status("compiling kernels (once after an install)"):
+    """Compile the kernels of a drafter, which takes seconds, once per installation."""
+    with status("compiling kernels (once per installation)"):
         drafter.warm_up()
     return drafter

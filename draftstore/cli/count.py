@@ -1,4 +1,4 @@
-"""`draftstore count`: the n-grams of a REST store, as counts."""
+"""`draftstore count`: counts of the n-grams of a REST store."""
 
 import time
 from pathlib import Path

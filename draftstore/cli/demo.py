@@ -1,4 +1,4 @@
-"""`draftstore demo`: what drafts gain with a real model on this machine, for edits of a text and for other prompts."""
+"""`draftstore demo`: the speedup from drafts with a real model on this machine, for text edits and other prompts."""
 
 from statistics import median
 from time import perf_counter
@@ -39,7 +39,7 @@ EDITS = {
     'Replace "items" by "words"': 'def longest(items):\n    best = ""\n    for item in items:\n'
     "        if len(item) > len(best):\n            best = item\n    return best\n",
 }
-"""Texts by the edit that the model is asked for."""
+"""Texts by the edit requested of the model."""
 PROMPTS = (
     "What is a suffix array?",
     "Write a Python function that counts the vowels of a text.",
@@ -50,7 +50,7 @@ PROMPTS = (
 
 
 class DemoOptions(Loading):
-    """The model, and how much it answers."""
+    """The model and the length of its answers."""
 
     model: Annotated[str | None, Shown(metavar="M", unset="SmolLM2-135M-Instruct, fetched once")] = Field(
         None, description="Model: a directory, a hub name organisation/model, or a GGUF file."
@@ -96,7 +96,7 @@ def demo(options: DemoOptions, as_json: bool) -> None:
         return print_json({"model": loaded.name, "effort": plan.words, "answers": rows, "median_gain": gains})
     print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     say(plan.words)
-    return say(f"median gain: {gains['edit']} times as fast for edits, {gains['question']} for questions")
+    return say(f"median speedup: {gains['edit']} times for edits, {gains['question']} times for questions")
 
 
 def _compared(

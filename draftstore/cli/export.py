@@ -1,4 +1,4 @@
-"""`draftstore export`: what a store knows, as files of other programs."""
+"""`draftstore export`: the content of a store in the formats of other programs."""
 
 import time
 from pathlib import Path
@@ -32,7 +32,7 @@ def export() -> None:
 def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: bool, as_json: bool) -> None:
     """Export followers of token pairs as a static cache for llama.cpp's lookup decoding.
 
-    From a REST store, or from what `draftstore count` made of one. The file holds ids of the store's tokenizer: only
+    Takes a REST store, or its counts made by `draftstore count`. The file holds ids of the store's tokenizer: only
     models with the same tokenizer can use it. In memory it takes 17 times its size for each slot of llama-server.
 
     \b
@@ -49,6 +49,6 @@ def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: boo
         found = {"ngrams": made.ngrams, "followers": made.followers, "left_out": made.left_out}
         return print_json({"path": made.path, "bytes": made.size, "seconds": round(seconds, 2), **found})
     pairs, followers = counted(made.ngrams, "pair"), counted(made.followers, "follower")
-    left = f", {made.left_out:,} left out by --max-bytes" * bool(made.left_out)
+    left = f", {made.left_out:,} omitted due to --max-bytes" * bool(made.left_out)
     say(f"{pairs} of tokens, {followers}, {made.size:,} bytes, {seconds:.1f} s{left}", err=True)
     return say(str(made.path))

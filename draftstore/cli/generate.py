@@ -1,4 +1,4 @@
-"""`draftstore generate`: one answer of a model, decoded with drafts, and the speedup."""
+"""`draftstore generate`: one model answer, decoded with drafts, and the speedup."""
 
 import dataclasses
 import secrets
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Question(Drawing):
-    """What the model is asked, and how it answers."""
+    """The prompt, and settings of the answer."""
 
     prompt: Annotated[str | None, Shown(unset="read from stdin")] = Field(
         None, description="Prompt to answer."
@@ -47,7 +47,7 @@ class Question(Drawing):
     def text(self) -> str:
         """Return the text of the prompt."""
         if self.prompt is not None and self.prompt_file is not None:
-            raise click.UsageError("--prompt and --prompt-file exclude each other: give one of them")
+            raise click.UsageError("--prompt and --prompt-file are mutually exclusive: give one of them")
         if self.prompt is not None:
             return self.prompt
         if self.prompt_file is None and sys.stdin.isatty():
@@ -102,7 +102,7 @@ def generate(
         )
     with assembly:
         plan = choose_plan(effort, loaded)
-        if not question.no_compare:  # otherwise torch's first-pass overhead would count for the first answer
+        if not question.no_compare:  # otherwise the first answer would include torch's first-pass overhead
             with status("warming up"):
                 few = min(3, request.max_tokens)
                 answer(loaded, dataclasses.replace(request, max_tokens=few), drafter=None)
@@ -172,7 +172,7 @@ def _show(report: dict[str, Any]) -> None:
     ]
     print_table(("", "tokens", "passes", "tokens a pass", "tokens/s"), rows, err=True)
     names = ", ".join(drafter["name"] for drafter in report["drafters"]) or "nothing"
-    say(f"drafts of {names}; {report['effort']}", err=True)
+    say(f"drafts from {names}; {report['effort']}", err=True)
     verified = f"{counted(figures['drafted'], 'node')} verified, {figures['accepted']:,} accepted"
     if names != "nothing" and not figures["drafted"]:
         verified = "no draft was worth its time"
@@ -186,5 +186,5 @@ def _comparison(report: dict[str, Any]) -> str:
     place = report["first_difference"]
     same = "the same output"
     if place is not None:
-        same = f"the output differs from token {place} on: rounding decided between equally likely tokens"
+        same = f"the outputs differ from token {place} on: rounding decided between equally likely tokens"
     return f"; {report['speedup']:.2f} times as fast, {same}"

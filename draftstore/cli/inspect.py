@@ -1,4 +1,4 @@
-"""`draftstore info` and `draftstore verify`: a store's description, and its verification."""
+"""`draftstore info` and `draftstore verify`: the description and verification of a store."""
 
 import dataclasses
 import sys
@@ -43,7 +43,7 @@ def _fields(manifest: Manifest) -> Iterator[tuple[str, Any]]:
     yield "corpus", corpus.get("sources", [])
     for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document")):
         if corpus.get(key):
-            yield "", f"{counted(corpus[key], noun)} left out"
+            yield "", f"{counted(corpus[key], noun)} skipped"
     yield from manifest.counts.items()
     yield from kind_of(manifest.kind).info(manifest)
     yield "bytes", bytes_text(manifest)

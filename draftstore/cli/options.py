@@ -1,4 +1,4 @@
-"""Options of commands from models: `draftstore.options`.
+"""Command options generated from models (`draftstore.options`).
 
 @click.command(cls=SpreadCommand)
 @takes(options=RestOptions)
@@ -22,14 +22,14 @@ from draftstore.options import BYTES, LENGTH, Bytes, Duration, Options, OptionsE
 
 
 class Written(click.ParamType[Any]):
-    """A value that people write in a way of their own, such as `100MB` or `7d`: see `draftstore.options`."""
+    """A value with its own notation, such as `100MB` or `7d`; see `draftstore.options`."""
 
     def __init__(self, name: str, adapter: TypeAdapter[Any]) -> None:
         self.name = name
         self._adapter = adapter
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value."""
+        """Return the parsed value."""
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
@@ -42,11 +42,11 @@ DURATION = Written("duration", LENGTH)
 
 
 class ExpertOption(click.Option):
-    """An option that few need."""
+    """An option that only few users need."""
 
 
 class Command(click.Command):
-    """A command whose help lists the options that few need last."""
+    """A command whose help lists expert options last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options."""
@@ -59,7 +59,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group whose help lists commands under titles, those without one last, with their whole summaries."""
+    """A group whose help lists commands under titles, untitled ones last, with their full summaries."""
 
     command_class = Command
     titles: ClassVar[Mapping[str, Sequence[str]]] = {}
@@ -102,7 +102,7 @@ class SpreadCommand(Command):
 
 
 def takes(**models: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options of models to a command, which gets one instance of each model, by the name given here."""
+    """Add the options of models to a command, which receives one instance of each model under the name given here."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -121,7 +121,7 @@ def takes(**models: type[Options]) -> Callable[[Callable[..., None]], Callable[.
 
 
 def _in_order(model: type[Options]) -> list[tuple[str, FieldInfo]]:
-    """Return the fields in the order of help: those that are required, those of the model, those of its bases."""
+    """Return the fields in the order of help: required ones, then those of the model, then those of its bases."""
     own = model.__annotations__
     return sorted(
         model.model_fields.items(), key=lambda each: (not each[1].is_required(), each[0] not in own)
@@ -129,7 +129,7 @@ def _in_order(model: type[Options]) -> list[tuple[str, FieldInfo]]:
 
 
 def _instance(model: type[Options], values: dict[str, Any]) -> Options:
-    """Return a model of the values that a command was given; an option that is not given has its default."""
+    """Return a model of the values given to a command; missing options have their defaults."""
     given = {name: values[name] for name in model.model_fields if values.get(name) not in (None, ())}
     try:
         return model(**given)
@@ -138,14 +138,14 @@ def _instance(model: type[Options], values: dict[str, Any]) -> Options:
 
 
 def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:
-    """Return the names on the command line, and that of the field."""
+    """Return the option's names on the command line, and the field's name."""
     option = name.replace("_", "-")
     switch = bool in _types(field) and field.default is not False
     return (*(Shown.of(field).flags or [f"--{option}/--no-{option}" if switch else f"--{option}"]), name)
 
 
 def _types(field: FieldInfo) -> list[Any]:
-    """Return the types of a value without None; those of the items of a tuple."""
+    """Return the types of a value except None; for a tuple, those of its items."""
     of = field.annotation
     types = get_args(of) if get_origin(of) in (Union, UnionType) else (of,)
     found = [each for each in types if each is not NoneType]
@@ -153,7 +153,7 @@ def _types(field: FieldInfo) -> list[Any]:
 
 
 def _settings(field: FieldInfo) -> dict[str, Any]:
-    """Return what click should know of an option."""
+    """Return an option's settings for click."""
     shown, types, default = Shown.of(field), _types(field), field.get_default(call_default_factory=True)
     required, of = default is PydanticUndefined, field.annotation
     plain = not (required or shown.unset or default in (None, False, (), ""))
@@ -178,7 +178,7 @@ def _settings(field: FieldInfo) -> dict[str, Any]:
 
 
 def _type(field: FieldInfo, shown: Shown, types: list[Any]) -> Any:
-    """Return the type of a value for click, with its bounds."""
+    """Return click's type of a value, with bounds."""
     first = types[0]
     if shown.choices or get_origin(first) is Literal:
         return click.Choice(shown.choices or get_args(first))
@@ -189,7 +189,7 @@ def _type(field: FieldInfo, shown: Shown, types: list[Any]) -> Any:
     if first is Path:
         return click.Path(path_type=Path)
     if first not in (int, float):
-        return str  # which the model reads
+        return str  # parsed by the model
     least, most = _bound(field, "ge", "gt"), _bound(field, "le", "lt")
     if least is None and most is None:
         return first
@@ -198,6 +198,6 @@ def _type(field: FieldInfo, shown: Shown, types: list[Any]) -> Any:
 
 
 def _bound(field: FieldInfo, *names: str) -> Any:
-    """Return the first bound of a number under one of these names; None if there is none."""
+    """Return the first bound of a number with one of these names, or None."""
     found = (getattr(each, name, None) for each in field.metadata for name in names)
     return next((bound for bound in found if bound is not None), None)

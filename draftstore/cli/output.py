@@ -1,7 +1,7 @@
-"""What commands print: lines, tables, JSON and CSV, the only way to a terminal for text that others wrote.
+"""Output of commands: lines, tables, JSON and CSV. All untrusted text reaches the terminal through this module.
 
-Names, places and reasons come from files and databases: control characters in them, such as escape sequences of a
-terminal, appear as pictures.
+Names, places and reasons come from files and databases: control characters in them, such as terminal escape sequences,
+are replaced by visible symbols.
 """
 
 import csv
@@ -21,7 +21,7 @@ from rich.table import Table
 
 FILE_WIDTH = 160
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
-"""All control characters but line breaks."""
+"""All control characters except line breaks."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."
@@ -29,7 +29,7 @@ json_option = click.option(
 
 
 def printable(text: str | Path) -> str:
-    """Return text that any terminal can show: control characters as pictures, bytes that are not UTF-8 escaped."""
+    """Return text that any terminal can show: control characters as symbols, non-UTF-8 bytes escaped."""
     return CONTROL.sub(_picture, click.format_filename(str(text)))
 
 
@@ -39,17 +39,17 @@ def _picture(found: re.Match[str]) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print text with a line break; `err`: on stderr."""
+    """Print text with a line break, on stderr if `err`."""
     click.echo(printable(text), err=err)
 
 
 def print_json(value: Any) -> None:
-    """Print a JSON document on one line; bytes of a path that are not UTF-8 stay escaped."""
+    """Print a JSON document on one line; non-UTF-8 bytes of paths are escaped."""
     click.echo(json.dumps(json_value(value), ensure_ascii=False).encode(errors="backslashreplace"))
 
 
 Columns = Mapping[str, str | Callable[[Any], Any]]
-"""Columns by name, and where their values come from: a key of the rows, or a function of a row."""
+"""The source of each column's values by column name: a key of the rows, or a function of a row."""
 
 
 def print_rows(
@@ -65,7 +65,7 @@ def print_rows(
 
 
 def print_result(fields: Mapping[str, Any], as_json: bool, text: str) -> None:
-    """Print what a command did, as JSON or as a sentence."""
+    """Print the result of a command, as JSON or as a sentence."""
     if as_json:
         print_json(fields)
     else:
@@ -80,13 +80,13 @@ def print_table(
     plain: bool = False,
     err: bool = False,
 ) -> None:
-    """Print a table, numbers to the right; a column is named "" or as people read it.
+    """Print a table, with numbers right-aligned.
 
     Args:
-        columns: their names.
+        columns: human-readable names, possibly empty.
         rows: a value for each column.
         empty: printed if there are no rows.
-        plain: whether numbers are printed without separators, as in answers to SQL.
+        plain: whether numbers are printed without separators, as in results of SQL.
         err: whether to print on stderr.
     """
     found = list(rows)
@@ -103,7 +103,7 @@ def print_table(
 
 
 def print_fields(fields: Mapping[str, Any] | Iterable[tuple[str, Any]], *, err: bool = False) -> None:
-    """Print labels with their values, one a line, those without a value left out."""
+    """Print labels with their values, one per line, omitting those without a value."""
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -114,20 +114,20 @@ def print_fields(fields: Mapping[str, Any] | Iterable[tuple[str, Any]], *, err: 
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print CSV with a header, values as they are."""
+    """Print CSV with a header and unformatted values."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_csv_value(value) for value in row] for row in rows)
 
 
 def console(*, err: bool = False) -> Console:
-    """Return the console of results, or of everything else: text is literal, and files get wide tables."""
+    """Return the console for results, or for everything else (`err`); text is literal, and tables in files are wide."""
     width = None if err or sys.stdout.isatty() else FILE_WIDTH
     return Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)
 
 
 def cell(value: object, *, plain: bool = False) -> str:
-    """Return a value as people read it: numbers with separators unless `plain`, times in UTC to the second."""
+    """Return a value in human-readable form: numbers with separators unless `plain`, times in UTC to the second."""
     match value:
         case None:
             return ""

@@ -1,4 +1,4 @@
-"""`draftstore query`: a drawing of one draft."""
+"""`draftstore query`: a drawing of one draft tree."""
 
 from pathlib import Path
 from time import perf_counter_ns
@@ -36,7 +36,7 @@ def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None
     kind = kind_of(load_manifest(directory).kind)
     if kind.needs_states:
         raise DraftstoreError(
-            f"{directory} is a store of kind {kind.name!r}, which drafts from hidden states and not from text: use it "
+            f"{directory} is a store of kind {kind.name!r}, which drafts from hidden states, not from text: use it "
             "with `draftstore generate --store` or `draftstore replay`"
         )
     drafting.check_strategy([kind.name])
@@ -64,22 +64,22 @@ def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None
 
 
 def _why_none(draft: Draft, context: NDArray[np.int32], drafting: Drafting) -> str:
-    """Say why there is no draft."""
+    """Explain why there is no draft."""
     if drafting.budget == 0:
-        return "budget 0 asks for no draft"
+        return "the budget is 0"
     if len(context) == 0:
         return "the text is empty"
     if draft.match_length and drafting.min_prob:
-        return f"no continuation of this text has a probability of {drafting.min_prob:g} or more"
-    return "the store holds no continuation of this text"
+        return f"no continuation of this text has a probability of at least {drafting.min_prob:g}"
+    return "the store has no continuation of this text"
 
 
 def timed_draft(
     drafter: StoreDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
 ) -> tuple[Draft, float]:
-    """Draft for one context; return the draft and the lookup's duration in microseconds.
+    """Draft for one context; return the draft and the duration of the lookup in microseconds.
 
-    The second of two lookups is timed: the first may wait for the disk, unlike in a store in use.
+    The second of two lookups is timed: the first may wait for the disk, which lookups in a warm store do not.
     """
     for _ in range(2):
         begin = perf_counter_ns()
@@ -89,7 +89,7 @@ def timed_draft(
 
 
 def _nodes(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
-    """Return the nodes as JSON values; the exact text is null for a part of a character."""
+    """Return the nodes as JSON values; the exact text of a partial character is null."""
     rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True)
     return [
         {

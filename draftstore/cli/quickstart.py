@@ -1,4 +1,4 @@
-"""`draftstore quickstart`: build, measure and look at a store of the Python source on this machine."""
+"""`draftstore quickstart`: build, measure and inspect a store of the Python source on this machine."""
 
 import shlex
 from pathlib import Path
@@ -43,7 +43,7 @@ TITLES = {"longest": "REST, longest", "backoff": "REST, backoff", "crest": "CRES
 
 
 class QuickstartOptions(Options):
-    """What is built and replayed, and where."""
+    """Options of what to build and replay, and where."""
 
     out: Path = Field(Path("data/quickstart"), description="Folder for all files.")
     tokenizer: Annotated[str | None, Shown(unset="one from an installed package", metavar="T")] = Field(
@@ -116,7 +116,7 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
 
 
 def _tokenizer(name: str | None, out: Path, stored: list[Source]) -> tuple[TextTokenizer, str]:
-    """Return the named tokenizer, or one from an installed package, and where it comes from."""
+    """Return the named tokenizer, or a default one, and its origin."""
     return (load_tokenizer(name), f"as given: {name}") if name else quickstart_tokenizer(out, stored)
 
 
@@ -138,7 +138,7 @@ def _figures(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _show_tree(store: RestStore, tokenizer: TextTokenizer, recordings: list[Recording]) -> None:
-    """Draw the draft behind the head of a held-out file: one at the upper quartile of confidence."""
+    """Draw the draft after the prompt of a held-out file: the one at the upper quartile of confidence."""
     drafter = store.drafter("backoff")
     sessions = [drafter.session(recording.prompt) for recording in recordings]
     trees = propose_batch(drafter, sessions, DRAWN_NODES)

@@ -1,4 +1,4 @@
-"""`draftstore replay`: accepted length of recorded outputs."""
+"""`draftstore replay`: accepted lengths along recorded outputs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,21 +36,21 @@ COLUMNS = (
 
 
 class Replaying(Loading):
-    """What is replayed, and how."""
+    """Options of what to replay, and how."""
 
     replays: Path = Field(description="Recorded outputs, .jsonl (.gz, .zst).")
     recorded_by: str | None = Field(None, description="Replay only the outputs of this model.")
     limit: int | None = Field(None, ge=1, description="Maximum number of outputs.")
     request: bool = Field(
         False,
-        description="Draft from the prompt and the output so far, too; without a store, from these alone (needs "
+        description="Also draft from the prompt and the output so far; without a store, from these alone (needs "
         "--tokenizer).",
     )
     live: Annotated[int | None, Shown(metavar="[TOKENS]", alone=TOKENS)] = Field(
         None,
         ge=1,
-        description="Draft from the outputs before in the file, too, as a live store does; without a store, from these "
-        f"alone (needs --tokenizer). The latest TOKENS are held: {TOKENS:,} if no number is given.",
+        description="Also draft from earlier outputs in the file, as a live store does; without a store, from these "
+        f"alone (needs --tokenizer). The latest TOKENS are kept: {TOKENS:,} if no number is given.",
     )
     target_model: str | None = Field(
         None,
@@ -71,12 +71,12 @@ class Subject(NamedTuple):
     name: str  # of the store; `none` without one
     strategy: str | None  # of the store
     drafter: Drafter
-    tokenizer: TextTokenizer  # which defines the token counts
-    memory: Memory | None = None  # of the outputs before
+    tokenizer: TextTokenizer  # defines the token counts
+    memory: Memory | None = None  # of earlier outputs
     model: "LoadedModel | None" = None  # for hidden states, if the store needs them
 
     def learn(self, recording: Recording) -> None:
-        """Have the memory learn an output, as a live store does when a request ends."""
+        """Add an output to the memory, as a live store does when a request ends."""
         if self.memory is not None:
             self.memory.append(Document.of(recording.prompt, recording.output).ids)
 
@@ -129,23 +129,23 @@ def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
 
 
 def _drafts(subject: Subject, options: Replaying) -> str:
-    """Name what drafts."""
+    """Name the sources of drafts."""
     live = options.live is not None
     return " + ".join(filter(None, (subject.strategy, "request" * options.request, "live" * live)))
 
 
 def _check(directories: tuple[Path, ...], options: Replaying, drafting: Drafting) -> None:
-    """Refuse options that need a store if there is none, and those that exclude each other."""
+    """Refuse options that need a store if there is none, and mutually exclusive ones."""
     if options.record and options.chain is not None:
-        raise click.UsageError("--record keeps what whole trees yield: leave --chain out.")
+        raise click.UsageError("--record saves results of whole trees: omit --chain.")
     reason = ""
     if not options.request and options.live is None:
         reason = "Missing argument 'DIR...': name a store, or replay without one with --request or --live."
     elif drafting.tokenizer is None:
         asked = "--request" if options.request else "--live"
-        reason = f"{asked} without a store needs --tokenizer: accepted lengths count its tokens."
+        reason = f"{asked} without a store needs --tokenizer: accepted lengths are counted in its tokens."
     elif options.record:
-        reason = "--record keeps a result with the build of a store: name a store."
+        reason = "--record saves a result with the build of a store: name a store."
     if reason and not directories:
         raise click.UsageError(reason)
 
@@ -158,7 +158,7 @@ def _load(manifests: Mapping[Path, Manifest], options: Replaying) -> "LoadedMode
     if options.target_model is None:
         raise DraftstoreError(
             f"{dense} is a store of kind {DENSE!r}, which drafts from hidden states of the model "
-            f"{manifests[dense].target_model!r}: give that model with --target-model"
+            f"{manifests[dense].target_model!r}: name that model with --target-model"
         )
     with status("loading the model"):
         return options.load(options.target_model)
@@ -167,7 +167,7 @@ def _load(manifests: Mapping[Path, Manifest], options: Replaying) -> "LoadedMode
 def _subject(
     directory: Path | None, options: Replaying, drafting: Drafting, model: "LoadedModel | None"
 ) -> Subject:
-    """Open a store, or none."""
+    """Open a store, if there is one, and its drafters."""
     if directory is None:
         tokenizer = load_tokenizer(drafting.tokenizer or "")
         drafter, memory = _mixed(None, tokenizer.vocab_size, options)
@@ -183,7 +183,7 @@ def _subject(
 
 
 def _mixed(stored: Drafter | None, vocab_size: int, options: Replaying) -> tuple[Drafter, Memory | None]:
-    """Return a store's drafter, if there is one, mixed with what else drafts; and the memory, if that does."""
+    """Return a store's drafter, if any, mixed with the other drafters, and the memory, if used."""
     drafters, memory = [] if stored is None else [stored], None
     if options.live is not None:
         memory = Memory(vocab_size, options.live)

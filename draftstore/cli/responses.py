@@ -1,4 +1,4 @@
-"""`draftstore responses`: a model's own answers, as a corpus for its stores and as recordings to replay."""
+"""`draftstore responses`: a model's own answers, as a corpus for its stores and recordings to replay."""
 
 import time
 from pathlib import Path
@@ -71,9 +71,9 @@ def _report(made: Responses, seconds: float, as_json: bool) -> None:
     fields = {
         "answers": counts["answers"],
         "tokens decoded": counts["tokens"],
-        "cut at their limit": counts["cut"],
-        **{what: f"{counts[key]:,}, left out" for key, what in LEFT_OUT.items() if counts[key]},
-        "time": "already there" if made.reused else f"{seconds:.1f} s",
+        "cut at the token limit": counts["cut"],
+        **{what: f"{counts[key]:,}, skipped" for key, what in LEFT_OUT.items() if counts[key]},
+        "time": "already complete" if made.reused else f"{seconds:.1f} s",
     }
     print_fields(fields, err=True)
     return say(str(made.path))

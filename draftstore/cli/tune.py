@@ -17,7 +17,7 @@ from draftstore.options import Options, Shown
 
 
 class Measuring(Options):
-    """How forward passes are measured."""
+    """Options of the measurement."""
 
     context: int = Field(CONTEXT, ge=1, description="Number of tokens in the cache.")
     repeats: int = Field(
@@ -73,7 +73,7 @@ def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
 
 
 def _show(curve: CostCurve, before: CostCurve | None) -> None:
-    """Print a curve as a table, beside the one that was stored before."""
+    """Print a curve as a table, next to the one stored before."""
     if where := curve.conditions:
         threads = f", {where.threads} threads" if where.threads else ""
         say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")

@@ -1,8 +1,8 @@
 """Addresses of the lookup service.
 
 Addresses are `unix:/run/draftstore.sock`, `/run/draftstore.sock`, `tcp://10.0.0.7:7781`, `10.0.0.7:7781`,
-`[::1]:7781`, or `tls://drafts.example:7781`, which is encrypted. With `*` in the name of a Unix socket it stands for
-the sockets of several services over the same files.
+`[::1]:7781`, or `tls://drafts.example:7781`, which is encrypted. A Unix socket with `*` in its name denotes the sockets
+of several services for the same files.
 """
 
 import os
@@ -20,7 +20,7 @@ _SCHEMES = ("tcp://", "tls://")
 
 
 class Address(NamedTuple):
-    """A Unix socket (`path`, or a pattern of paths), or a host and port, and whether connections are encrypted."""
+    """A Unix socket (`path`, possibly a pattern), or a host and port, and whether connections are encrypted."""
 
     path: str = ""
     host: str = ""
@@ -42,10 +42,10 @@ class Address(NamedTuple):
         return _port_at(text)
 
     def places(self) -> list[tuple[int, Any]]:
-        """Return what it stands for now, each as a socket family and an address for `socket.connect`.
+        """Resolve it to pairs of a socket family and an address for `socket.connect`.
 
         Raises:
-            OSError: the host is unknown, or no such socket exists, or it may be another user's.
+            OSError: the host is unknown, no such socket exists, or it may be another user's.
         """
         if self.path:
             check_owner(self.path)
@@ -57,7 +57,7 @@ class Address(NamedTuple):
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except ValueError as error:
-            raise OSError(f"{self.host!r} is no name of a host: {error}") from None
+            raise OSError(f"{self.host!r} is not a host name: {error}") from None
         return list(dict.fromkeys((int(family), place) for family, _, _, _, place in found))
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ def _socket_at(text: str) -> Address:
         raise DraftstoreError(f"the address {text!r} has no absolute path: {_EXPECTED}")
     if (size := len(os.fsencode(path))) > MAX_SOCKET_PATH:
         raise DraftstoreError(
-            f"a Unix socket's path has at most {MAX_SOCKET_PATH} bytes, {path!r} has {size}: use a shorter folder"
+            f"a Unix socket's path has at most {MAX_SOCKET_PATH} bytes, {path!r} has {size}: use a shorter path"
         )
     return Address(path=path)
 
@@ -91,5 +91,5 @@ def _port_at(text: str) -> Address:
         port = DEFAULT_PORT
     extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
     if not host or not port or extra or any(letter.isspace() for letter in host):
-        raise DraftstoreError(f"the address {text!r} names no host and port: {_EXPECTED}")
+        raise DraftstoreError(f"the address {text!r} has no host and port: {_EXPECTED}")
     return Address(host=host, port=port, tls=text.startswith("tls://"))

@@ -1,4 +1,4 @@
-"""What the client accepts as an answer: decoders trust drafts, so nothing unchecked leaves this module."""
+"""Validation of answers in the client: decoders trust drafts, so nothing unchecked leaves this module."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ class RequestFailed(Exception):  # noqa: N818
 
 
 def check_answer(answer: Frame, operation: Operation, request_id: int) -> bytes:
-    """Return the payload of a successful answer to a request; RequestFailed if it is none."""
+    """Return the payload of a successful answer to a request; RequestFailed for anything else."""
     header, payload = answer
     failed = header.status != 0
     if header.request_id != request_id and (header.request_id or not failed):
@@ -41,7 +41,7 @@ def check_answer(answer: Frame, operation: Operation, request_id: int) -> bytes:
 
 
 def read_drafts(payload: bytes, batch: int, budget: int, vocab_size: int) -> DraftAnswer:
-    """Return drafts for `batch` contexts, each of at most `budget` nodes; RequestFailed if they are invalid."""
+    """Decode drafts for `batch` contexts, each of at most `budget` nodes; RequestFailed if they are invalid."""
     try:
         found = wire.decode_answer(payload, vocab_size, budget)
     except WireError as error:
@@ -52,8 +52,8 @@ def read_drafts(payload: bytes, batch: int, budget: int, vocab_size: int) -> Dra
 
 
 def read_releases(payload: bytes) -> list[dict[str, Any]]:
-    """Return the releases in an answer; RequestFailed if it is no such list."""
+    """Decode the releases in an answer; RequestFailed if it has no list of releases."""
     try:
         return [dict(release) for release in json.loads(payload)["releases"]]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise RequestFailed(Outcome.GARBAGE, "its answer holds no list of releases") from None
+        raise RequestFailed(Outcome.GARBAGE, "its answer has no list of releases") from None

@@ -3,7 +3,7 @@
     from draftstore.remote.client import RemoteStore
 
     store = RemoteStore(name="chat-vicuna")              # or RemoteStore("draft-host:7781", name=..., token=...)
-    store.check()                                        # at startup: reachable, permitted, fits the model?
+    store.check()                                        # at startup: reachable, permitted, compatible?
 
     drafter = store.drafter()                            # or "longest", as with a local store
     session = drafter.session(prompt_ids)
@@ -15,15 +15,15 @@
     drafts = drafter.draft(contexts, budget=32)          # or one call for all sequences of an engine step
     print(store.counters)                                # Counters(answered=812, timeout=3, skipped=40, ...)
 
-**The service never blocks decoding.** Without an answer within the deadline a call returns empty drafts, whatever
-happens to the service; `draft` and `propose` raise only for arguments that a local store refuses too. Every tree is
-checked: a hostile service costs speed, but cannot change the model's output. After failures it is left alone for a
-while, see `draftstore.remote.quiet`; the logger `draftstore.remote.client` warns once in five minutes of each kind of
-problem. Drafts of another tokenizer than `tokenizer=` (or that of the first answer) are refused. A dense
-release needs hidden states of the model: `check()` reads their size, and without it there are no drafts.
+**The service never blocks decoding.** Without an answer within the deadline, a call returns empty drafts, whatever
+happens to the service; `draft` and `propose` raise only for arguments that a local store also refuses. Every tree is
+validated: a malicious service can slow decoding down, but cannot change the model's output. After failures, requests
+pause for a while (`draftstore.remote.quiet`); the logger `draftstore.remote.client` warns of each kind of problem at
+most once every five minutes. Drafts from a tokenizer other than `tokenizer=` (or that of the first answer) are refused.
+A dense release needs hidden states of the model: `check()` reads their size; without it, there are no drafts.
 
-Each thread and each forked process has a connection of its own. A thread that runs Python code may hold the GIL for
-5 ms, longer than the deadline: see `sys.setswitchinterval`. From asyncio call `asyncio.to_thread`.
+Each thread and each forked process has its own connection. A thread that runs Python code may hold the GIL for 5 ms,
+longer than the deadline: see `sys.setswitchinterval`. From asyncio, use `asyncio.to_thread`.
 """
 
 import itertools
@@ -66,35 +66,35 @@ Result = TypeVar("Result")
 
 BUDGET = 64
 CONTEXT_SIZE = 16
-"""Tokens that a session sends; REST looks back as far, CREST less."""
+"""Number of tokens that a session sends; REST uses as many, CREST fewer."""
 DEADLINE = 0.002
 APPEND_SECONDS = 0.05
-"""Minimum time limit in seconds for an append, once for each answer: it may wait for a disk."""
+"""Minimum time limit in seconds for an append, sent once per answer: it may wait for a disk."""
 TOKEN_SECONDS = 2e-6
-"""More for each token of the answer."""
+"""Additional seconds for each token of the answer."""
 MAX_DOCUMENT = 1 << 16
-"""Maximum tokens of a document that is appended, the last ones."""
+"""Maximum tokens of an appended document; the last ones are kept."""
 CHECK_SECONDS = 5.0
-"""Time limit in seconds for an answer to `check`."""
+"""Time limit in seconds for each answer in `check`."""
 MAX_BATCH, MAX_BYTES = 512, 1 << 19
-"""Maximum contexts of a request, and bytes of them and their hidden states; larger batches are split."""
+"""Maximum contexts of a request, and bytes of contexts and hidden states; larger batches are split."""
 MAX_LIST = 1 << 20
 """Maximum bytes of a list of releases."""
 MAX_CONTEXT = 4096
-"""Maximum tokens of a context that are sent, the last ones; no store looks back further."""
+"""Maximum tokens sent of a context, the last ones; no store uses more."""
 MAX_HIDDEN = 1 << 16
 ANY_TOKEN = 1 << 31
-"""Vocabulary size while unknown: every token id lies below it."""
+"""Vocabulary size while unknown: all token ids are below it."""
 REFUSAL_SECONDS, LONGEST_PAUSE = 5.0, 30.0
 """Seconds of pause after a refusal, and the maximum that the service can request."""
 WARN_SECONDS = 300.0
-"""Minimum seconds between two warnings of one kind."""
+"""Minimum seconds between two warnings of the same kind."""
 _REFUSALS = {Outcome.UNAUTHORIZED, Outcome.FORBIDDEN, Outcome.NOT_FOUND, Outcome.OTHER_TOKENIZER}
 _OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE}
 
 
 class DraftCall:
-    """A call of `draft` whose first request is sent: other services can be asked before `finish`."""
+    """A call of `draft` whose first request has been sent; requests to other services may follow before `finish`."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class DraftCall:
         self._contexts = contexts if width <= MAX_CONTEXT else contexts[:, -MAX_CONTEXT:]
         self._hidden = None
         self._budget = budget
-        # Rounding to float32 may cross a level's bound, so the level's own probability is sent.
+        # Rounding to float32 may cross a level's boundary, so the level's own probability is sent.
         self._min_prob = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
         self._drafts: list[Draft] = []
         self._reason = NO_MATCH
@@ -157,7 +157,7 @@ class DraftCall:
         self._store.counters.failed(outcome, self._batch)
 
     def _send(self) -> None:
-        """Send the request for the next contexts: few batches need a second one."""
+        """Send the request for the next contexts; few batches need more than one."""
         drafter, store = self._drafter, self._store
         contexts, hidden = self._contexts, self._hidden
         if self._batch > 1:
@@ -171,7 +171,7 @@ class DraftCall:
         self._sent = store._send(data, self._end), number, len(contexts)
 
     def _receive(self, connection: Connection, number: int, batch: int) -> None:
-        """Take the answer to the request that was sent."""
+        """Receive the answer to the request that was sent."""
         answer = connection.receive(24 + batch * (16 + 7 * self._budget), self._end)
         payload = check_answer(answer, Operation.DRAFT, number)
         self._drafts += self._store._read(payload, batch, self._budget)
@@ -185,7 +185,7 @@ class RemoteDrafter:
         strategy: drafting strategy; empty for the store's default.
         context_size: tokens of a context; one for a dense release.
         vocab_size: size of the vocabulary.
-        hidden_size: numbers of a hidden state; 0 if it is not dense, or `RemoteStore.check` has not been called.
+        hidden_size: size of a hidden state; 0 if the release is not dense or `RemoteStore.check` has not been called.
     """
 
     def __init__(self, store: "RemoteStore", strategy: str) -> None:
@@ -197,7 +197,7 @@ class RemoteDrafter:
 
     @property
     def source(self) -> Hashable:
-        """What drafters with the same drafts have in common; see `draftstore.drafting.together`."""
+        """Key shared by drafters with the same drafts; see `draftstore.drafting.together`."""
         return id(self.store), self.strategy
 
     def draft(
@@ -207,11 +207,11 @@ class RemoteDrafter:
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`. All drafts are empty without an answer in time.
+        """Draft for a batch of contexts; see `ContextDrafter.draft`. Without an answer in time, all drafts are empty.
 
         Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, contexts is not a matrix of integers, or hidden states of
-                the wrong shape.
+            DraftstoreError: the budget is outside 0 .. 4,096, `contexts` is not a matrix of integers, or the hidden
+                states have the wrong shape.
         """
         return DraftCall(self, contexts, budget, min_prob, hidden).finish()
 
@@ -223,21 +223,21 @@ class RemoteDrafter:
 
 
 class _Thread(threading.local):
-    """The connection of a thread, and the one that is being opened for it over a network."""
+    """The connection of a thread, and the one being opened for it over a network."""
 
     connection: Connection | None = None
     opening: Future[Connection] | None = None
 
 
 class RemoteStore(AbstractContextManager["RemoteStore"]):
-    """A release or store of the lookup service, used like a local store; see the module's description.
+    """A release or store of the lookup service, used like a local store; see the module docstring.
 
     Attributes:
         name: name of the release or store.
         address: address of the service.
         counters: counters of requests and outcomes.
-        vocab_size: size of the vocabulary, as given or as found by `check`; 2 ** 31 while unknown.
-        hidden_size: numbers of a hidden state of a dense release, as found by `check`; else 0.
+        vocab_size: size of the vocabulary, as given or as reported to `check`; 2 ** 31 while unknown.
+        hidden_size: size of a hidden state of a dense release, as reported to `check`; otherwise 0.
     """
 
     def __init__(
@@ -260,19 +260,19 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
                 that `draftstore serve` opens on this machine for this user.
             name: name of the release or store.
             token: bearer token, if the service needs one.
-            tls: True encrypts, and trusts the system's certificates; or a file of certificates to trust, or a context.
-                By default only `tls://` encrypts.
+            tls: True encrypts and trusts the system's certificates; or a file of trusted certificates, or a context.
+                By default, only `tls://` encrypts.
             tokenizer: tokenizer of the model; drafts of another one are refused. Default: that of the first answer.
             vocab_size: size of the model's vocabulary; drafts with other ids are refused.
             target_model: the model; `check` refuses a release bound to another one. None accepts any.
-            context_size: tokens of a text that sessions send.
-            deadline: maximum seconds of a call, up to the drafts of all its contexts.
+            context_size: maximum tokens of a text that sessions send.
+            deadline: maximum seconds of a call, for the drafts of all its contexts.
 
         Raises:
             DraftstoreError: invalid settings.
         """
         if not name:
-            raise DraftstoreError("a client needs the name of a release or a store: RemoteStore(name=...)")
+            raise DraftstoreError("a client needs the name of a release or store: RemoteStore(name=...)")
         if not 1 <= context_size <= MAX_CONTEXT:
             raise DraftstoreError(f"a context of {context_size} tokens: expected 1 to {MAX_CONTEXT:,}")
         if not (math.isfinite(deadline) and deadline > 0):
@@ -300,11 +300,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         _warm_up(name)
 
     def drafter(self, strategy: str = "") -> RemoteDrafter:
-        """Return a drafter with a strategy of the store; empty is its default."""
+        """Return a drafter with a strategy of the store; empty means its default."""
         return RemoteDrafter(self, strategy)
 
     def check(self, strategy: str = "", seconds: float = CHECK_SECONDS) -> dict[str, Any]:
-        """Check that drafts with a strategy are available; for startup, as it waits `seconds` for each of two answers.
+        """Check that drafts with a strategy are available, waiting up to `seconds` for each of two answers.
 
         Returns:
             The service's description of the release: `kind`, `build`, `tokenizer`, `vocab_size`, `strategies`, ...
@@ -321,7 +321,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         if model is not None and self._target_model not in (None, model):
             raise LookupServiceError(
                 f"{self.name!r} at {self.address} is made for the model {str(model)[:100]!r}, expected "
-                f"{self._target_model!r}: publish a build for this model, or ask for another release"
+                f"{self._target_model!r}: publish a build for this model, or use another release"
             )
         if isinstance(size, int) and not self._vocabulary_given and 0 < size <= ANY_TOKEN:
             self.vocab_size = size
@@ -329,7 +329,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         return found
 
     def releases(self, seconds: float = CHECK_SECONDS) -> list[dict[str, Any]]:
-        """Return the releases visible to this client within so many seconds, or raise LookupServiceError."""
+        """Return the releases visible to this client; LookupServiceError if that fails or exceeds `seconds`."""
         number = next(self._ids)
         data = wire.frame(Operation.RELEASES, number)
         return self._ask(Operation.RELEASES, number, data, seconds, read_releases)
@@ -337,13 +337,13 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def append(self, ids: NDArray[np.int32], lead: int = 0, *, elsewhere: bool = False) -> bool:
         """Append a document to a live store of this name; return whether the service confirmed it.
 
-        Never raises, and waits no longer than the deadline of the client, or 50 ms if that is longer. After failures
-        documents are lost at once for a while. `counters` say how many were appended and lost.
+        Never raises, and waits no longer than the client's deadline or 50 ms, whichever is longer, plus 2 µs per token.
+        After failures, documents are dropped immediately for a while. `counters` has the numbers appended and lost.
 
         Args:
             ids: int32 [any].
-            lead: how many of the first ids belong to the prompt.
-            elsewhere: whether a response log has the answer, too.
+            lead: number of leading ids that belong to the prompt.
+            elsewhere: whether a response log also contains the answer.
         """
         self._notice_fork()
         if not self._closed and not self._append_quiet.holds:
@@ -362,7 +362,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         return False
 
     def declare(self, seconds: float = CHECK_SECONDS) -> None:
-        """Tell a live store of this name which vocabulary it is for, unless it knows; LookupServiceError if refused."""
+        """Declare the vocabulary of a live store of this name, if not yet known; LookupServiceError if refused."""
         number, data = self._append_frame([], elsewhere=False)
         self._ask(Operation.APPEND, number, data, seconds, lambda payload: payload)
 
@@ -371,7 +371,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     ) -> tuple[int, bytes]:
         """Return the number and the frame of an append."""
         if self._fingerprint is None or not self._vocabulary_given:
-            raise DraftstoreError("appending needs the tokenizer= and vocab_size= of the model")
+            raise DraftstoreError("appending requires the tokenizer= and vocab_size= of the model")
         number = next(self._ids)
         request = AppendRequest(self.name, self.vocab_size, self._fingerprint, elsewhere, documents)
         return number, wire.encode_append(number, request)
@@ -392,9 +392,9 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             self._begin_process()
 
     def _begin_process(self) -> None:
-        """Start without connections: a forked process must not use those of its parent, nor its locks."""
+        """Start without connections: a forked process must not use its parent's connections or locks."""
         self._process = os.getpid()
-        self._number = self._process + crc32(gethostname().encode())  # in containers all are process 1
+        self._number = self._process + crc32(gethostname().encode())  # in containers, every process may be 1
         self._thread = _Thread()
         self._lock = threading.Lock()
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -410,12 +410,12 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             return opening.result(max(end - monotonic(), 0.0))
         except TimeoutError:
             mine.opening = opening  # for a later call
-            raise RequestFailed(Outcome.TIMEOUT, "no connection in time: is its host there?") from None
+            raise RequestFailed(Outcome.TIMEOUT, "no connection in time: is the host up?") from None
 
     def _send(self, data: bytes, end: float) -> Connection:
-        """Send a request on this thread's connection, which is opened if there is none, and return that."""
+        """Send a request on this thread's connection, opening one if necessary; return the connection."""
         mine = self._thread
-        if mine.connection is None or mine.connection.pending:  # of an answer that came too late
+        if mine.connection is None or mine.connection.pending:  # an earlier answer was too late
             mine.connection = None
             mine.connection = self._open(mine, end)
             self.counters.add("connections")
@@ -425,7 +425,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         return mine.connection
 
     def _read(self, payload: bytes, batch: int, budget: int) -> list[Draft]:
-        """Return the drafts of an answer; the tokenizer of the first answer is that of all."""
+        """Return the drafts of an answer; all answers must have the tokenizer of the first."""
         _, tokenizer, _, drafts = read_drafts(payload, batch, budget, self.vocab_size)
         if self._tokenizer is None:
             self._tokenizer = tokenizer
@@ -433,12 +433,12 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             raise RequestFailed(
                 Outcome.OTHER_TOKENIZER,
                 f"its drafts come from the tokenizer {tokenizer:016x}, expected {self._tokenizer:016x}: "
-                "publish a build for this model's tokenizer, or ask for another release",
+                "publish a build for this model's tokenizer, or use another release",
             )
         return drafts
 
     def _fail(self, trouble: RequestFailed, quiet: Quiet, effect: str) -> None:
-        """Leave the service alone after a failed call if that helps, and warn."""
+        """Pause requests after a failed call if that helps, and warn."""
         outcome = trouble.outcome
         self._thread.connection = None
         self._number += 1
@@ -458,14 +458,14 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         if now - self._warned.get((effect, outcome), -math.inf) >= WARN_SECONDS:
             self._warned[effect, outcome] = now
             logger.warning(
-                "%s %r from %s (%s): %s; decoding goes on without them",
+                "%s %r from %s (%s): %s; decoding continues without them",
                 effect, self.name, self.address, outcome, trouble,
             )  # fmt: skip
 
     def _ask(
         self, operation: Operation, number: int, data: bytes, seconds: float, read: Callable[[bytes], Result]
     ) -> Result:
-        """Return what `read` makes of the answer to a request on a new connection, or raise LookupServiceError."""
+        """Send a request on a new connection; return the answer parsed by `read`, or raise LookupServiceError."""
         self._notice_fork()
         self._thread.connection, end = None, monotonic() + seconds
         try:
@@ -475,7 +475,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
 
 
 def _warm_up(name: str) -> None:
-    """Load the kernels and validate the name before the first draft."""
+    """Load the kernels and validate the name, before the first draft."""
     wire.encode_request(0, name, np.zeros((1, 1), np.int32), 0)
     batches.warm_up()
     wire.decode_answer(wire.encode_answer(0, 0, 0, 0, DraftBatch.empty(1))[wire.HEADER.size :])

@@ -1,7 +1,7 @@
 """One connection to the lookup service: a blocking socket with a deadline for each call.
 
-A Unix socket connects at once. Over a network, resolving a name, lost packets and a TLS handshake take longer than the
-deadline of a call, so a thread connects: calls wait for it as long as they may, and a later one finds the connection.
+A Unix socket connects immediately. Over a network, name resolution, lost packets and a TLS handshake can exceed the
+deadline of a call, so a thread connects: calls wait for it up to their deadlines, and a later one gets the connection.
 """
 
 import select
@@ -25,20 +25,20 @@ CHUNK = 1 << 16
 OPENING_SECONDS = 2.0
 """Time limit in seconds for connecting over a network."""
 GREETING = 4096
-"""Maximum bytes of the answer to a greeting."""
+"""Maximum bytes of the answer to HELLO."""
 Tls = bool | str | Path | ssl.SSLContext
-"""Whether to encrypt; or the file of the certificates to trust, or a context that knows them."""
+"""Whether to encrypt; or a file of trusted certificates, or a context that has them."""
 
 
 class Connection:
     """A connected socket, used by one thread at a time.
 
     Attributes:
-        pending: whether an answer is awaited: nothing else can be asked then.
+        pending: whether an answer is outstanding; no other request can be sent until it arrives.
     """
 
     def __init__(self, connected: socket.socket) -> None:
-        """Take over a connected socket; it is closed with the last reference to this object."""
+        """Take ownership of a connected socket; it is closed with the last reference to this object."""
         connected.setblocking(False)
         self.pending = False
         self._socket = connected
@@ -48,7 +48,7 @@ class Connection:
         self.close = weakref.finalize(self, connected.close)
 
     def send(self, data: bytes, end: float) -> None:
-        """Send a frame by `end`, a time of `time.monotonic`; RequestFailed if that fails."""
+        """Send a frame by the time `end` of `time.monotonic`; RequestFailed on failure."""
         self.pending = True
         try:
             while data:
@@ -58,15 +58,15 @@ class Connection:
                     _wait(self._writable, end)
         except TimeoutError:
             raise RequestFailed(
-                Outcome.TIMEOUT, "it does not read requests: it hangs, or is overloaded"
+                Outcome.TIMEOUT, "it does not read requests: it hangs or is overloaded"
             ) from None
         except OSError as error:
-            raise RequestFailed(Outcome.CLOSED, f"the connection has gone: {error}") from None
+            raise RequestFailed(Outcome.CLOSED, f"connection lost: {error}") from None
 
     def receive(self, most: int, end: float) -> Frame:
-        """Return the answer, of at most `most` bytes of payload; RequestFailed if there is none by `end`."""
+        """Return the answer, whose payload has at most `most` bytes; RequestFailed if there is none by `end`."""
         found, header = b"", None
-        size = min(HEADER.size + most, CHUNK)  # memory for more costs time
+        size = min(HEADER.size + most, CHUNK)  # allocating more takes time
         try:
             _wait(self._readable, end)
             while header is None or len(found) < HEADER.size + header.length:
@@ -78,31 +78,31 @@ class Connection:
                     _wait(self._readable, end)
                     continue
                 if not data:
-                    raise RequestFailed(Outcome.CLOSED, "the connection was closed: by a service that stops?")
+                    raise RequestFailed(Outcome.CLOSED, "the connection was closed: is the service stopping?")
                 found = found + data if found else data
                 if header is None and len(found) >= HEADER.size:
                     header = read_header(found, most)
                     size = max(HEADER.size + header.length - len(found), CHUNK)
         except TimeoutError:
-            message = "no answer in time: it hangs, or is overloaded, or this is not its port for drafts"
+            message = "no answer in time: it hangs, is overloaded, or this is not its draft port"
             raise RequestFailed(Outcome.TIMEOUT, message) from None
         except OSError as error:
-            raise RequestFailed(Outcome.CLOSED, f"the connection has gone: {error}") from None
+            raise RequestFailed(Outcome.CLOSED, f"connection lost: {error}") from None
         except WireError as error:
             raise RequestFailed(Outcome.GARBAGE, str(error)) from None
         if len(found) > HEADER.size + header.length:
-            raise RequestFailed(Outcome.GARBAGE, "more than one answer to a request")
+            raise RequestFailed(Outcome.GARBAGE, "received more than one answer to a request")
         self.pending = False
         return Frame(header, found[HEADER.size :])
 
     def shut_down(self) -> None:
-        """End it, whoever uses it: a thread that waits for an answer gets none."""
-        with suppress(OSError):  # that of an SSLSocket would first end the encryption alone
+        """Shut it down even while in use: a thread that waits for an answer gets none."""
+        with suppress(OSError):  # SSLSocket's own shutdown would first end only the encryption
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 def _wait(ready: select.poll, end: float) -> None:
-    """Wait for a socket, or raise TimeoutError."""
+    """Wait until a socket is ready, or raise TimeoutError."""
     if not ready.poll(max(end - monotonic(), 0.0) * 1000):
         raise TimeoutError
 
@@ -110,9 +110,9 @@ def _wait(ready: select.poll, end: float) -> None:
 def open_connection(
     address: Address, number: int, context: ssl.SSLContext | None, hello: bytes, end: float
 ) -> Connection:
-    """Return a new connection, or raise RequestFailed if there is none by `end`; a host name may take longer.
+    """Open a connection, or raise RequestFailed if there is none by `end`; name resolution may take longer.
 
-    `number` says which of the address's places is tried first; a greeting `hello`, if any, must be accepted.
+    `number` selects which of the address's places is tried first; the service must accept the frame `hello`, if any.
     """
     try:
         made = _connect(address, number, end)
@@ -122,7 +122,7 @@ def open_connection(
             made.settimeout(max(end - monotonic(), 0.001))
             made = context.wrap_socket(made, server_hostname=address.host)
     except OSError as error:
-        message = f"no connection ({error}): does `draftstore serve` run there?"
+        message = f"no connection ({error}): is `draftstore serve` running there?"
         raise RequestFailed(Outcome.UNREACHABLE, message) from error
     connection = Connection(made)
     if hello:
@@ -132,13 +132,13 @@ def open_connection(
 
 
 def _connect(address: Address, number: int, end: float) -> socket.socket:
-    """Connect to the first place where somebody listens: a socket file may be left of a service that was killed."""
+    """Connect to the first place with a listener: a killed service may leave its socket file behind."""
     places = address.places()
     first = number % len(places)
     trouble = OSError()
     for family, place in places[first:] + places[:first]:
         made = socket.socket(family, socket.SOCK_STREAM)
-        # A Unix socket with a full queue refuses at once: to wait does not help.
+        # A Unix socket with a full queue refuses immediately: waiting does not help.
         made.settimeout(0.0 if address.path else max(end - monotonic(), 0.001))
         try:
             made.connect(place)
@@ -153,7 +153,7 @@ def _connect(address: Address, number: int, end: float) -> socket.socket:
 def open_in_thread(
     address: Address, number: int, context: ssl.SSLContext | None, hello: bytes
 ) -> Future[Connection]:
-    """Return the connection that a thread opens within `OPENING_SECONDS`; see `open_connection`."""
+    """Open a connection in a thread within `OPENING_SECONDS`; see `open_connection`."""
     future: Future[Connection] = Future()
 
     def run() -> None:
@@ -164,18 +164,18 @@ def open_in_thread(
 
     try:
         threading.Thread(target=run, name="draftstore-connect", daemon=True).start()
-    except RuntimeError as error:  # too many threads, or the interpreter ends
+    except RuntimeError as error:  # too many threads, or the interpreter is shutting down
         future.set_exception(RequestFailed(Outcome.UNREACHABLE, f"no thread to connect in: {error}"))
     return future
 
 
 def client_context(tls: Tls | None, address: Address) -> ssl.SSLContext | None:
-    """Return the context for connections to an address, None for plain ones; DraftstoreError if there can be none."""
+    """Return the TLS context for connections to an address, None if unencrypted; DraftstoreError if impossible."""
     tls = address.tls if tls is None else tls
     if tls is False:
         return None
     if address.path:
-        raise DraftstoreError(f"{address} is a Unix socket, which nobody overhears: leave tls= out")
+        raise DraftstoreError(f"{address} is a Unix socket, which needs no encryption: omit tls=")
     if isinstance(tls, ssl.SSLContext):
         return tls
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Outcome(enum.StrEnum):
-    """Outcome of a call of `draft`; only the first brings drafts."""
+    """Outcome of a call of `draft`; only the first yields drafts."""
 
     ANSWERED = "answered"
     SKIPPED = "skipped"
@@ -14,15 +14,15 @@ class Outcome(enum.StrEnum):
     TIMEOUT = "timeout"
     """No answer within the deadline."""
     UNREACHABLE = "unreachable"
-    """Nobody listens at the address, or connections are refused."""
+    """No service listens at the address, or connections are refused."""
     CLOSED = "closed"
     """The service closed the connection without an answer."""
     GARBAGE = "garbage"
-    """The data are not a frame of the lookup service, or not an answer to the request."""
+    """The data is not a frame of the lookup service, or not an answer to the request."""
     INVALID = "invalid"
-    """An unusable answer: an invalid tree, too many nodes, or a wrong number of drafts."""
+    """An unusable answer: an invalid tree, too many nodes, or the wrong number of drafts."""
     OTHER_TOKENIZER = "other_tokenizer"
-    """The drafts have another tokenizer's ids."""
+    """The drafts have ids of another tokenizer."""
     BAD_REQUEST = "bad_request"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
@@ -39,12 +39,12 @@ class Counters:
     The outcomes sum to the number of calls. There are also:
 
         contexts      contexts of these calls
-        drafted       contexts with a draft of at least one node
+        drafted       contexts with a nonempty draft
         nodes         nodes of all drafts
         connections   connections opened
-        pauses        times that failures began a pause
+        pauses        pauses caused by failures
         appended      documents appended to a live store
-        lost          those that the service did not confirm
+        lost          documents whose append the service did not confirm
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Counters:
         self.renew()
 
     def renew(self) -> None:
-        """Replace the lock: in a forked process its holder may not exist."""
+        """Replace the lock: in a forked process, its holder may not exist."""
         self._lock = threading.Lock()
 
     def failed(self, outcome: Outcome, contexts: int) -> None:
@@ -64,7 +64,7 @@ class Counters:
             self._totals["contexts"] += contexts
 
     def answered(self, sizes: Sequence[int]) -> None:
-        """Count a call that was answered, by the nodes of its drafts."""
+        """Count an answered call with the numbers of nodes of its drafts."""
         with self._lock:
             self._totals["answered"] += 1
             self._totals["contexts"] += len(sizes)

@@ -1,4 +1,4 @@
-"""Where the lookup service of this user listens, and what a Unix socket needs."""
+"""Location of this user's lookup service, and requirements of Unix sockets."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ MAX_SOCKET_PATH = 107
 
 
 def default_socket() -> Path:
-    """Return the default socket of `draftstore serve` and its clients: $DRAFTSTORE_SOCKET, or this user's own."""
+    """Return the default socket of `draftstore serve` and its clients: $DRAFTSTORE_SOCKET or a per-user path."""
     if given := os.environ.get("DRAFTSTORE_SOCKET"):
         return Path(given)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -19,15 +19,15 @@ def default_socket() -> Path:
 
 
 def own_folder() -> Path:
-    """Return this user's folder under the directory for temporary files; it need not exist."""
+    """Return this user's folder in the directory for temporary files; it need not exist."""
     return Path(tempfile.gettempdir()) / f"draftstore-{os.getuid()}"
 
 
 def check_owner(path: str) -> None:
-    """Refuse a socket in `own_folder` if another user owns that: anyone could create a folder of that name.
+    """Refuse a socket in `own_folder` if another user owns the folder: anyone could create one of that name.
 
     Raises:
-        PermissionError: the folder is not this user's, or others may write to it.
+        PermissionError: the folder is not this user's, or others may write in it.
     """
     folder = own_folder()
     if Path(path).parent != folder:

@@ -1,7 +1,7 @@
 """The wire format for contexts and drafts between decoders and the lookup service; see docs/frames.md.
 
-Frames follow each other over a Unix socket or TCP: a header of 16 bytes, then the payload. All numbers are
-little-endian. Answers come in the order of their requests and carry their ids.
+Frames are sent consecutively over a Unix socket or TCP: a header of 16 bytes, then the payload. All numbers are
+little-endian. Answers arrive in the order of their requests and carry their ids.
 """
 
 import enum
@@ -19,35 +19,35 @@ from draftstore.trees.codec import MAX_NODES
 
 VERSION = 1
 MAX_PAYLOAD = 1 << 24
-"""Maximum bytes; longer data are not valid frames."""
+"""Maximum bytes of the payload of a valid frame."""
 MAX_DOCUMENTS = 64
 """Maximum documents of an append."""
 MAX_NAME = 255
-"""Bytes of the name of a release."""
+"""Maximum bytes of the name of a release."""
 ANSWER = 0x80
-"""Bit of the operation in answers."""
+"""Bit set in the operation of answers."""
 
 HEADER = struct.Struct("<IBBBBQ")
-"""Bytes of the payload, version, operation, `Status`, zero, request id."""
+"""Payload length in bytes, version, operation, `Status`, zero, request id."""
 _DRAFT = struct.Struct("<HHfBBHI")
-"""Contexts, budget, least probability, bytes of the name and of the strategy, tokens of a context, numbers of a state.
+"""Contexts, budget, minimum probability, bytes of name and strategy, tokens per context, size of a hidden state.
 
-Then the contexts, i32 [batch, width], the hidden states, f16 [batch, size], the name, the strategy.
+Followed by the contexts, i32 [batch, width]; the hidden states, f16 [batch, size]; the name; the strategy.
 """
 _DRAFTS = struct.Struct("<QQHHI")
 """Build, tokenizer, contexts, zero, duration of the lookup in microseconds.
 
-Then the table, u32 [3, batch]: bytes of each tree, match lengths, match counts; then the trees.
+Followed by a table, u32 [3, batch]: bytes of each tree, match lengths, match counts; and the trees.
 """
 _ROW = struct.Struct("<III")
-"""The table of one draft."""
+"""The table for one draft."""
 _APPEND = struct.Struct("<IHBB32s")
-"""Size of the vocabulary, documents, bytes of the name, 1 where a response log has the documents, tokenizer (SHA-256).
+"""Size of the vocabulary, documents, bytes of the name, 1 if a response log has the documents, tokenizer (SHA-256).
 
-Then the table, u32 [2, documents]: tokens of each, and how many belong to the prompt; the tokens, i32; the name.
+Followed by a table, u32 [2, documents]: tokens of each, and how many belong to the prompt; the tokens, i32; the name.
 """
 _FAILURE = struct.Struct("<I")
-"""Milliseconds to wait; then a message."""
+"""Milliseconds to wait; followed by a message."""
 _MOST = (1 << 32) - 1
 _TOKEN = np.dtype("<i4")
 _STATE = np.dtype("<f2")
@@ -58,11 +58,11 @@ class Operation(enum.IntEnum):
     """Operation of a request."""
 
     HELLO = 1
-    """Present a bearer token (payload: UTF-8, may be empty); the answer holds the limits of the service as JSON."""
+    """Present a bearer token (payload: UTF-8, may be empty); the answer has the limits of the service as JSON."""
     DRAFT = 2
     """Draft for a batch of contexts."""
     RELEASES = 3
-    """List what is served, as JSON (no payload)."""
+    """List the served releases as JSON (no payload)."""
     APPEND = 4
     """Append documents to a live store; the answer is JSON."""
 
@@ -116,8 +116,8 @@ class DraftRequest(NamedTuple):
         contexts: int32 [batch, width], the last tokens of each text, padded with -1 on the left.
         budget: maximum nodes of a tree.
         min_prob: minimum probability of a node.
-        hidden: float16 [batch, size], the states that predicted the last tokens, for dense stores; a row with a value
-            that is not finite is unknown. None: no states.
+        hidden: float16 [batch, size], the states that predicted the last tokens, for dense stores; a row with a
+            non-finite value is unknown. None: no states.
     """
 
     name: str
@@ -134,9 +134,9 @@ class AppendRequest(NamedTuple):
     Attributes:
         name: name of the live store.
         vocab_size: size of the model's vocabulary.
-        fingerprint: of the model's tokenizer, hexadecimal.
-        elsewhere: whether a response log has the answers too.
-        documents: int32 [any] each, with how many of the first ids belong to the prompt.
+        fingerprint: fingerprint of the model's tokenizer, hexadecimal.
+        elsewhere: whether a response log also contains the answers.
+        documents: int32 [any] each, with the number of leading ids that belong to the prompt.
     """
 
     name: str
@@ -150,8 +150,8 @@ class DraftAnswer(NamedTuple):
     """An answer with drafts.
 
     Attributes:
-        build: build of the store, the same for all drafts, see `short_hash`.
-        tokenizer: tokenizer of that store, see `short_hash`.
+        build: build of the store, the same for all drafts; see `short_hash`.
+        tokenizer: tokenizer of that store; see `short_hash`.
         micros: duration of the lookup in microseconds.
         drafts: one for each context.
     """
@@ -168,7 +168,7 @@ class Failure(NamedTuple):
     Attributes:
         status: kind of failure.
         retry_after: seconds to wait before another request; 0 if waiting does not help.
-        message: message for people.
+        message: human-readable message.
     """
 
     status: Status
@@ -212,7 +212,7 @@ def encode_request(
         size = 0 if hidden is None else hidden.shape[1]
         head = _DRAFT.pack(batch, budget, min_prob, len(named), len(how), width, size)
     except (struct.error, OverflowError, ValueError) as error:
-        raise WireError(f"no request can carry this: {error}") from None
+        raise WireError(f"this does not fit in a request: {error}") from None
     rows = contexts.astype(_TOKEN, copy=False).tobytes()
     states = b"" if hidden is None else hidden.astype(_STATE, copy=False).tobytes()
     payload = b"".join((head, rows, states, named, how))
@@ -233,15 +233,15 @@ def decode_request(payload: bytes) -> DraftRequest:
     states = _DRAFT.size + 4 * batch * width
     names = states + 2 * batch * size
     if len(payload) != (expected := names + named + how):
-        raise WireError(f"a draft request of {expected} bytes by its head, found {len(payload)}")
+        raise WireError(f"a draft request whose head gives {expected} bytes, found {len(payload)}")
     if not 0.0 <= min_prob <= 1.0:
-        raise WireError(f"a least probability of {min_prob}, expected 0 to 1")
+        raise WireError(f"a minimum probability of {min_prob}, expected 0 to 1")
     contexts = np.frombuffer(payload, _TOKEN, batch * width, _DRAFT.size).reshape(batch, width)
     hidden = np.frombuffer(payload, _STATE, batch * size, states).reshape(batch, size) if size else None
     try:
         name, strategy = payload[names : names + named].decode(), payload[names + named :].decode()
     except UnicodeDecodeError:
-        raise WireError("the name of a release or of a strategy is not UTF-8") from None
+        raise WireError("the name of a release or strategy is not UTF-8") from None
     return DraftRequest(name, strategy, contexts, budget, min_prob, hidden)
 
 
@@ -254,7 +254,7 @@ def encode_append(request_id: int, request: AppendRequest) -> bytes:
         digest = bytes.fromhex(request.fingerprint)
         head = _APPEND.pack(request.vocab_size, len(sizes), len(named), request.elsewhere, digest)
     except (struct.error, ValueError) as error:
-        raise WireError(f"no request can carry this: {error}") from None
+        raise WireError(f"this does not fit in a request: {error}") from None
     rows = [ids.astype(_TOKEN, copy=False).tobytes() for ids, _ in request.documents]
     return frame(Operation.APPEND, request_id, b"".join((head, table.tobytes(), *rows, named)))
 
@@ -263,7 +263,7 @@ def decode_append(payload: bytes) -> AppendRequest:
     """Decode the payload of an append; WireError if a length does not match."""
     try:
         vocab_size, count, named, elsewhere, digest = _APPEND.unpack_from(payload)
-        count = min(count, MAX_DOCUMENTS)  # more do not match the length below
+        count = min(count, MAX_DOCUMENTS)  # more would fail the length check below
         sizes, leads = np.frombuffer(payload, _NUMBER, 2 * count, _APPEND.size).reshape(2, count).tolist()
         start = _APPEND.size + 8 * count
         ids = np.frombuffer(payload, _TOKEN, sum(sizes), start)
@@ -273,7 +273,7 @@ def decode_append(payload: bytes) -> AppendRequest:
     if not 0 < vocab_size < 1 << 31:
         raise WireError(f"an append for a vocabulary of {vocab_size:,} ids")
     if len(name.encode()) != named or any(lead > size for size, lead in zip(sizes, leads, strict=True)):
-        raise WireError("an append whose lengths do not match")
+        raise WireError("an append with inconsistent lengths")
     parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []
     documents = list(zip(parts, leads, strict=True))
     return AppendRequest(name, vocab_size, digest.hex(), bool(elsewhere), documents)
@@ -293,7 +293,7 @@ def encode_answer(request_id: int, build: int, tokenizer: int, micros: int, batc
 
 
 def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_NODES) -> DraftAnswer:
-    """Decode the payload of an answer and validate its trees, since decoders trust them."""
+    """Decode the payload of an answer and validate its trees, which decoders trust."""
     if len(payload) < _DRAFTS.size:
         raise WireError(f"an answer has at least {_DRAFTS.size} bytes, found {len(payload)}")
     build, tokenizer, batch, _, micros = _DRAFTS.unpack_from(payload)
@@ -304,7 +304,7 @@ def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_N
     try:
         trees = decode_trees(payload, start, sizes, vocab_size, budget)
     except DraftTreeError as error:
-        raise WireError(f"an answer holds a broken tree: {error}") from None
+        raise WireError(f"an answer has a broken tree: {error}") from None
     if batch == 1:  # the same, faster
         _, match, count = _ROW.unpack_from(payload, _DRAFTS.size)
         return DraftAnswer(build, tokenizer, micros, [Draft(trees[0], match, count)])

@@ -1,4 +1,4 @@
-"""Permissions of a store: none that a source of the store denies."""
+"""Permissions of a store: none that any of its sources denies."""
 
 import os
 import stat
@@ -9,10 +9,10 @@ _READABLE = ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO))
 
 
 def denied_bits(sources: Iterable[Path]) -> int:
-    """Return the permissions of group and others that some source denies, as bits of a mode.
+    """Return the group and other permissions that any source denies, as mode bits.
 
-    A file of another group than that of this process's files denies the group, too, unless others may read it. One
-    that is gone, as segments of logs may be, denies all.
+    A file whose group differs from this process's also denies the group, unless others may read it. A missing file,
+    such as a deleted log segment, denies everything.
     """
     bits = 0
     for path in sources:
@@ -29,7 +29,7 @@ def denied_bits(sources: Iterable[Path]) -> int:
 
 
 def deny(directory: Path, bits: int) -> None:
-    """Take permissions away from a directory and everything in it."""
+    """Remove permissions from a directory and everything in it."""
     for path in [directory, *directory.rglob("*")]:
         mode = path.stat().st_mode
         if mode & bits:

@@ -18,10 +18,10 @@ from draftstore.storage.locks import lock
 
 T = TypeVar("T")
 Text: TypeAlias = InstanceOf[str]
-"""A string of a model, also one that is not Unicode: names of files need not be."""
+"""A string field that may be invalid Unicode, as file names can be."""
 HASH_CHUNK = 1 << 22
 LOCK_SECONDS = 1.0
-"""Time to wait for a lock: a process that a killed build was starting holds it until it runs its own program."""
+"""Time to wait for a lock: a child of a killed build inherits it and holds it until its exec."""
 
 
 def hash_file(path: Path) -> str:
@@ -44,10 +44,10 @@ def fsync_path(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside a file: what the block writes there is flushed to disk and takes the file's place.
+    """Yield a temporary path beside a file; after the block, it is flushed to disk and replaces the file.
 
-    After a crash, the file has the old or the new content; after an exception in the block, the old one. `mode` sets
-    the permissions before a byte is written, less the umask.
+    After a crash, the file has the old or the new content; after an exception in the block, the old one. `mode`, less
+    the umask, sets the permissions before a byte is written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -68,7 +68,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_at(path: Path, array: NDArray[Any], item: int) -> None:
-    """Write an array into a file at an item offset, and flush it to disk."""
+    """Write an array to a file at an item offset, and flush it to disk."""
     with path.open("r+b") as file:
         file.seek(item * array.itemsize)
         file.write(array.data)
@@ -77,7 +77,7 @@ def write_at(path: Path, array: NDArray[Any], item: int) -> None:
 
 
 def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file of a store as a flat read-only array; StoreError if it is empty or cut."""
+    """Map a file of a store as a flat read-only array; StoreError if it is empty or truncated."""
     try:
         return np.asarray(np.memmap(path, dtype, "r"))
     except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def map_or_empty(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file as `map_file`; an empty one, which cannot be mapped, gives an empty array."""
+    """Map a file as `map_file` does; return an empty array for an empty file, which cannot be mapped."""
     return map_file(path, dtype) if path.stat().st_size else np.frombuffer(b"", dtype)
 
 
@@ -98,13 +98,13 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return indented JSON with sorted keys: equal values are equal bytes. Non-UTF-8 bytes of a path stay escaped."""
+    """Return indented JSON with sorted keys: equal values give equal bytes. Non-UTF-8 bytes of a path are escaped."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     return text.encode(errors="backslashreplace").decode() + "\n"
 
 
 def load_json(text: str | bytes, kind: TypeAdapter[T]) -> T:
-    """Return a JSON document as a value of some type; a ValueError says what is wrong with it, versions first."""
+    """Parse a JSON document as a value of some type; a ValueError states the problem, a wrong version first."""
     try:
         return kind.validate_python(json.loads(text))
     except RecursionError as error:
@@ -117,7 +117,7 @@ def load_json(text: str | bytes, kind: TypeAdapter[T]) -> T:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a small JSON file atomically, as `json_text`."""
+    """Write a small file atomically as `json_text`."""
     write_atomic(path, json_text(value).encode())
 
 
@@ -130,14 +130,14 @@ def remove(path: Path) -> None:
 
 
 def retired_name(target: Path) -> Path:
-    """Return the temporary name of what `publish` replaces."""
+    """Return the temporary name of a directory that `publish` replaces."""
     return target.with_name(f".{target.name}.retired")
 
 
 def publish(finished: Path, target: Path) -> None:
-    """Flush a finished directory to disk and give it its final name; `target` is complete at any time.
+    """Flush a finished directory to disk and give it its final name; `target` is complete whenever it exists.
 
-    Only while something is replaced, it is missing between two renames; the old one has its `retired_name` then.
+    A replaced `target` is missing between two renames; the old one has its `retired_name` afterwards.
     """
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
@@ -152,7 +152,7 @@ def publish(finished: Path, target: Path) -> None:
 def locked_directory(path: Path) -> Iterator[None]:
     """Create `path` and lock it for this process.
 
-    The holder may remove the directory before releasing the lock. Raises BuildRunningError if another process holds it.
+    The holder may remove the directory before releasing the lock. BuildRunningError if another process holds it.
     """
     held = None
     while held is None:
@@ -160,7 +160,7 @@ def locked_directory(path: Path) -> Iterator[None]:
         try:
             held = lock(path, seconds=LOCK_SECONDS)
         except FileNotFoundError:
-            pass  # its last holder has just removed it
+            pass  # the last holder has just removed it
         except BlockingIOError:
             raise BuildRunningError(
                 f"another build is running in {path}: wait for it, or choose another --out"

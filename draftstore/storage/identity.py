@@ -1,8 +1,8 @@
-"""Identities of files: the SHA-256 of their content, kept for large files so that it is read once.
+"""Identities of files: the SHA-256 of their content, cached for large files so that they are read once.
 
-Small files are read every time. Of a large one, the hash is kept in `~/.cache/draftstore/hashes`, and holds while size,
-inode and both times of the file are as they were: the time of modification can be set back, that of the last change of
-its inode cannot. A copy that looks new is thus read again and found equal.
+Small files are read every time. The hash of a large one is cached in `~/.cache/draftstore/hashes` and valid while its
+size, inode, mtime and ctime are unchanged: the mtime can be set back, the ctime cannot. A copy with a new ctime is thus
+read again and found equal.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from draftstore.storage.files import hash_file, write_json
 SMALL_BYTES = 1 << 20
 """Size up to which files are read every time."""
 SETTLED_NS = 2 * 10**9
-"""Age of a change from which on the times tell another change: clocks of file systems tick."""
+"""Minimum age of a change for the times to reveal a later one: file system timestamps are coarse."""
 
 
 def file_identity(path: Path, *, rehash: bool = False) -> str:
-    """Return the SHA-256 of a file; of one that cannot be read, its size and time."""
+    """Return the SHA-256 of a file, or its size and mtime if it cannot be read."""
     stat = path.stat()
     state = [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
     try:
@@ -42,12 +42,12 @@ def file_identity(path: Path, *, rehash: bool = False) -> str:
 
 
 def _kept_hash(path: Path) -> Path:
-    """Return where the hash of a file is kept."""
+    """Return the path of a file's cached hash."""
     return cache_folder("hashes") / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
 
 
 def _read(kept: Path) -> dict[str, object] | None:
-    """Return a kept hash; None if there is none, or it is damaged."""
+    """Return a cached hash, or None if it is missing or damaged."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
     except (OSError, ValueError):

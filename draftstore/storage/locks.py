@@ -1,4 +1,4 @@
-"""Locks on files and folders; they end with their process, and hold across users and containers that share the storage.
+"""Locks on files and folders; they end with their process, and work across users and containers that share storage.
 
 A reader holds a shared lock on a store's directory while the store is open: its lease. Removing a store needs the
 exclusive lock.
@@ -16,12 +16,12 @@ from pathlib import Path
 from draftstore.errors import StoreError
 
 WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-"""Errors of file systems without locks: there all goes on without one."""
+"""Errors of file systems without locks; no lock is held there."""
 POLL_SECONDS = 0.01
 
 
 class Lock(AbstractContextManager["Lock"]):
-    """A lock that is held until `close`, or the end of the process and its forked children."""
+    """A lock that is held until `close` or the end of the process and its forked children."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -37,12 +37,12 @@ class Lock(AbstractContextManager["Lock"]):
 
 
 def lock(path: Path, *, shared: bool = False, seconds: float = math.inf) -> Lock:
-    """Lock an existing file or folder; what is at the path is what is locked, whatever was removed meanwhile.
+    """Lock an existing file or folder; if it was replaced meanwhile, lock its replacement.
 
     Args:
         path: the file or folder.
         shared: whether others may hold shared locks at the same time.
-        seconds: how long to wait for those that hold it.
+        seconds: how long to wait for other holders.
 
     Raises:
         BlockingIOError: it is still held after that time.
@@ -62,7 +62,7 @@ def lock(path: Path, *, shared: bool = False, seconds: float = math.inf) -> Lock
 
 
 def hold(descriptor: int, *, shared: bool = False, seconds: float = math.inf) -> None:
-    """Lock an open file as `lock`, until it is closed."""
+    """Lock an open file, as `lock` does, until it is closed."""
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     end = time.monotonic() + seconds
     while True:
@@ -83,7 +83,7 @@ class StoreLease:
     """A shared lock on a store's directory, held until `close`."""
 
     def __init__(self, store: Path) -> None:
-        """Lock a store; a missing one is not locked, and one that is being removed raises StoreError."""
+        """Lock a store; a missing one is not locked. StoreError if it is being removed."""
         self._lock: Lock | None = None
         try:
             self._lock = lock(store, shared=True, seconds=0)
@@ -100,7 +100,7 @@ class StoreLease:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[bool]:
-    """Hold the exclusive lock on a directory during the block; yield False if a reader or a build holds it."""
+    """Hold the exclusive lock on a directory during the block; yield False if a reader or build holds a lock."""
     try:
         held = lock(directory, seconds=0)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
 """The manifest: the description of a store directory, checked before its files are trusted.
 
-It is written last, before the directory gets its final name by a rename: a directory with a manifest is a finished
-store. Opening checks versions, identities and file sizes (milliseconds at any size); `verify_files` reads every byte.
+It is written last, before the directory is renamed to its final name: a directory with a manifest is a finished store.
+Opening checks versions, identities and file sizes (milliseconds at any size); `verify_files` reads every byte.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from draftstore.storage.files import Text, hash_file, json_text, load_json, writ
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
-"""Where a store keeps its tokenizer."""
+"""Folder of the tokenizer in a store."""
 COUNTS = ("documents", "entries", "tokens")
 FORBID = ConfigDict(extra="forbid")
 
@@ -45,30 +45,30 @@ class FileEntry:
 
 
 def _inside(name: str) -> str:
-    """Refuse the name of a file outside a store."""
+    """Refuse the name of a file outside the store."""
     if name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"the file {name!r} lies outside the store")
+        raise ValueError(f"the file {name!r} is outside the store")
     return name
 
 
 def _counted(counts: dict[str, int]) -> dict[str, int]:
-    """Refuse counts without those that every kind of store has."""
+    """Refuse counts that lack those required of every kind of store."""
     if missing := set(COUNTS) - counts.keys():
-        raise ValueError(f"no number under {min(missing)!r}")
+        raise ValueError(f"the count {min(missing)!r} is missing")
     return counts
 
 
 @dataclass(frozen=True, config=FORBID)
 class Manifest:
-    """What a reader must know before it maps a store's files.
+    """Everything that a reader must know before mapping a store's files.
 
     Attributes:
         kind: `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards.
         created: UTC time in ISO 8601.
-        token_dtype: `uint16` or `uint32`, the type of token ids, below `vocab_size`, on disk.
+        token_dtype: `uint16` or `uint32`, the type of token ids on disk, which are below `vocab_size`.
         corpus: fingerprint and sources of the corpus.
         counts: `documents`, `tokens`, `entries` and other counts of the kind.
-        files: every other file of the store by its relative path.
+        files: all other files of the store by relative path.
         target_model: id of the LLM that the store is bound to, if any.
     """
 
@@ -91,12 +91,12 @@ class Manifest:
         return sum(entry.size for entry in self.files.values())
 
     def to_json(self) -> str:
-        """Return the manifest as JSON text: sorted keys, so that equal manifests are equal bytes."""
+        """Return the manifest as JSON text with sorted keys: equal manifests give equal bytes."""
         return json_text(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str, where: Path) -> "Manifest":
-        """Parse `to_json`; StoreError, which names the file `where`, if it is not a manifest of this version."""
+        """Parse `to_json`'s output; StoreError, naming the file `where`, if it is not a manifest of this version."""
         try:
             return load_json(text, MANIFESTS)
         except ValueError as error:
@@ -106,14 +106,14 @@ class Manifest:
             ) from None
 
     def require_model(self, found: str | None, where: Path, held: str, advice: str) -> None:
-        """Refuse a model other than the store's, whose data there is `held`; None accepts any store."""
+        """Refuse a model other than the store's; `held` names its data in the error. None is always accepted."""
         if found is not None and found != self.target_model:
             raise StoreError(
                 f"{where} holds {held} of the model {self.target_model!r}, found {found!r}: {advice}"
             )
 
     def require_tokenizer(self, found: TokenizerIdentity, where: Path) -> None:
-        """Refuse a tokenizer, with a TokenizerError, other than the store's."""
+        """Raise a TokenizerError for a tokenizer other than the store's."""
         if found.fingerprint != self.tokenizer.fingerprint:
             raise TokenizerError(
                 f"{where} was built with tokenizer {self.tokenizer.name!r} (fingerprint "
@@ -123,7 +123,7 @@ class Manifest:
 
 
 def model_name(name_or_path: str | Path) -> str:
-    """Return the id of a model: the directory's, the file's without its suffix, or the hub name."""
+    """Return the id of a model: the name of its directory, of its file without the suffix, or its hub name."""
     path = Path(name_or_path)
     if path.is_file():
         return path.stem
@@ -153,7 +153,7 @@ def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a store's manifest, whatever became of its files; otherwise as `load_manifest`."""
+    """Read a store's manifest like `load_manifest`, without checking the other files."""
     path = directory / MANIFEST_NAME
     try:
         return Manifest.from_json(path.read_text(encoding="utf-8"), path)
@@ -175,14 +175,14 @@ def manifest_digest(directory: Path) -> str:
 
 def _no_store(directory: Path) -> StoreError:
     if directory.is_dir():
-        why = f"it has no {MANIFEST_NAME} (an unfinished build has none)"
+        why = f"it has no {MANIFEST_NAME} (is the build unfinished?)"
     else:
         why = "it is a file" if directory.exists() else "there is no such directory"
     return StoreError(f"{directory} is not a store: {why}")
 
 
 def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[str]:
-    """Yield one sentence for every file that is missing or has the wrong size."""
+    """Yield one sentence per file that is missing or has the wrong size."""
     for name, entry in sorted(files.items()):
         path = directory / name
         if not path.is_file():
@@ -194,7 +194,7 @@ def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[s
 def verify_files(
     directory: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """Compare every file of a store with its recorded hash; return one sentence for each problem."""
+    """Compare every file of a store with its recorded hash; return one sentence per problem."""
     problems = list(size_problems(directory, manifest.files))
     if problems:
         return problems

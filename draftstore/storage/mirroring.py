@@ -1,8 +1,8 @@
-"""Objects of a store such as S3, mirrored into a folder: read as local files, fetched only where they changed.
+"""Objects of a store such as S3, mirrored to a folder: read as local files, fetched only if changed.
 
-mirror.json      by object: its tag (ETag, or size and time) and size, written after every batch
-objects/...      the objects under their names below the URL
-fetching/...     those of a batch
+mirror.json      tag (ETag, or time) and size of each object, written after every batch
+objects/...      the objects, named by their paths below the URL
+fetching/...     the objects of the current batch
 """
 
 import shutil
@@ -22,10 +22,10 @@ STATES = TypeAdapter(dict[str, str])
 OBJECTS = "objects"
 FETCHING = "fetching"
 BATCH, BATCHES = 1_000, 16
-"""Least objects in a batch, and most batches, about: the state, written after each, grows with the objects."""
+"""Minimum objects per batch, and about the maximum batches: the state, written after each, grows with the objects."""
 MODE = 0o600
 TAGS = ("ETag", "etag", "checksum", "md5", "LastModified", "last_modified", "mtime", "created")
-"""What may tell that an object changed, the best first."""
+"""Metadata that can reveal that an object changed, the best first."""
 
 
 class Mirrored(NamedTuple):
@@ -33,9 +33,9 @@ class Mirrored(NamedTuple):
 
     Attributes:
         path: folder of the objects, or the file if the URL is one object.
-        fetched: how many objects were fetched.
-        removed: how many are gone.
-        objects: how many there are.
+        fetched: number of objects fetched.
+        removed: number of objects removed.
+        objects: total number of objects.
     """
 
     path: Path
@@ -57,18 +57,18 @@ def mirror(
     options: dict[str, Any] | None = None,
     on_object: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Mirrored:
-    """Bring a folder up to date with the objects under a URL; an interrupted call goes on after its last batch.
+    """Bring a folder up to date with the objects under a URL; an interrupted call resumes after its last batch.
 
-    If another process is doing so, this one waits until that has ended.
+    If another process is updating the folder, wait for it to finish.
 
     Args:
-        url: a prefix or an object, of any protocol that fsspec knows: `s3://bucket/prefix`.
-        folder: of this URL alone, private; created if missing.
-        options: of the file system, such as `endpoint_url`; the environment holds credentials.
-        on_object: called with the objects looked at and their number.
+        url: a prefix or an object, of any protocol that fsspec supports: `s3://bucket/prefix`.
+        folder: private folder for this URL only; created if missing.
+        options: options of the file system, such as `endpoint_url`; credentials come from the environment.
+        on_object: called with the objects processed and their total.
 
     Raises:
-        CorpusError: nothing is there, it cannot be reached, or an object has a name that is no path.
+        CorpusError: nothing is there, it cannot be reached, or an object's name is not a valid path.
         MissingExtraError: the package for this protocol is not installed.
     """
     with needs_extra("fsspec", "s3"):
@@ -79,15 +79,15 @@ def mirror(
         listed = system.find(root, detail=True)
     except ImportError as error:
         raise MissingExtraError("s3fs" if url.startswith("s3") else str(error), "s3") from None
-    except Exception as error:  # noqa: BLE001 (every protocol has errors of its own)
+    except Exception as error:  # noqa: BLE001 (every protocol has its own errors)
         raise CorpusError(f"{url} cannot be listed: {error}") from None
     objects = {
         _below(name, root): (name, _tag(facts))
         for name, facts in sorted(listed.items())
-        if facts["type"] == "file" and not name.endswith("/")  # consoles of S3 make such ones for folders
+        if facts["type"] == "file" and not name.endswith("/")  # S3 consoles create such objects for folders
     }
     if not objects:
-        raise CorpusError(f"{url} holds no objects: is the prefix right?")
+        raise CorpusError(f"{url} holds no objects: is the prefix correct?")
     _require_paths(objects)
     (folder / OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(folder):
@@ -100,7 +100,7 @@ def mirror(
 def _update(
     system: Any, objects: dict[str, tuple[str, str]], folder: Path, on_object: Callable[[int, int], None]
 ) -> tuple[int, int]:
-    """Fetch what changed and remove what is gone; return the numbers of both."""
+    """Fetch changed objects and remove deleted ones; return the numbers of both."""
     try:
         state = load_json((folder / STATE).read_bytes(), STATES)
     except (OSError, ValueError):
@@ -133,20 +133,20 @@ def _update(
 
 
 def _fetch(system: Any, names: dict[str, str], folder: Path) -> set[str]:
-    """Fetch objects; those that are still there are whole under their names then, the others as they were."""
+    """Fetch objects and return the names of those that still exist; each file is replaced atomically."""
     filling, objects = folder / FETCHING, folder / OBJECTS
     remove(filling)
     filling.mkdir(mode=0o700)
     places = {name: filling / str(number) for number, name in enumerate(names)}
     try:
         system.get(list(names.values()), [str(path) for path in places.values()])
-    except Exception:  # noqa: BLE001 (of which object, and whether it is gone, only one at a time tells)
+    except Exception:  # noqa: BLE001 (which object failed, and whether it is gone, shows only one at a time)
         for name, path in places.items():
             try:
                 system.get_file(names[name], str(path))
             except FileNotFoundError:
                 path.unlink(missing_ok=True)
-            except Exception as error:  # noqa: BLE001 (every protocol has errors of its own)
+            except Exception as error:  # noqa: BLE001 (every protocol has its own errors)
                 raise CorpusError(f"{names[name]} cannot be fetched: {error}") from None
     found = {name: path for name, path in places.items() if path.exists()}
     for name, path in found.items():
@@ -159,7 +159,7 @@ def _fetch(system: Any, names: dict[str, str], folder: Path) -> set[str]:
 
 
 def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
-    """Remove an object, and the folders that are empty then: an object may come to have their name."""
+    """Remove an object and folders left empty: a later object may have the name of such a folder."""
     del state[name]
     objects = folder / OBJECTS
     remove(objects / name)
@@ -169,23 +169,23 @@ def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
 
 
 def _require_paths(names: Iterable[str]) -> None:
-    """Refuse objects that cannot be files at the same time."""
+    """Refuse objects that cannot coexist as files."""
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     if both := sorted(folders.intersection(names)):
         raise CorpusError(
-            f"the object {both[0]!r} has the name of a folder of others: rename it, or name others"
+            f"the object {both[0]!r} has the name of a folder of others: rename it, or use another prefix"
         )
 
 
 def _below(name: str, root: str) -> str:
-    """Return the name of an object below the URL; its own if it is the URL."""
+    """Return the name of an object relative to the URL, or its base name if it is the URL itself."""
     below = name.removeprefix(root).strip("/") or PurePosixPath(name).name
     if ".." in PurePosixPath(below).parts or "\0" in below:
-        raise CorpusError(f"the object {name!r} has a name that is no path: rename it, or name others")
+        raise CorpusError(f"the object {name!r} is not named like a path: rename it, or use another prefix")
     return below
 
 
 def _tag(facts: dict[str, Any]) -> str:
-    """Return what tells whether an object changed."""
+    """Return a tag that reveals whether an object changed."""
     tag = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
     return f"{tag} {facts.get('size')}"

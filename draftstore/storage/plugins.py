@@ -13,10 +13,10 @@ def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
     Args:
         group: group of the entry point, such as `draftstore.backends`.
         name: name of the entry point.
-        what: its purpose, for the error message.
+        what: name of the plugin in error messages.
 
     Raises:
-        MissingPluginError: there is none, or its package is missing.
+        MissingPluginError: there is no such entry point, or a package is missing.
     """
     for entry_point in entry_points(group=group, name=name):
         try:

@@ -1,4 +1,4 @@
-"""Progress of a build: every step reports to a callback of its own, which the caller makes."""
+"""Progress of a build: every step reports to its own callback, provided by the caller."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,11 +10,11 @@ class Step(Protocol):
     """Takes the progress of one step."""
 
     def __call__(self, done: int, total: int | None, detail: str = "") -> None:
-        """Report the amount done so far and in total, None if that is unknown, and what else there is to say."""
+        """Report the amount done, the total (None if unknown), and further details."""
 
 
 Progress = Callable[[str, str], Step]
-"""Returns the callback of a step, by its name and the unit of its amounts: `progress("sorting", "tokens")`."""
+"""Returns the callback of a step, given its name and the unit of its amounts: `progress("sorting", "tokens")`."""
 
 
 def silent(_step: str, _unit: str) -> Step:
@@ -23,6 +23,6 @@ def silent(_step: str, _unit: str) -> Step:
 
 
 def tokenizing(progress: Progress) -> Callable[[int, int, int], None]:
-    """Return the callback of tokenizing, which reports documents, tokens and characters."""
+    """Return the callback for tokenizing, which takes documents, tokens and characters."""
     step = progress("tokenizing", "tokens")
     return lambda documents, tokens, _characters: step(tokens, None, counted(documents, "document"))

@@ -1,4 +1,4 @@
-"""A report on reading texts: the number of documents, and what was skipped and why."""
+"""A report on reading texts: the number of documents, what was skipped, and why."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from draftstore.errors import counted
 from draftstore.storage.files import Text
 
 LINKS = "links"
-"""Stands for links that lead out of their folders in `ReadReport.passed_over`."""
+"""Key in `ReadReport.passed_over` of links that lead out of their folders."""
 MAX_PROBLEMS = 20
 """Maximum number of bad records in a report."""
 FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
-"""What a manifest says of a reading besides the number of documents: JSON values in `Manifest.corpus`."""
+"""The fields recorded as JSON values in `Manifest.corpus`; the number of documents is elsewhere in the manifest."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordProblem:
-    """An unreadable record: its position (`file:line 7`), and the reason; `truncated` if the file ends with it."""
+    """An unreadable record: its position (`file:line 7`) and the reason; `truncated` if the file ends there."""
 
     place: Text
     reason: Text
@@ -28,15 +28,15 @@ class RecordProblem:
 
 @dataclasses.dataclass
 class ReadReport:
-    """Counts of a reading so far.
+    """Running counts of what was read and skipped.
 
     Attributes:
         documents: texts read.
-        empty_documents: texts with only white space, skipped.
+        empty_documents: texts of only whitespace, skipped.
         problems: the first `MAX_PROBLEMS` of the `bad_records`.
-        unread: files of records without any text.
-        passed_over: skipped data files in folders, by suffix, and links out of them, as `LINKS`.
-        truncated: number of files that could not be read to their end.
+        unread: record files without any text.
+        passed_over: numbers of skipped data files in folders, by suffix, and of links out of them, under `LINKS`.
+        truncated: number of truncated or damaged files.
     """
 
     documents: int = 0
@@ -49,15 +49,15 @@ class ReadReport:
 
     @classmethod
     def of_facts(cls, documents: int, corpus: Mapping[str, Any]) -> Self:
-        """Return the report in a manifest's `corpus`."""
+        """Return the report recorded in a manifest's `corpus`."""
         return cls(documents, **{name: corpus[name] for name in FACTS if name in corpus})
 
     def facts(self) -> dict[str, Any]:
-        """Return the part of the report that belongs in a manifest's `corpus`."""
+        """Return the part of the report recorded in a manifest's `corpus`."""
         return {name: getattr(self, name) for name in FACTS}
 
     def add(self, part: "ReadReport") -> None:
-        """Add what was counted in a part of the corpus; `unread` and `passed_over` are not counts of parts."""
+        """Add the counts of a part of the corpus, except `unread` and `passed_over`."""
         self.documents += part.documents
         self.bad_records += part.bad_records
         self.empty_documents += part.empty_documents
@@ -72,7 +72,7 @@ class ReadReport:
             self.problems.append(problem)
 
     def absence(self) -> str:
-        """Describe why there is no text; empty if there was nothing to read."""
+        """Describe why there is no text; return an empty string if there was nothing to read."""
         reasons = []
         if self.empty_documents:
             reasons.append(counted(self.empty_documents, "empty document"))
@@ -86,19 +86,19 @@ class ReadReport:
 
 
 REPORTS = TypeAdapter(ReadReport)
-"""Reads what `dataclasses.asdict` has written of a report."""
+"""Parses a report written with `dataclasses.asdict`."""
 
 
 def passed_over_text(skipped: Mapping[str, int]) -> str:
-    """Describe which data files in folders were skipped, and which links, and what to do about it."""
+    """Describe the skipped data files and links in folders, and what to do about them."""
     endings = sorted(skipped.keys() - {LINKS})
     parts = []
     if number := sum(skipped[ending] for ending in endings):
         most = max(endings, key=lambda ending: skipped[ending])
         verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
         parts.append(
-            f"{counted(number, 'data file')} in folders {verb} passed over ({', '.join(endings)}): "
-            f"name {pronoun}, or give --glob '*{most}'"
+            f"{counted(number, 'data file')} in folders {verb} skipped ({', '.join(endings)}): "
+            f"name {pronoun}, or pass --glob '*{most}'"
         )
     if number := skipped.get(LINKS, 0):
         verb = "leads" if number == 1 else "lead"

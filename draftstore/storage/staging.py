@@ -1,10 +1,10 @@
 """Resumable builds: a locked directory `.NAME.partial` beside the output, published by one rename.
 
-    build.json           plan of the build; another corpus, tokenizer or option starts anew
+    build.json           plan of the build; another corpus, tokenizer or option restarts it
     store/               the store, published when complete
-    ...                  markers (`once`) and intermediate files of the kind of build
+    ...                  markers (`once`) and intermediate files of this kind of build
 
-A killed build leaves no store that opens; the same command again finds the directory and resumes.
+A killed build leaves no store that can be opened; running the same command again resumes it.
 """
 
 import dataclasses
@@ -42,16 +42,16 @@ from draftstore.storage.report import ReadReport
 PLAN = "build.json"
 STORE = "store"
 FINISHED = "finished.json"
-"""Marker: the store is about to be published, or has been."""
+"""Marker: the store is about to be or has been published."""
 RESUMABLE = ("tokens/shard-*.json", "report.json", f"{STORE}/{MANIFEST_NAME}")
-"""Files to resume a failed build from; one without any of them leaves nothing."""
+"""Files from which a failed build can resume; a build without any of them is discarded."""
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """A finished store; `reused` if it existed already, and else with the problems of the reading in its report."""
+    """A finished store; `reused` if it existed already. Only the report of a new one lists the problems of reading."""
 
     path: Path
     manifest: Manifest
@@ -71,11 +71,11 @@ def build_store(
     """Build a store, resume an interrupted build of it, or return the existing one.
 
     Args:
-        plan: everything that determines the bytes of the store, as JSON values, including `kind`. The manifest keeps it
-            as the parameter `plan`.
+        plan: everything that determines the bytes of the store, as JSON values, including `kind`; recorded in the
+            manifest as the parameter `plan`.
         overwrite: whether to replace an existing store, even one of the same build.
-        fill: completes the directory `store` in the working directory, resuming from its content.
-        sources: returns the files that the store is built from: the store gets no permission that one of them denies.
+        fill: completes the directory `store` in the given working directory, resuming from its content.
+        sources: returns the files that the store is built from; it gets no permission that one of them denies.
 
     Raises:
         BuildError: `out` is something else, or another build is running there.
@@ -85,7 +85,7 @@ def build_store(
     if found is not None and not _has_leftovers(out):
         return _reused(out, found)
     with _working_directory(out) as partial:
-        # Checked again: another build may have ended just before the lock was taken.
+        # Check again: another build may have finished just before the lock was acquired.
         found = found or _find_finished(out, plan, name, overwrite)
         if found is not None:
             return _reused(out, found)
@@ -107,10 +107,10 @@ def _reused(out: Path, manifest: Manifest) -> BuildResult:
 
 
 def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
-    """Run a step of a build unless an earlier attempt has completed it; return its result, now or then.
+    """Run a step of a build unless an earlier attempt has completed it; return its result in either case.
 
-    The marker is written last, with the result: a JSON value or None. A completed step is repeated unless `still` says
-    that its result is valid.
+    The marker is written last, with the result: a JSON value or None. A completed step is repeated unless `still`
+    confirms that its result is valid.
     """
     if marker.exists():
         text = marker.read_text(encoding="utf-8")
@@ -131,7 +131,7 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
         try:
             read_manifest(out)
         except StoreError as error:
-            raise BuildError(f"only stores are overwritten, and {error}: choose another --out") from None
+            raise BuildError(f"only stores can be overwritten, but {error}: choose another --out") from None
         with _free(out):
             return None
     try:
@@ -145,24 +145,24 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
 
 @contextmanager
 def _free(out: Path) -> Iterator[None]:
-    """Keep readers away from a store that is to be replaced; one that is open stays."""
+    """Lock out readers of a store that is to be replaced; BuildError if it is open."""
     with exclusive(out) as free:
         if not free:
             raise BuildError(
-                f"{out} is open in another process, and would be overwritten: stop that first, or choose another --out"
+                f"{out} is open in another process: stop it before overwriting the store, or choose another --out"
             )
         yield
 
 
 def _remove_retired(out: Path) -> None:
-    """Remove a store that was replaced; what is not the store's goes back to its place, or stays if that is taken."""
+    """Remove a replaced store; move foreign files back to the same path in `out`, unless that is taken."""
     retired = retired_name(out)
     if retired.is_symlink() or not retired.is_dir():
         retired.unlink(missing_ok=True)
         return
     if (retired / MANIFEST_NAME).exists():
         remove_store(retired)
-    for path in sorted(retired.rglob("*"), reverse=True):  # what is in a folder before the folder
+    for path in sorted(retired.rglob("*"), reverse=True):  # contents before their folder
         target = out / path.relative_to(retired)
         if path.is_dir() and not path.is_symlink():
             with suppress(OSError):  # not empty
@@ -191,7 +191,7 @@ def _working_directory(out: Path) -> Iterator[Path]:
     """Lock the working directory; remove it after success, or after a failure that left nothing to resume from."""
     partial = _partial_name(out)
     with locked_directory(partial):
-        partial.chmod(0o700)  # it may hold what only this user may read
+        partial.chmod(0o700)  # it may contain data that only this user may read
         try:
             yield partial
         except DraftstoreError:
@@ -203,7 +203,7 @@ def _working_directory(out: Path) -> Iterator[Path]:
 
 
 def _discard(partial: Path) -> None:
-    remove(partial / PLAN)  # first: without it the rest is garbage
+    remove(partial / PLAN)  # first: without it, the rest is garbage
     remove(partial)
 
 
@@ -220,20 +220,20 @@ def _start(partial: Path, plan: dict[str, Any]) -> None:
 
 
 def remove_store(directory: Path) -> list[Path]:
-    """Remove the files that a store's manifest names, and the folders that are empty then; return what is left.
+    """Remove the files listed in a store's manifest and folders left empty; return the remaining files.
 
-    The manifest goes last: a killed removal leaves a store that does not open, and the next one ends it.
+    The manifest is removed last: an interrupted removal leaves a store that does not open and can be removed again.
 
     Raises:
         StoreError: there is no store, or a process has it open.
     """
     with exclusive(directory) as free:
         if not free:
-            raise StoreError(f"{directory} is open in another process: stop that first")
+            raise StoreError(f"{directory} is open in another process: stop it first")
         within = directory.resolve()
         for name in [*read_manifest(directory).files, MANIFEST_NAME]:
             path = directory / name
-            if path.parent.resolve().is_relative_to(within):  # no link leads elsewhere
+            if path.parent.resolve().is_relative_to(within):  # not through a link out of the store
                 path.unlink(missing_ok=True)
         for folder, _, _ in os.walk(directory, topdown=False):
             with suppress(OSError):  # not empty
@@ -244,7 +244,7 @@ def remove_store(directory: Path) -> list[Path]:
 def hash_files(
     store: Path, on_bytes: Callable[[int, int], None] = lambda _done, _all: None
 ) -> dict[str, FileEntry]:
-    """Measure all files of a store for its manifest; `on_bytes` gets the bytes hashed and the total."""
+    """Measure all files of a store for its manifest; `on_bytes` receives the bytes hashed and the total."""
     paths = sorted(path for path in store.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in paths)
     files, done = {}, 0
@@ -256,7 +256,7 @@ def hash_files(
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Refuse to write `needed` bytes to a disk without space for them.
+    """Check that a disk has space for `needed` bytes.
 
     Raises:
         BuildError: not enough disk space.
@@ -265,12 +265,12 @@ def require_space(folder: Path, needed: int) -> None:
     if free < needed:
         raise BuildError(
             f"{folder} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room and run the "
-            "command again, finished steps are kept"
+            "command again; finished steps are kept"
         )
 
 
 def build_time() -> str:
-    """Return the time of the build; SOURCE_DATE_EPOCH, if set, makes even manifests reproducible."""
+    """Return the time of the build: now, or SOURCE_DATE_EPOCH if set, which makes even manifests reproducible."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     now = datetime.datetime.now(datetime.UTC)
     if epoch:

@@ -1,4 +1,4 @@
-"""Files, plain or compressed (.gz, .zst), in lines or whole, with size limits."""
+"""Files, plain or compressed (.gz, .zst), read by line or whole, with size limits."""
 
 import gzip
 import zlib
@@ -11,9 +11,9 @@ import zstandard
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
 MAX_RECORD_BYTES = 1 << 27
-"""Maximum bytes of a line or text file; longer ones are mistakes (no line breaks) and would fill memory."""
+"""Maximum bytes of a line or text file; longer ones are probably mistakes (no line breaks) and would fill memory."""
 PACKED_BYTES = 256
-"""Bytes decompressed at a time: they give at most 8 MB, as 4 bytes of zstandard may be a block of 128 kB."""
+"""Bytes decompressed at a time: at most 8 MB of output, as 4 bytes of zstandard may expand to a block of 128 kB."""
 ZSTD_WINDOW = 1 << 31
 STREAM_ERRORS = (OSError, EOFError, zlib.error)
 
@@ -52,7 +52,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def write_lines(path: Path, lines: Iterable[bytes], suffix: str) -> None:
-    """Write lines, given without line feeds, compressed as files of that suffix are; equal lines give equal bytes."""
+    """Write lines, given without line feeds, compressed according to `suffix`; equal lines give equal bytes."""
     with path.open("wb") as file, _packed(file, suffix.lower()) as packed:
         for line in lines:
             packed.write(line + b"\n")
@@ -71,12 +71,12 @@ def _chunks(path: Path) -> Iterator[bytes]:
     packed = path.suffix.lower() in COMPRESSION_SUFFIXES
     with path.open("rb") as file:
         if packed and not file.peek(1):
-            raise EOFError("the file is empty, and even an empty packed file has a header")
+            raise EOFError("the file is empty, but even empty compressed files have a header")
         if path.suffix.lower() == ".zst":
             yield from _zstd_chunks(file)
         elif path.suffix.lower() == ".gz":
             with gzip.open(file) as unpacked:
-                yield from iter(lambda: unpacked.read1(1 << 20), b"")  # read() would lose data before a cut
+                yield from iter(lambda: unpacked.read1(1 << 20), b"")  # read() would lose data if truncated
         else:
             yield from iter(lambda: file.read(1 << 20), b"")
 
@@ -96,4 +96,4 @@ def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
             packed = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
     if frame is not None:
-        raise EOFError("the zstandard stream is cut short")
+        raise EOFError("the zstandard stream is truncated")

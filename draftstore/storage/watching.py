@@ -1,4 +1,4 @@
-"""The files of an open store, which must stay whole: a read behind the end of a mapped file would end the process."""
+"""The files of an open store, which must not shrink: a read past the end of a mapped file would kill the process."""
 
 import os
 from contextlib import ExitStack
@@ -11,11 +11,11 @@ class WatchedFiles:
     """The mapped files of an open store.
 
     Attributes:
-        damage: why the store must not be read any more, as `check` found it; None while its files are whole.
+        damage: why the store must no longer be read, as found by `check`; None while its files are intact.
     """
 
     def __init__(self, store: Path, manifest: Manifest) -> None:
-        """Open the files of a store that was just mapped; OSError if one cannot be opened."""
+        """Open the files of a store that has just been mapped; OSError if one cannot be opened."""
         self.damage: str | None = None
         with ExitStack() as opened:
             self._files = [
@@ -26,10 +26,12 @@ class WatchedFiles:
             self._opened = opened.pop_all()
 
     def check(self) -> str | None:
-        """Return why the store must not be read any more; None while its files are whole. Call it before each read."""
+        """Return why the store must no longer be read; None while its files are intact. Call it before each read."""
         for file, size in self._files:
             if os.lseek(file.fileno(), 0, os.SEEK_END) < size:  # a quarter of the time of fstat
-                self.damage = f"{file.name} was cut: stores are replaced, never written to; build it again"
+                self.damage = (
+                    f"{file.name} was truncated: stores are replaced, never written to; build it again"
+                )
         return self.damage
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Conversations as text: a model's chat template, or the plain role format of models without one.
+"""Conversations as text: a model's chat template, or the plain role format for models without one.
 
-A template is untrusted code: it runs in jinja2's sandbox, with the globals that transformers provides.
+Templates are untrusted code: they run in jinja2's sandbox, with the globals that transformers provides.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from draftstore.errors import TokenizerError, needs_extra, type_name
 
-# One turn of a conversation: `role` and `content`, and what else a chat template reads, like `tool_calls`.
+# One turn of a conversation: `role`, `content`, and anything else a chat template reads, such as `tool_calls`.
 Message: TypeAlias = Mapping[str, Any]
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
@@ -21,7 +21,7 @@ def as_messages(value: Sequence[Any], key: str) -> list[Message]:
     """Return a parsed JSON list as a conversation; `key` names it in errors.
 
     Raises:
-        TokenizerError: a message is not an object with `role` and `content` as text.
+        TokenizerError: a message is not an object, or its `role` or `content` is not text.
     """
     for position, message in enumerate(value):
         if not isinstance(message, dict):
@@ -39,7 +39,7 @@ def plain_chat(messages: Sequence[Message], add_generation_prompt: bool) -> str:
 
 
 def find_template(config: Mapping[str, Any]) -> str | None:
-    """Return the chat template of a tokenizer configuration; of several, the one named `default`."""
+    """Return the chat template of a tokenizer configuration; if it has several, the one named `default`."""
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -56,7 +56,7 @@ def render_template(
     owner: str,
     settings: Mapping[str, Any] = NO_SETTINGS,
 ) -> str:
-    """Return a conversation as the text that a chat template makes of it."""
+    """Render a conversation with a chat template."""
     with needs_extra("jinja2"):
         from jinja2 import TemplateError
     # What untrusted template code on unexpected messages can raise.
@@ -67,15 +67,13 @@ def render_template(
         **named_tokens,
     }
     if settings.get("tools") and "tools" not in template:
-        raise TokenizerError(f"the chat template of {owner!r} knows no tools: leave them out")
+        raise TokenizerError(f"the chat template of {owner!r} does not support tools: omit them")
     if taken := sorted(given.keys() & settings.keys()):
-        raise TokenizerError(
-            f"chat templates get {taken[0]!r} from elsewhere: leave it out of their settings"
-        )
+        raise TokenizerError(f"{taken[0]!r} is reserved and cannot be a setting of a chat template: omit it")
     try:
         return compile_template(template)({"tools": None, "documents": None, **settings, **given})
     except (TemplateError, *unexpected) as error:
-        raise TokenizerError(f"the chat template of {owner!r} refuses the conversation: {error}") from None
+        raise TokenizerError(f"the chat template of {owner!r} rejects the conversation: {error}") from None
 
 
 @cache

@@ -1,8 +1,8 @@
 """Corpora: files and folders as one stream of documents with stable ids, always in the same order.
 
-A bad record is counted and reported with its position; it stops the reading only with `strict`. A missing path or an
-unknown kind of file always does, and a file that cannot be read to its end unless that is allowed: nobody sees what is
-missing from a store. A link in a folder is followed only to what lies in that folder, too.
+A bad record is counted and reported with its position; it is an error only with `strict`. A missing path or an unknown
+file type is always an error, and so is a truncated file unless explicitly allowed: nobody would notice what is missing
+from the store. A link in a folder is followed only if its target is in that folder, too.
 """
 
 import fnmatch
@@ -37,7 +37,7 @@ SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 def read_corpus(
     paths: Sequence[Path], *, report: ReadReport, glob: str | Sequence[str] = SOURCE_PATTERNS, **how: Any
 ) -> Iterator[Document]:
-    """Stream the documents of files and folders as `find_files` and `read_files`, always in the same order."""
+    """Stream the documents of files and folders (`find_files`, `read_files`), always in the same order."""
     return read_files(find_files(paths, glob, report), report=report, **how)
 
 
@@ -51,7 +51,7 @@ def read_files(
     allow_truncated: bool = False,
     read: Read = read_documents,
 ) -> Iterator[Document]:
-    """Stream the documents of files, which `read` opens.
+    """Stream the documents of files, opened by `read`.
 
     A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
     under `column`): a list of objects with `role` and `content`, which `render` turns into text.
@@ -72,10 +72,10 @@ def read_files(
 
 
 def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:
-    """Stop the reading at a problem that is not to be counted."""
+    """Raise a problem that is an error instead of being counted."""
     if problem.truncated and not allow_truncated:
         raise TruncatedCorpusError(
-            f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to do without the rest"
+            f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to skip the rest"
         )
     if strict and not problem.truncated:
         raise CorpusError(f"{problem.place}: {problem.reason}")
@@ -90,7 +90,7 @@ def corpus_fingerprint(
 ) -> str:
     """Return the identity of a corpus: SHA-256 over its files' paths and contents, and how it is read.
 
-    It tells whether a build can resume, or is done. Large files are read again only with `rehash`, or after a change.
+    It decides whether a build can resume or is done. Large files are read again only with `rehash` or after a change.
     """
     files = [
         (str(file.path.resolve()), file.name, file_identity(file.path, rehash=rehash))
@@ -109,15 +109,15 @@ def find_files(
 
     Args:
         paths: files and folders.
-        glob: which files of a folder are read.
-        report: gets the numbers of data files and links in folders that are passed over.
-        within: folder that no path may lead out of; None: paths may.
+        glob: patterns of the files to read in folders.
+        report: receives the numbers of data files and links in folders that are skipped.
+        within: folder that contains all paths once links are resolved; others are skipped. None: no restriction.
 
     Raises:
-        CorpusError: there are none, or one is missing or of an unknown kind.
+        CorpusError: there are no files, or one is missing or of an unknown kind.
     """
     if not paths:
-        raise CorpusError(f"no corpus is given: name {ACCEPTED}")
+        raise CorpusError(f"no corpus given: name {ACCEPTED}")
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 (resolve() would follow links)
     root = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in absolute]))
@@ -141,7 +141,7 @@ def find_files(
 def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
     """Return path and kind of a folder's matching files, sorted by relative path.
 
-    What is skipped has None or, if it is a link out of the folder, `LINKS`.
+    The kind of a skipped file is None, or `LINKS` if it is a link out of the folder.
     """
     found: dict[str, str | None] = {}
     within = folder.resolve()
@@ -156,8 +156,8 @@ def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str
     if set(found.values()) <= {None, LINKS}:
         shown = ", ".join(patterns[:6]) + (", ..." if len(patterns) > 6 else "")
         endings = Counter(kind or ending_of_name(name) for name, kind in found.items())
-        advice = passed_over_text(endings) if found else "name others by a pattern, such as '*.jsonl.zst'"
-        raise CorpusError(f"{folder} holds no file that matches {shown}: {advice}")
+        advice = passed_over_text(endings) if found else "name others with a pattern, such as '*.jsonl.zst'"
+        raise CorpusError(f"{folder} has no file that matches {shown}: {advice}")
     return [(folder / name, kind) for name, kind in sorted(found.items())]
 
 
@@ -177,6 +177,6 @@ def _is_passed_over(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Match a relative path with a pattern; `**/` stands for any folders, or none."""
+    """Match a relative path against a pattern; `**/` matches any number of folders, including none."""
     target = name if "/" in pattern else name.rpartition("/")[2]
     return any(fnmatch.fnmatchcase(target, form) for form in (pattern, pattern.replace("**/", "")))

@@ -14,7 +14,7 @@ class TreeText:
         └─ 0.050  ␣down
         0.100  ␣dog
 
-    A run without branches takes one line, with its first and last probability.
+    A run without branches takes one line, with its first and last probabilities.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Text to token shards: a corpus is tokenized once, in batches on all cores, resumable after every shard."""
+"""Tokenization of a corpus into shards, in batches on all cores, resumable after every shard."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -38,11 +38,11 @@ PIECE_CHARACTERS = 1 << 17
 
 Progress: TypeAlias = Callable[[int, int, int], None]
 Text: TypeAlias = tuple[str, str, bytes | None]
-"""The id of a document, a piece of its text, and its digest; None: more pieces follow."""
+"""The id of a document, a piece of its text, and the digest; None: more pieces follow."""
 
 
 class Encoded(NamedTuple):
-    """The id of a document, characters and token ids [n] of a piece of it, and its digest; None: more pieces follow."""
+    """The id of a document, characters and token ids [n] of a piece, and the digest; None: more pieces follow."""
 
     id: str
     characters: int
@@ -63,23 +63,23 @@ def tokenize_corpus(
 ) -> TokenShards:
     """Write a corpus as token shards, or resume an interrupted call.
 
-    Ids are without BOS and EOS. A document above `PIECE_CHARACTERS` is encoded in pieces, cut at a line break or space
-    if possible: one or two ids at each cut can differ from those of the whole text. Memory holds two batches, a shard
+    Ids exclude BOS and EOS. A document above `PIECE_CHARACTERS` is encoded in pieces, split at a line break or space if
+    possible: one or two ids at each split can differ from those of the whole text. Memory holds two batches, a shard
     and a document's text. Reading runs one batch ahead, in a thread. A shard ends with the document that fills it, so
     shards depend only on the documents, not on batches, cores or interruptions.
 
     Args:
-        documents: always the same for a `corpus_fingerprint`; those of finished shards are skipped.
+        documents: always the same for a given `corpus_fingerprint`; those of finished shards are skipped.
         tokenizer: the tokenizer of the ids.
-        directory: of one process at a time; shards in it from another tokenizer, corpus or shard size are removed.
+        directory: used by one process at a time; shards of another tokenizer, corpus or shard size are removed.
         corpus_fingerprint: identity of the corpus and of how it is read (`corpus.corpus_fingerprint`).
         source: name of the corpus in errors.
         shard_tokens: number of tokens at which a shard ends.
-        batch_chars: number of characters that are encoded at a time.
-        on_progress: called at the start and after each batch with all documents, tokens and characters so far.
+        batch_chars: number of characters encoded at a time.
+        on_progress: called at the start and after each batch with the documents, tokens and characters so far.
 
     Raises:
-        NoTextError: the corpus has no token; documents without any can be opened (`open_shards`).
+        NoTextError: the corpus has no tokens; the shards are still written and can be opened (`open_shards`).
         CorpusError: the documents differ from those of an interrupted call.
         TokenRangeError: the tokenizer returned an id outside its vocabulary.
     """
@@ -108,7 +108,7 @@ def tokenize_corpus(
 
 
 class _Filling:
-    """The documents of a shard so far, in memory."""
+    """The documents of an unfinished shard, in memory."""
 
     def __init__(self) -> None:
         self.ids: list[NDArray[Any]] = []
@@ -116,7 +116,7 @@ class _Filling:
         self.tokens = self.characters = 0
 
     def totals(self, shards: Sequence[Shard]) -> list[int]:
-        """Return documents, tokens and characters of finished shards and this one."""
+        """Return documents, tokens and characters of the finished shards and this one."""
         own = (len(self.digests), self.tokens, self.characters)
         return [sum(pair) for pair in zip(totals_of(shards).values(), own, strict=True)]
 
@@ -125,7 +125,7 @@ class _Filling:
         ids = piece.ids
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
             raise TokenRangeError(
-                f"document {piece.id!r} gave ids {ids.min():,} to {ids.max():,}, expected 0 to {vocab_size - 1:,}"
+                f"document {piece.id!r} has ids {ids.min():,} to {ids.max():,}, expected 0 to {vocab_size - 1:,}"
             )
         self.ids.append(ids.astype(token_dtype(vocab_size)))
         self.tokens += len(ids)
@@ -136,7 +136,7 @@ class _Filling:
             self.names = [*self.names[:1], piece.id]
 
     def write(self, directory: Path, index: int) -> Shard:
-        """Write the shard to disk, and last its marker."""
+        """Write the shard to disk, its marker last."""
         offsets = np.array(self.offsets, OFFSET_DTYPE)
         parts: dict[str, Sequence[Any]] = {"tokens": self.ids, "offsets": [offsets], "digests": self.digests}
         files = {}
@@ -159,7 +159,7 @@ def _encode(tokenizer: TextTokenizer, batch: list[Text]) -> Iterator[Encoded]:
 
 
 def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
-    """Yield the batches, reading the next one in a thread during work on the current one."""
+    """Yield the batches, reading the next one in a thread while the current one is processed."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="corpus") as pool:
         future = pool.submit(next, batches, None)
         while (batch := future.result()) is not None:
@@ -168,7 +168,7 @@ def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[Text]]:
-    """Group documents, split if long, into lists of about `batch_chars` characters: id, text, and digest at the end."""
+    """Group documents, long ones in pieces, into lists of about `batch_chars` characters."""
     batch: list[Text] = []
     size = 0
     for document in documents:
@@ -183,9 +183,9 @@ def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[T
 
 
 def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
-    """Yield `(piece, is the last)`: pieces of at most `limit` characters that join to the text.
+    """Yield `(piece, is_last)`: consecutive pieces of the text of at most `limit` characters.
 
-    A piece ends after the last line break of its second half, else before the last space there, else at the limit.
+    A piece ends after the last line break in its second half, else before the last space there, else at the limit.
     """
     start = 0
     while len(text) - start > limit:
@@ -197,7 +197,7 @@ def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
 
 
 def _resume(directory: Path, state: State) -> tuple[bool, list[Shard]]:
-    """Return whether the directory is complete, and its valid shards; remove all others."""
+    """Return whether the directory is complete, and its valid shards; remove invalid ones."""
     path = directory / STATE_NAME
     try:
         found = load_json(path.read_bytes(), STATES)
@@ -225,5 +225,5 @@ def _skip(documents: Iterator[Document], shards: list[Shard], source: str) -> No
         if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):
             raise CorpusError(
                 f"{source} changed since the build was interrupted (documents {shard.first_id!r} to "
-                f"{shard.last_id!r} are not where they were): remove the unfinished shards and start again"
+                f"{shard.last_id!r} have moved): remove the unfinished shards and start again"
             )

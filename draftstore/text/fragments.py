@@ -1,7 +1,7 @@
-"""Texts that no document may contain, known by hashes: what must be forgotten is not kept to look for it.
+"""Texts that no document may contain, stored only as hashes: text that must be forgotten is not kept for searching.
 
-A fragment of L characters is found by a polynomial hash of every L characters in a row, whose hits a digest confirms.
-Who has the hashes can confirm a guess of the text, but not read it.
+A fragment of L characters is found by a rolling polynomial hash over every L consecutive characters; a digest confirms
+the hits. The hashes can confirm a guess of the text, but do not reveal it.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """A text by its length in characters, its polynomial hash, and its digest in hexadecimal digits."""
+    """A text, represented by its length in characters, its polynomial hash and its digest in hexadecimal digits."""
 
     length: int
     roll: int
@@ -28,7 +28,7 @@ class Fragment:
 
     @classmethod
     def of(cls, text: str) -> "Fragment":
-        """Return the fragment of a text; CorpusError if that is empty."""
+        """Return the fragment of a text; CorpusError if the text is empty."""
         if not text:
             raise CorpusError("an empty text is contained in every document: give some characters")
         with np.errstate(over="ignore"):
@@ -48,7 +48,7 @@ class Fragment:
 
     @property
     def key(self) -> str:
-        """Identity of the fragment, for what depends on a set of them."""
+        """Identity of the fragment, for hashing sets of fragments."""
         return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:16]
 
 
@@ -57,7 +57,7 @@ def _characters(text: str) -> NDArray[np.uint64]:
 
 
 def _sums(characters: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the sums of the first i characters times powers of the base, uint64 [n + 1], and the powers [n]."""
+    """Return the prefix sums of characters times powers of the base, uint64 [n + 1], and the powers [n]."""
     powers: NDArray[Any] = np.full(len(characters), BASE, np.uint64)
     powers[:1] = 1
     powers = np.cumprod(powers, dtype=np.uint64)

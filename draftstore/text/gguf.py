@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: the files that it would have elsewhere, as transformers converts it."""
+"""The tokenizer of a GGUF file, converted by transformers to the usual tokenizer files."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def read_gguf(path: Path) -> dict[str, bytes]:
         MissingExtraError: a package of the extra `hf` is missing.
     """
     with needs_extra("gguf", "hf"):
-        import gguf  # noqa: F401 (transformers needs it, and would say so in other words)
+        import gguf  # noqa: F401 (transformers needs it, but its own error message differs)
     with needs_extra("transformers", "hf"):
         from transformers import AutoTokenizer
     try:
@@ -33,7 +33,7 @@ def read_gguf(path: Path) -> dict[str, bytes]:
 
 
 def converted(tokenizer: "PreTrainedTokenizerBase", state: str) -> dict[str, bytes]:
-    """Return a tokenizer of transformers as files; `state` is its `tokenizer.json`."""
+    """Return a transformers tokenizer as files; `state` is its `tokenizer.json`."""
     named = ("bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "add_bos_token")
     config: dict[str, Any] = {key: getattr(tokenizer, key, None) for key in named}
     config = {key: value for key, value in config.items() if isinstance(value, str | bool)}

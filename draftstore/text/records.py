@@ -1,6 +1,6 @@
 """One file of a corpus as a stream of documents: JSON Lines, Parquet, or text; plain or compressed.
 
-A bad record yields a `RecordProblem` with its position and never stops the reading.
+A bad record yields a `RecordProblem` with its position and never stops the stream.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ LINES_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIX = ".parquet"
 ACCEPTED = (
     "a folder of text or source files; a JSON Lines file (.jsonl, .ndjson, .json); a .parquet file; "
-    "a text or source file (.txt, .md, .py, ...); all but .parquet also packed (.gz, .zst)"
+    "a text or source file (.txt, .md, .py, ...); all but .parquet also compressed (.gz, .zst)"
 )
 TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
 PARQUET_ROWS = 32
@@ -46,7 +46,7 @@ Render: TypeAlias = Callable[[Sequence[Message]], str]
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One text: its record's own `id`, else its position `file#line`, with the file relative to the given path."""
+    """One text; `id` is its record's id, else its position `file#line`, with the file relative to the given path."""
 
     id: str
     text: str
@@ -54,7 +54,7 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusFile:
-    """A file to read: `name` is its name in document ids, `kind` is `lines`, `parquet` or `text`, or its reader's."""
+    """A file to read: `name` is used in document ids, `kind` is `lines`, `parquet`, `text` or a custom reader's."""
 
     path: Path
     name: str
@@ -62,7 +62,7 @@ class CorpusFile:
 
 
 Read: TypeAlias = Callable[[CorpusFile, str, Render], Iterator[Document | RecordProblem]]
-"""Streams the documents of a file, as `read_documents`."""
+"""Streams the documents of a file, as `read_documents` does."""
 
 
 def kind_of_name(name: str) -> str | None:
@@ -89,12 +89,12 @@ def kind_of_file(path: Path) -> str:
         raise CorpusError(f"no such file or folder: {path}")
     kind = kind_of_name(path.name)
     if kind is None:
-        raise CorpusError(f"{path} cannot be read: unknown file type: give {ACCEPTED}")
+        raise CorpusError(f"{path} cannot be read: unknown file type; expected {ACCEPTED}")
     return kind
 
 
 def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Stream the documents of one file; its text is under `column`, or `render`ed from `messages`.
+    """Stream the documents of one file; their text is under `column`, or `render`ed from `messages`.
 
     Raises:
         CorpusError: a Parquet file lacks the column.
@@ -120,10 +120,10 @@ def _whole_text(path: Path) -> str:
 
 
 def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream position (`file:line 7`) and object of each line of a JSON Lines file, plain or compressed.
+    """Yield position (`file:line 7`) and object of each line of a JSON Lines file, plain or compressed.
 
     Raises:
-        CorpusError: no such file, wrong kind, or, during reading, the first bad line.
+        CorpusError: no such file, wrong kind, or, during reading, a bad line.
     """
     for place, record in read_objects(path):
         if isinstance(record, RecordProblem):
@@ -132,25 +132,25 @@ def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
-    """Stream position (`file:line 7`) and object or problem of each line, otherwise like `read_json_records`.
+    """Yield position (`file:line 7`) and object or problem of each line, otherwise like `read_json_records`.
 
     Raises:
         CorpusError: no such file, or wrong kind.
     """
     if kind_of_file(path) != "lines":
-        raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, plain or packed")
+        raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, or compressed")
     for number, record in _line_records(path):
         yield f"{path}:line {number}", record
 
 
 def _line_records(path: Path) -> Iterator[Numbered]:
-    """Yield number and object of each non-blank line; a truncated file ends with a problem that says so."""
+    """Yield number and object of each non-blank line; a truncated file ends with a problem that reports it."""
     number = 0
     try:
         for number, line in enumerate(read_lines(path), start=1):
             if line is None or line.strip():
                 record = _attempt(f"{path}:line {number}", partial(_parse_line, line))
-                # Of a file that was cut, the last line begins as an object and has no line feed.
+                # In a truncated file, the last line begins as an object and has no line feed.
                 if (
                     isinstance(record, RecordProblem)
                     and line
@@ -165,17 +165,17 @@ def _line_records(path: Path) -> Iterator[Numbered]:
 
 
 def _broken_off(place: str, error: Exception) -> RecordProblem:
-    """Return the problem of a file that cannot be read further."""
+    """Return the problem of a file that cannot be read any further."""
     return RecordProblem(place, f"cannot be read from here on: {_reason(error)}", truncated=True)
 
 
 def _parse_line(line: bytes | None) -> dict[str, Any]:
-    """Return the object on a line; None is a line that exceeded the size limit."""
+    """Return the object on a line; a line of None exceeded the size limit."""
     if line is None:
         raise CorpusError(TOO_LARGE)
     text = line.decode("utf-8").removeprefix("\ufeff")
     if text.lstrip().startswith("["):
-        raise CorpusError("a JSON array, expected one object a line: `jq -c '.[]'` writes such a file")
+        raise CorpusError("a JSON array, expected one object per line: `jq -c '.[]'` converts the file")
     record = json.loads(text)
     if not isinstance(record, dict):
         raise CorpusError(f"a JSON {type(record).__name__}, expected an object")
@@ -183,7 +183,7 @@ def _parse_line(line: bytes | None) -> dict[str, Any]:
 
 
 def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
-    """Yield number and object of each row, holding one batch of rows in memory at a time."""
+    """Yield number and object of each row, with one batch of rows in memory at a time."""
     with needs_extra("pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
@@ -200,11 +200,11 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
-    """Return the columns to read: the text's or else the conversation's, and ids if there are any."""
+    """Return the columns to read: the text's, or else the conversation's, and `id` if present."""
     text = next((name for name in (column, "messages") if name in names), None)
     if text is None:
         raise CorpusError(
-            f"{path} has no column {column!r}, only {', '.join(names)}: name the column of the text with --column"
+            f"{path} has no column {column!r}, only {', '.join(names)}: name the text column with --column"
         )
     return [text] + ["id"] * ("id" in names)
 
@@ -235,7 +235,7 @@ def _record_document(record: Mapping[str, Any], place: str, column: str, render:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise CorpusError(f"{key!r} is not valid Unicode: it holds half of a surrogate pair") from None
+        raise CorpusError(f"{key!r} is not valid Unicode: it has an unpaired surrogate") from None
     return Document(record_id(record) or place, text)
 
 
@@ -247,5 +247,5 @@ def record_id(record: Mapping[str, Any]) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's message, or its kind if that is empty; for an OSError without the path."""
+    """Return an error's message, or its type if that is empty; for an OSError, without the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -1,16 +1,16 @@
-"""A scan: the table of a collection's documents, as one Parquet file; only files that changed are read for it.
+"""A scan: the table of a collection's documents, as one Parquet file; only files that changed are read again.
 
     digest       16 bytes, see draftstore.text.digests
     source       i32, number of the source
-    file         i32, index among the files that the metadata name
+    file         i32, index into the files listed in the metadata
     id           the document's id
     characters   i64, length of the text
     bytes        i64, the same in UTF-8
-    first_seen   i64, unix seconds of the first scan in a row that found the text
+    first_seen   i64, unix seconds of the first of the consecutive scans that found the text
     refused      bool, whether it contains a text that no document may contain
 
-A row for every document with text, in the order of reading, equal ones included: one of them may outlive the other. No
-text is in it.
+There is a row for every document with text, in the order of reading, including duplicates: one may outlive the other.
+The texts themselves are not stored.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ with needs_extra("polars"):
 
 METADATA = "draftstore.scan.2"
 MODE = 0o600
-"""Ids of documents, and who said what how often, are as private as the texts."""
+"""Document ids, and who said what how often, are as private as the texts."""
 PART_ROWS = 1 << 16
 ROWS = {
     "digest": pl.Binary,
@@ -50,19 +50,19 @@ ROWS = {
     "bytes": pl.Int64,
     "refused": pl.Boolean,
 }
-"""The columns that reading a file gives."""
+"""The columns obtained by reading a file."""
 COLUMNS = ROWS | {"source": pl.Int32, "file": pl.Int32, "first_seen": pl.Int64}
 
 OnScan: TypeAlias = Callable[[int, int, int], None]
-"""Called with the files scanned, their total, and the documents read so far."""
+"""Called with the files scanned so far, their total, and the documents read so far."""
 
 
 @dataclass(frozen=True)
 class ScannedFile:
     """A file as it was read.
 
-    `source` is the number of its source, `reading` that of `Source`, `identity` that of its content, `documents` the
-    number of its rows; others are as in `CorpusFile`.
+    `source` is the number of its source, `reading` as in `Source`, `identity` the identity of its content, `documents`
+    the number of its rows; the others are as in `CorpusFile`.
     """
 
     source: int
@@ -76,7 +76,7 @@ class ScannedFile:
 
     @property
     def content(self) -> tuple[int | str, ...]:
-        """What decides its rows."""
+        """Everything that determines its rows."""
         return self.source, self.path, self.name, self.kind, self.reading, self.identity
 
 
@@ -88,11 +88,11 @@ class Scan:
     """A table of documents.
 
     Attributes:
-        sources: the sources that were scanned; none in a scan that was opened from its file.
+        sources: the sources that were scanned; empty in a scan opened from its file.
         files: their files, in the order of reading.
         frame: the rows; those of a file are adjacent.
-        read: how many files this scan has read; the rows of others were taken over.
-        links: how many links this scan found that lead out of their folders.
+        read: number of files that this scan read; the rows of the others were reused.
+        links: number of links out of their folders that this scan found.
     """
 
     sources: tuple[Source, ...]
@@ -106,17 +106,17 @@ class Scan:
 
     @property
     def digests(self) -> NDArray[np.uint8]:
-        """Uint8 [n, 16]."""
+        """Digests of the documents, uint8 [n, 16]."""
         return digests_of(self.frame)
 
     @property
     def keys(self) -> NDArray[np.bytes_]:
-        """S16 [n], see `draftstore.text.digests.digest_keys`."""
+        """Digests as S16 [n]; see `draftstore.text.digests.digest_keys`."""
         return digest_keys(self.digests)
 
     @property
     def report(self) -> ReadReport:
-        """What was passed over in all files."""
+        """What was read and skipped in all files."""
         report = ReadReport(passed_over={LINKS: self.links} if self.links else {})
         for file in self.files:
             report.add(file.report)
@@ -124,7 +124,7 @@ class Scan:
         return report
 
     def rows(self) -> dict[tuple[int | str, ...], tuple[ScannedFile, pl.DataFrame]]:
-        """Return each file with its rows, by its content."""
+        """Return each file with its rows, keyed by `ScannedFile.content`."""
         starts = np.cumsum([0, *(file.documents for file in self.files)]).tolist()
         rows = self.frame.select(list(ROWS))
         return {
@@ -133,7 +133,7 @@ class Scan:
         }
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column of numbers, [n]."""
+        """Return a numeric column, [n]."""
         return self.frame[name].to_numpy()
 
 
@@ -148,14 +148,14 @@ def digests_of(frame: pl.DataFrame) -> NDArray[np.uint8]:
 
 
 def digest_series(digests: NDArray[np.uint8]) -> pl.Series:
-    """Return digests, uint8 [n, 16], as tables have them."""
+    """Return digests, uint8 [n, 16], as a column of a table."""
     data = digests.tobytes()
     parts = (data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES))
     return pl.Series("digest", list(parts), pl.Binary)
 
 
 def open_scan(path: Path) -> Scan | None:
-    """Open a scan; None if there is none yet.
+    """Open a scan; return None if there is none yet.
 
     Raises:
         CorpusError: it cannot be read.
@@ -166,12 +166,12 @@ def open_scan(path: Path) -> Scan | None:
         files = load_json(pl.read_parquet_metadata(path)[METADATA], FILES)
         frame = pl.read_parquet(path).select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
         whole = sum(file.documents for file in files) == frame.height
-        problem = None if whole else "its files do not have as many documents as it has rows"
+        problem = None if whole else "its numbers of rows and of documents differ"
     except (pl.exceptions.PolarsError, OSError, KeyError, ValueError) as error:
         problem = str(error)
     if problem:
         raise CorpusError(
-            f"the scan {path} cannot be read ({problem}): remove it; all documents then count as seen now"
+            f"the scan {path} cannot be read ({problem}): remove it; all documents then count as first seen now"
         )
     return Scan((), files, frame)
 
@@ -183,19 +183,19 @@ def scan_sources(
     now: float | None = None,
     on_progress: OnScan = lambda _done, _all, _documents: None,
 ) -> Scan:
-    """Scan sources, and keep the result for the next time.
+    """Scan sources, and save the result for the next scan.
 
-    A file whose content and way of reading are those of the scan before is not read: its rows are taken over. When a
-    text was first seen is kept for as long as some file holds it, within what the clock and the source allow.
+    A file whose content and reading options are unchanged since the previous scan is not read: its rows are reused. The
+    time when a text was first seen is kept as long as some file contains it, bounded by the clock and the source.
 
     Args:
-        sources: the sources, each with a number of its own.
-        path: file of the scan, replaced when all is read.
-        now: unix seconds; None: the clock's.
+        sources: the sources, with distinct numbers.
+        path: file of the scan, replaced once everything has been read.
+        now: unix seconds; None: the current time.
         on_progress: progress callback.
 
     Raises:
-        CorpusError: a source has no files, a file cannot be read, or the scan before; the scan stays as it was.
+        CorpusError: a source has no files, or a file or the previous scan cannot be read; the saved scan is unchanged.
     """
     before = open_scan(path) or Scan((), (), pl.DataFrame(schema=COLUMNS))
     passed_over = ReadReport()
@@ -203,10 +203,10 @@ def scan_sources(
     found: dict[int, tuple[ScannedFile, pl.DataFrame]] = {}
     read = documents = 0
     known = before.rows()
-    # Those of a log last and from the newest on: one that is rotated meanwhile is then read twice, and not missed.
+    # Log files last, the newest first: one that is rotated meanwhile is then read twice instead of missed.
     for at in sorted(range(len(listed)), key=lambda at: (log := listed[at][0].log, -at if log else at)):
         source, file = listed[at]
-        # Before the reading: a file that grows meanwhile is then read again. One of a log may be gone.
+        # Before reading: a file that grows meanwhile is read again next time. A file of a log may be gone.
         with suppress(FileNotFoundError):
             identity = file_identity(file.path)
             content = source.number, str(file.path), file.name, file.kind, source.reading, identity
@@ -234,9 +234,9 @@ def _table(
     sources: Sequence[Source],
     now: int,
 ) -> pl.DataFrame:
-    """Return the rows of files with the times at which their texts were first seen: new ones now.
+    """Return the rows of files with the times at which their texts were first seen: now for new texts.
 
-    A clock that was wrong at one scan is thus right at the next: no time is after now, or before the source was added.
+    No time is later than now or earlier than the addition of the source: errors of a wrong clock do not persist.
     """
     counts = [file.documents for file, _ in kept]
     numbers = np.repeat(np.array([file.source for file, _ in kept], np.int32), counts)
@@ -253,13 +253,13 @@ def _table(
         added, "source", "left", maintain_order="left"
     )
     first, least = pl.col("first_seen").fill_null(now), pl.col("added")
-    # A clock before the adding is wrong itself, and says nothing about the known ones.
+    # A clock earlier than the addition of the source is itself wrong, and cannot correct known times.
     first = pl.when(least <= now).then(pl.min_horizontal(first, now)).otherwise(first)
     return rows.with_columns(pl.max_horizontal(first, least).alias("first_seen")).select(list(COLUMNS))
 
 
 def _read(source: Source, file: CorpusFile, report: ReadReport) -> pl.DataFrame:
-    """Read a file of a source into rows, a part at a time: Python's objects take ten times the memory of a table."""
+    """Read a file of a source into rows, a part at a time: Python objects take ten times the memory of a table."""
     documents, parts = _documents(source, file, report), [pl.DataFrame(schema=ROWS)]
     while part := [_row(source, document) for document in islice(documents, PART_ROWS)]:
         parts.append(pl.DataFrame(part, ROWS, orient="row"))
@@ -267,7 +267,7 @@ def _read(source: Source, file: CorpusFile, report: ReadReport) -> pl.DataFrame:
 
 
 def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator[Document]:
-    """Yield the documents of a file; the last record of a log may be one that is just being written."""
+    """Yield the documents of a file; the last record of a log may still be incomplete."""
     return read_files(
         [file], render=source.render, report=report, column=source.column, strict=source.strict,
         allow_truncated=source.allow_truncated or source.log, read=source.read,
@@ -275,7 +275,7 @@ def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator
 
 
 def _row(source: Source, document: Document) -> tuple[bytes, str, int, int, bool]:
-    """Return the row of a document, as `ROWS` has it."""
+    """Return the row of a document, in the order of `ROWS`."""
     text = document.text
     refused = any(fragment.occurs_in(text) for fragment in source.refused)
     return text_digest(text), document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused
@@ -289,7 +289,7 @@ def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
         digests: uint8 [any, 16].
 
     Raises:
-        CorpusError: a file changed since the scan, so that documents are missing, or it cannot be read.
+        CorpusError: a file cannot be read, or changed since the scan so that documents are missing.
     """
     sources = {source.number: source for source in scan.sources}
     wanted = digest_series(digests).unique()
@@ -308,5 +308,5 @@ def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
                 break
     if missing:
         raise CorpusError(
-            f"{counted(missing, 'document')} of the scan are no longer in their files: scan again"
+            f"{counted(missing, 'document')} of the scan could not be found in the files: scan again"
         )

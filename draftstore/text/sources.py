@@ -1,4 +1,4 @@
-"""The sources of a collection, and the files that each stands for at the moment."""
+"""The sources of a collection, and the files that each currently denotes."""
 
 import dataclasses
 import glob as globbing
@@ -20,7 +20,7 @@ GLOB_SIGNS = re.compile(r"[*?\[]")
 
 
 def no_template(_messages: Sequence[Message]) -> str:
-    """Refuse a conversation with a TokenizerError: its text depends on a chat template."""
+    """Raise a TokenizerError: the text of a conversation depends on a chat template."""
     raise TokenizerError("a conversation needs the model's chat template: name the collection's tokenizer")
 
 
@@ -29,18 +29,18 @@ class Source:
     """One source of a collection, on this machine.
 
     Attributes:
-        number: known by it in scans, whatever sources come and go.
-        place: a file, a folder, or a pattern of paths such as `/data/*.jsonl`.
-        log: whether it is a log: it may not exist yet, is rotated, and grows during reading.
+        number: identifies it in scans, regardless of sources added or removed.
+        place: a file, a folder, or a path pattern such as `/data/*.jsonl`.
+        log: whether it is a log, which may not exist yet, is rotated, and grows during reading.
         column: key or column of the text in records.
-        glob: which files of a folder are read.
+        glob: patterns of the files to read in a folder.
         strict: whether to stop at the first bad record.
-        allow_truncated: whether to go on after a file that cannot be read to its end.
+        allow_truncated: whether to continue after a truncated file.
         render: turns a conversation into text.
-        find: returns the files of a log that is none of text, from the oldest on, which `read` opens.
+        find: for a log that is not text, returns its files for `read`, the oldest first.
         template: identity of `render` or `read`.
-        refused: documents with one of these texts are never wanted.
-        added: unix seconds; no document was seen before it.
+        refused: documents that contain one of these texts are never wanted.
+        added: unix seconds; no document was first seen earlier.
     """
 
     number: int
@@ -59,16 +59,16 @@ class Source:
 
     @property
     def reading(self) -> str:
-        """Identity of everything besides the file that decides which documents it gives."""
+        """Identity of everything besides the file that determines its documents."""
         keys = sorted(fragment.key for fragment in self.refused)
         deciding = [self.column, self.strict, self.allow_truncated, self.template, keys]
         return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
     def files(self, report: ReadReport | None = None) -> list[CorpusFile]:
-        """Return its files, always in the same order; those of a log from the oldest on; see `find_files`.
+        """Return its files, always in the same order, those of a log from oldest to newest; see `find_files`.
 
         Raises:
-            CorpusError: there are none, unless it is a log; or one is of an unknown kind.
+            CorpusError: there are none and it is not a log, or one is of an unknown kind.
         """
         if self.find:
             return self.find()
@@ -84,7 +84,7 @@ class Source:
 
 
 def log_files(path: Path) -> list[Path]:
-    """Return the files of a response log: `answers.2.jsonl`, `answers.1.jsonl`, `answers.jsonl`, those that exist."""
+    """Return the existing files of a response log: `answers.2.jsonl`, `answers.1.jsonl`, `answers.jsonl`."""
     packed = "|".join(map(re.escape, COMPRESSION_SUFFIXES))
     name = re.compile(rf"{re.escape(path.stem)}\.(\d+){re.escape(path.suffix)}(?:{packed})?")
     beside = path.parent.iterdir() if path.parent.is_dir() else iter(())

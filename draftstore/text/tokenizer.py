@@ -1,8 +1,8 @@
 """A model's tokenizer: encoding, decoding, BOS, chat template, identity.
 
-It reads the files that Hugging Face models ship: `tokenizer.json`, and if present `tokenizer_config.json` and
-`chat_template.jinja`. The package `tokenizers` does the work and is imported only when a tokenizer is loaded: opening a
-store and drafting from it do not need it.
+It reads the files that ship with Hugging Face models: `tokenizer.json`, and `tokenizer_config.json` and
+`chat_template.jinja` if present. The package `tokenizers` does the work and is imported when a tokenizer is loaded:
+opening a store and drafting from it do not need it.
 """
 
 import hashlib
@@ -33,22 +33,22 @@ TEMPLATE_FILE = "chat_template.jinja"
 CONFIG = TypeAdapter(dict[str, Any])
 FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
 LONG_TEXT = 1 << 14
-"""Characters above which other threads are let run meanwhile: alone, the library holds the interpreter's lock."""
+"""Characters above which a text is encoded as a batch: only that releases the GIL."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TextTokenizer:
-    """A Hugging Face tokenizer without truncation and padding, and with its chat template.
+    """A Hugging Face tokenizer with its chat template, without truncation and padding.
 
-    Text that spells a special token (`</s>`, `<|im_end|>`) becomes that token, as in Hugging Face: chat templates
+    Text that spells a special token (`</s>`, `<|im_end|>`) becomes that token, as in transformers: chat templates
     require it.
 
     Attributes:
-        name: display name; a folder or hub name.
+        name: display name: a folder or hub name.
     """
 
     def __init__(self, backend: "Tokenizer", name: str, files: Mapping[str, bytes]) -> None:
-        """Wrap a tokenizer, whose truncation, padding and BPE dropout end, with the bytes of its files (of `FILES`).
+        """Wrap a tokenizer and the contents of its `FILES`; truncation, padding and BPE dropout are disabled.
 
         Raises:
             TokenizerError: the configuration is not a JSON object, or the template is not UTF-8.
@@ -101,7 +101,7 @@ class TextTokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the added tokens that are marked special."""
+        """Ids of the added tokens that are marked as special."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
 
@@ -109,7 +109,7 @@ class TextTokenizer:
     def bos_ids(self) -> tuple[int, ...]:
         """Ids that `encode(bos=True)` prepends: usually one or none.
 
-        The configuration's `add_bos_token` decides if it is set, as in transformers; otherwise the post-processor.
+        They are determined by the configuration's `add_bos_token` if set, as in transformers, else the post-processor.
         """
         wanted = self._config.get("add_bos_token")
         named = self._id_of("bos_token")
@@ -127,7 +127,7 @@ class TextTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` uses a template of the model instead of the plain role format."""
+        """Whether `render_chat` uses the model's template instead of the plain role format."""
         return self._template is not None
 
     @property
@@ -141,12 +141,12 @@ class TextTokenizer:
         """Return the token ids of one text, shape [n].
 
         Args:
-            text: any text; empty gives no ids except BOS.
-            bos: whether to prepend `bos_ids`, unless the text already begins with them, as rendered chats do. An EOS is
+            text: any text; empty text has no ids except BOS.
+            bos: whether to prepend `bos_ids`, unless the text already begins with them, as rendered chats do. EOS is
                 never appended.
 
         Raises:
-            TokenizerError: the text has a lone surrogate.
+            TokenizerError: the text has an unpaired surrogate.
         """
         ids = self._guarded(lambda: self._encoding(text).ids)
         prefix = list(self.bos_ids) if bos else []
@@ -155,7 +155,7 @@ class TextTokenizer:
         return np.array(ids, dtype=np.int32)
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the token ids of many texts, without BOS or EOS, int32 [n] each; on all cores, without the GIL."""
+        """Return the token ids of several texts, int32 [n] each, without BOS or EOS; on all cores, without the GIL."""
         encodings = self._guarded(lambda: self._backend.encode_batch_fast(texts, add_special_tokens=False))
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
@@ -164,21 +164,21 @@ class TextTokenizer:
         return self._backend.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=False)
 
     def decode_within(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """Return what each sequence of token ids adds to a text, with a space at its beginning; else as `decode`."""
-        before = self._encoding("a").ids  # a decoder may leave out a space at the beginning of a text
+        """Return the text of each sequence as inside a longer text, keeping a leading space; otherwise as `decode`."""
+        before = self._encoding("a").ids  # a decoder may drop a space at the beginning of a text
         texts = self._backend.decode_batch([[*before, *ids] for ids in sequences], skip_special_tokens=False)
         length = len(self.decode(before))
         return [text[length:] for text in texts]
 
     def token_text(self, token: int) -> str:
-        """Return one token as `visible_piece`, for drawings of trees; an unknown id is `<id 7>`."""
+        """Return one token as a `visible_piece`, for drawings of trees; an unknown id is `<id 7>`."""
         piece = self._entry(token)
         if piece is None:
             return f"<id {int(token)}>"
         return piece if token in self.special_ids else visible_piece(piece, self._byte_level)
 
     def exact_text(self, token: int) -> str | None:
-        """Return the exact text that one token adds; None: the id is unknown, or has a part of a character."""
+        """Return the exact text of one token; None if its id is unknown or it is only part of a character."""
         piece = self._entry(token)
         if piece is None or token in self.special_ids:
             return piece
@@ -190,17 +190,17 @@ class TextTokenizer:
         add_generation_prompt: bool,
         settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> str:
-        """Return a conversation as text, by the model's chat template or else `plain_chat`.
+        """Render a conversation with the model's chat template, or else with `plain_chat`.
 
-        A template may use today's date, as in transformers, and variables: `settings`, like `tools`.
+        A template may use today's date, as in transformers, and variables from `settings`, such as `tools`.
 
         Raises:
-            TokenizerError: the template is broken or refuses these messages (roles out of turn, for example); or there
+            TokenizerError: the template is broken or rejects these messages (roles out of order, for example); or there
                 are settings, but no template.
         """
         if self._template is None:
             if settings:
-                raise TokenizerError(f"the model {self.name!r} has no chat template: leave its settings out")
+                raise TokenizerError(f"the model {self.name!r} has no chat template: omit its settings")
             return plain_chat(messages, add_generation_prompt)
         return render_template(
             self._template, messages, add_generation_prompt=add_generation_prompt,
@@ -208,7 +208,7 @@ class TextTokenizer:
         )  # fmt: skip
 
     def render_document(self, messages: Sequence[Message]) -> str:
-        """Return a whole conversation as the text of a document, see `render_chat`."""
+        """Render a whole conversation as the text of a document; see `render_chat`."""
         return self.render_chat(messages, add_generation_prompt=False)
 
     def save(self, directory: Path) -> None:
@@ -229,7 +229,7 @@ class TextTokenizer:
         return None if text is None else self._backend.token_to_id(text)
 
     def _encoding(self, text: str) -> Any:
-        """Encode one text without special tokens, with the interpreter's lock released if it is long."""
+        """Encode one text without special tokens; if it is long, without the GIL."""
         if len(text) > LONG_TEXT:
             return self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
         return self._backend.encode(text, add_special_tokens=False)
@@ -238,20 +238,20 @@ class TextTokenizer:
         try:
             return encode()
         except TypeError:
-            raise TokenizerError("a text is not valid Unicode: it holds half of a surrogate pair") from None
+            raise TokenizerError("a text is not valid Unicode: it has an unpaired surrogate") from None
 
 
 def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
     """Load a tokenizer from disk or from the Hugging Face hub.
 
     Args:
-        spec: a folder with `tokenizer.json`, such a file, a GGUF file or a folder with one, or a hub name
-            `organisation/model`, taken from the local cache without a network.
-        name: display name; None: the folder's name, the file's folder's name, or the hub name.
+        spec: a `tokenizer.json`, a GGUF file, a folder with one of these, or a hub name `organisation/model`, which is
+            taken from the local cache if offline.
+        name: display name; None: the name of the folder (of a `tokenizer.json`, its folder), or the hub name.
 
     Raises:
         TokenizerError: not found, unreachable, or a broken file.
-        MissingExtraError: `tokenizers` is not installed, or for a GGUF file a package of the extra `hf`.
+        MissingExtraError: `tokenizers` is not installed, or, for a GGUF file, a package of the extra `hf`.
     """
     main, path = _main_file(str(spec)), Path(spec)
     gguf = main.suffix == GGUF_SUFFIX
@@ -283,7 +283,7 @@ def _main_file(spec: str) -> Path:
     if len(files) != 1:
         several = f"{len(files)} {GGUF_SUFFIX} files: name one of them"
         advice = several if files else "pass a folder or a hub name with a fast tokenizer"
-        raise TokenizerError(f"{folder} holds no {TOKENIZER_FILE}: {advice}")
+        raise TokenizerError(f"{folder} has no {TOKENIZER_FILE}: {advice}")
     return files[0]
 
 
@@ -301,7 +301,7 @@ def _download(name: str) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(
-            f"no folder {name!r} here, and no such tokenizer on the hub ({reason}): pass {accepted}; "
+            f"{name!r} is neither a local folder nor a tokenizer on the hub ({reason}): pass {accepted}; "
             "a gated model needs `hf auth login` first"
         ) from None
 
@@ -314,7 +314,7 @@ def _parse_config(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the configuration's named tokens; they are stored as text or as an object."""
+    """Return the texts of the configuration's named tokens, each stored as text or as an object."""
     values = {key: config.get(key) for key in NAMED_TOKENS}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
     return {key: text for key, text in texts.items() if isinstance(text, str)}

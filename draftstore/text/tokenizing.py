@@ -1,14 +1,14 @@
-"""Builds that start from texts, in three steps, and token shards as a store of their own.
+"""Builds from text, in three steps, and stores of token shards.
 
     build = TextBuild(options, tokenizer, {"kind": "rest"})
-    build.plan                   what determines the bytes of the store
-    build.fill(partial)          the corpus as token shards, resumed after the last finished shard
-    build.seal(store, ...)       the tokenizer joins the store, and the manifest makes it one
+    build.plan                   everything that determines the bytes of the store
+    build.fill(partial)          writes the corpus as token shards, resuming after the last finished shard
+    build.seal(store, ...)       completes the store with the tokenizer and the manifest
 
 The working directory of a build (draftstore.storage.staging) contains
 
     tokens/              token shards (draftstore.text.encoding)
-    report.json          marker: every document was read; what was skipped
+    report.json          marker that every document was read, with what was skipped
 
 A store of kind `tokens` has the shards, the report and the tokenizer. Other builds of the same corpus use it instead of
 reading the texts again.
@@ -46,19 +46,19 @@ REPORT = "report.json"
 
 CORPUS = (
     "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text` or "
-    "`messages`; text and source files; all but .parquet also packed (.gz, .zst). In a folder the unpacked text and "
-    "source files are read, or what `glob` names."
+    "`messages`; text and source files; all but .parquet also compressed (.gz, .zst). In a folder, the uncompressed "
+    "text and source files are read, or those that match `glob`."
 )
 
 
 class Gathered(NamedTuple):
-    """Documents that the caller has chosen, in place of files to read.
+    """Documents chosen by the caller, instead of files to read.
 
     Attributes:
-        read: returns them.
-        order: identity of their order and ids; an interrupted build with another one tokenizes them again.
-        files: where they come from: who may not read these files may not read the store.
-        facts: for the manifest, see `Manifest.corpus`; the fingerprint is added.
+        read: returns the documents.
+        order: identity of their order and ids; if it changes, an interrupted build tokenizes them again.
+        files: files of the documents; the store is readable only by users who may read all of them.
+        facts: additions to `Manifest.corpus`, besides the fingerprint.
     """
 
     read: Callable[[], Iterator[Document]]
@@ -73,7 +73,7 @@ class ReadOptions(Options):
     column: str = Field(
         "text",
         min_length=1,
-        description="Key or column that holds the text of a record; conversations under `messages` are found, too.",
+        description="Key or column of the text in a record; conversations under `messages` are read, too.",
         examples=["text", "content"],
     )
     glob: Annotated[tuple[str, ...], Shown(unset="text and source", metavar="PATTERN...")] = Field(
@@ -93,12 +93,12 @@ class ReadOptions(Options):
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Return which files of a folder are read."""
+        """Patterns of the files to read in a folder."""
         return self.glob or SOURCE_PATTERNS
 
 
 class Named(Options):
-    """The name of a store; without one, that of its directory."""
+    """The name of a store; by default, the name of its directory."""
 
     name: Annotated[str, Shown(unset="the directory's")] = Field(
         "", description="Display name of the store.", examples=["chat-vicuna"]
@@ -106,12 +106,12 @@ class Named(Options):
 
 
 class CorpusOptions(ReadOptions, Named):
-    """A corpus under the name of its store; without a name, of the store's directory.
+    """A corpus and the name of its store.
 
     Attributes:
         fingerprint: identity of the corpus files and of how they are read, set by `settled`; None: every build computes
             it.
-        gathered: the documents themselves, whose identity is `fingerprint`; None: they are read from the files.
+        gathered: the documents themselves, identified by `fingerprint`; None: read from the files.
     """
 
     corpus: Annotated[tuple[Path, ...], Shown(metavar="PATH...")] = Field(description=CORPUS)
@@ -130,18 +130,18 @@ class CorpusOptions(ReadOptions, Named):
         return [file.path for file in find_files(self.corpus, self.patterns)]
 
     def inputs(self) -> str:
-        """Identity of the corpus files and of how they are read."""
+        """Return the identity of the corpus files and of how they are read."""
         return self.fingerprint or corpus_fingerprint(
             self.corpus, glob=self.patterns, rehash=self.rehash, **self.how
         )
 
     def settled(self) -> Self:
-        """Return a copy with the corpus' present identity, for several builds of one corpus."""
+        """Return a copy with the current identity of the corpus, for several builds of one corpus."""
         return self.model_copy(update={"fingerprint": self.inputs()})
 
 
 def corpus_plan(options: CorpusOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return everything that determines the ids of a corpus, as JSON values; part of the plan of builds from texts."""
+    """Return everything that determines the ids of a corpus, as JSON values; part of the plan of builds from text."""
     return {
         "inputs": options.inputs(),
         "tokenizer": tokenizer.fingerprint,
@@ -150,7 +150,7 @@ def corpus_plan(options: CorpusOptions, tokenizer: TextTokenizer) -> dict[str, A
 
 
 class TextBuild:
-    """A build from texts.
+    """A build from text.
 
     Attributes:
         plan: everything that determines the bytes of the store, as JSON values.
@@ -170,9 +170,9 @@ class TextBuild:
 
         Args:
             options: corpus and how it is read.
-            tokenizer: its tokenizer; a copy goes into the store.
-            plan: what else determines the bytes of the store, including `kind`.
-            taken: existing store of the corpus's shards (`build_tokens`), used instead of the texts.
+            tokenizer: its tokenizer; copied into the store.
+            plan: everything else that determines the bytes of the store, including `kind`.
+            taken: existing store of the corpus's shards (`build_tokens`) to use instead of the texts.
             on_progress: called with documents, tokens and characters so far.
         """
         self.plan = {**plan, **corpus_plan(options, tokenizer)}
@@ -181,7 +181,7 @@ class TextBuild:
         self._taken, self._on_progress = taken, on_progress
 
     def fill(self, partial: Path) -> TokenShards:
-        """Tokenize the corpus in a build's working directory, or resume there.
+        """Tokenize the corpus in a build's working directory, resuming from any finished shards.
 
         Raises:
             CorpusError: the corpus cannot be read or has no text.
@@ -193,7 +193,7 @@ class TextBuild:
         except NoTextError as error:
             reasons = self.report.absence()
             raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
-        anew = self.report.documents > 0  # else an earlier attempt has read the corpus
+        anew = self.report.documents > 0  # otherwise an earlier attempt has read the corpus
         notes = once(partial / REPORT, lambda: dataclasses.asdict(self.report), still=lambda _: not anew)
         self.report = REPORTS.validate_python(notes)
         self._shards = shards
@@ -234,7 +234,7 @@ class TextBuild:
         counts: dict[str, int],
         **options: Any,
     ) -> Manifest:
-        """Complete the store, see `seal_store`; the plan, documents and tokens join its parameters and counts."""
+        """Complete the store (`seal_store`), adding the plan to its parameters, documents and tokens to its counts."""
         corpus, shards = self._options, self._shards
         content = [entry.sha256 for shard in shards.shards for _, entry in sorted(shard.files.items())]
         facts = {
@@ -260,10 +260,10 @@ def seal_store(
     target_model: str | None = None,
     on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Manifest:
-    """Complete a store of token ids: add the tokenizer, and last the manifest; see `Manifest` for most arguments.
+    """Complete a store of token ids: add the tokenizer, then the manifest; see `Manifest` for most arguments.
 
     Args:
-        store: directory with all other files of the store; the tokenizer of an earlier attempt is replaced.
+        store: directory with all other files of the store; a tokenizer left by an earlier attempt is replaced.
         on_bytes: called with the bytes hashed and the total.
     """
     for path in [store / TOKENIZER_FOLDER, store / MANIFEST_NAME, *store.glob(".*")]:
@@ -298,7 +298,7 @@ def build_tokens(
     """Tokenize a corpus into a store of shards, or resume an interrupted call.
 
     Args:
-        options: see `TextBuild`, as for `tokenizer` and `on_progress`.
+        options: see `TextBuild`, also for `tokenizer` and `on_progress`.
         out: directory of the store; its parent is created if missing.
         overwrite: whether to replace an existing store.
 

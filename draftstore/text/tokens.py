@@ -2,9 +2,9 @@
 
 A directory of shards contains, for each shard,
 
-    shard-00000.tokens   the ids of its documents one after the other, little-endian u16 or u32
+    shard-00000.tokens   the ids of its documents, concatenated, little-endian u16 or u32
     shard-00000.offsets  int64[documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
-    shard-00000.digests  uint8[documents, 16]: what its documents are known by (draftstore.text.digests)
+    shard-00000.digests  uint8[documents, 16]: the digests of its documents (draftstore.text.digests)
     shard-00000.json     the marker, written last: a shard without one does not exist
 
 and `tokens.json`: the origin of the ids and, once every document is included, the totals.
@@ -32,10 +32,10 @@ TokenArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """Return the little-endian type of token ids on disk, whose largest value stays free for `sentinel`.
+    """Return the little-endian type of token ids on disk; its largest value is reserved for `sentinel`.
 
     Raises:
-        TokenRangeError: vocab_size is outside 1 .. 2**31 - 1.
+        TokenRangeError: `vocab_size` is outside 1 .. 2**31 - 1.
     """
     if not 1 <= vocab_size < 2**31:
         raise TokenRangeError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
@@ -49,7 +49,7 @@ def sentinel(dtype: np.dtype[np.unsignedinteger[Any]]) -> int:
 
 @dataclass(frozen=True)
 class Shard:
-    """The marker of a finished shard: its numbers, the ids of its first and last documents, and its other files."""
+    """The marker of a finished shard: its counts, the ids of its first and last documents, and its other files."""
 
     documents: int
     tokens: int
@@ -81,7 +81,7 @@ class TokenShards:
 
     Attributes:
         directory: path of the directory.
-        vocab_size: ids lie in [0, vocab_size).
+        vocab_size: ids are in [0, vocab_size).
         shards: the markers, in order.
     """
 
@@ -120,7 +120,7 @@ class TokenShards:
             offsets = self._map(index, "offsets", OFFSET_DTYPE)
             whole = len(offsets) == shard.documents + 1 and offsets[0] == 0 and offsets[-1] == len(tokens)
             if not whole or len(tokens) != shard.tokens or np.any(offsets[1:] < offsets[:-1]):
-                raise StoreError(f"shard {index} of {self.directory} does not hold what its marker says")
+                raise StoreError(f"shard {index} of {self.directory} does not match its marker")
             largest = int(tokens.max(initial=0))
             if largest >= self.vocab_size:
                 raise StoreError(
@@ -134,16 +134,16 @@ class TokenShards:
         return map_or_empty(shard_path(self.directory, index, suffix), dtype)
 
     def digests(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the digests of each shard's documents, uint8 [documents, 16], otherwise as `arrays`."""
+        """Yield the digests of each shard's documents, uint8 [documents, 16]; errors as for `arrays`."""
         for index, shard in enumerate(self.shards):
             digests = self._map(index, "digests", np.dtype(np.uint8))
             if len(digests) != shard.documents * DIGEST_BYTES:
-                raise StoreError(f"shard {index} of {self.directory} does not hold what its marker says")
+                raise StoreError(f"shard {index} of {self.directory} does not match its marker")
             yield digests.reshape(-1, DIGEST_BYTES)
 
 
 def open_shards(directory: Path) -> TokenShards:
-    """Open a finished directory of token shards; checks sizes now, contents during reading.
+    """Open a finished directory of token shards; sizes are checked now, contents during reading.
 
     Raises:
         StoreError: no shards there, unfinished, unknown version, or a missing or truncated file.
@@ -152,15 +152,15 @@ def open_shards(directory: Path) -> TokenShards:
     try:
         state = load_json(path.read_bytes(), STATES)
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(f"{directory} holds no token shards: it has no {STATE_NAME}") from None
+        raise StoreError(f"{directory} has no token shards: {STATE_NAME} is missing") from None
     except ValueError as error:
         raise _unreadable(path, error) from None
     if state.totals is None:
-        raise StoreError(f"{directory} is unfinished: run the build again, it resumes where it stopped")
+        raise StoreError(f"{directory} is unfinished: run the build again to resume it")
     shards = tuple(read_shard(directory, index) for index in range(state.shards or 0))
     if state.totals != totals_of(shards):
         raise StoreError(
-            f"the shards in {directory} hold {totals_of(shards)}, expected {state.totals}: build them again"
+            f"the shards in {directory} have {totals_of(shards)}, expected {state.totals}: build them again"
         )
     return TokenShards(directory, state.vocab_size, shards)
 
@@ -175,7 +175,7 @@ def shard_path(directory: Path, index: int, suffix: str) -> Path:
 
 
 def read_shard(directory: Path, index: int) -> Shard:
-    """Read the marker of a shard whose files are whole, as far as their sizes tell."""
+    """Read the marker of a shard, checking the sizes of its files."""
     path = shard_path(directory, index, "json")
     try:
         shard = load_json(path.read_bytes(), MARKERS)
@@ -195,7 +195,7 @@ def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def _require_files(directory: Path, shard: Shard) -> None:
-    """Refuse a shard with a file that is missing or has another size than in its marker."""
+    """Refuse a shard with a missing file, or one whose size differs from the marker."""
     for problem in size_problems(directory, shard.files):
         raise StoreError(f"{problem}: build the shards again")
 
@@ -210,7 +210,7 @@ def document_starts(shards: TokenShards) -> NDArray[np.int64]:
 
 
 def write_closed(shards: TokenShards, path: Path) -> None:
-    """Write all documents, each ended by the sentinel; the file is whole or absent."""
+    """Write all documents, each followed by the sentinel; the file is written atomically."""
     with replacing(path) as filling, filling.open("wb") as file:
         for tokens, offsets in shards.arrays():
             file.write(np.insert(tokens, offsets[1:], sentinel(shards.dtype)).tobytes())

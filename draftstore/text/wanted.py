@@ -17,7 +17,7 @@ with needs_extra("polars"):
 
 @dataclasses.dataclass(frozen=True)
 class Cap:
-    """The most bytes of text, in UTF-8, of a source, and which documents go first."""
+    """The maximum bytes of UTF-8 text of a source, and which documents are dropped first."""
 
     bytes: int
     first_out: Literal["oldest", "largest"] = "oldest"
@@ -25,13 +25,13 @@ class Cap:
 
 @dataclasses.dataclass(frozen=True)
 class Removal:
-    """A take-down: the digests that it found, and a rule for documents that come later.
+    """A take-down: the digests of matching documents, and a rule for documents that arrive later.
 
     Attributes:
-        digests: uint8 [n, 16], texts that are out, whatever holds them.
-        document: this id is out, too; None: no such rule.
-        source: documents of this source are out; None: of any, if there is `before`.
-        before: unix seconds; documents first seen before it are out.
+        digests: uint8 [n, 16], texts to remove, wherever they occur.
+        document: document id to remove; None: no such rule.
+        source: remove documents of this source; None: of any source, if `before` is set.
+        before: unix seconds; remove documents first seen earlier.
     """
 
     digests: NDArray[np.uint8] = dataclasses.field(
@@ -43,7 +43,7 @@ class Removal:
 
     @property
     def taken(self) -> pl.Expr:
-        """Which rows of a scan it takes."""
+        """Which rows of a scan it removes."""
         taken = pl.col("digest").is_in(digest_series(self.digests).implode())
         if self.document is not None:
             taken |= pl.col("id") == self.document
@@ -52,12 +52,12 @@ class Removal:
         return taken | pl.all_horizontal(ruled) if ruled else taken
 
     def rows(self, scan: Scan) -> NDArray[np.bool_]:
-        """Return which rows of a scan it takes, bool [n]."""
+        """Return which rows of a scan it removes, bool [n]."""
         return scan.frame.select(self.taken).to_series().to_numpy()
 
 
 def removed_rows(scan: Scan, removals: Sequence[Removal]) -> NDArray[np.bool_]:
-    """Return which rows of a scan are taken down, bool [n]: all with the text of one that is."""
+    """Return which rows of a scan are taken down, bool [n], including all rows with the same text."""
     taken = scan.frame.filter(pl.any_horizontal("refused", *(removal.taken for removal in removals)))
     return scan.frame["digest"].is_in(taken["digest"].implode()).to_numpy()
 
@@ -70,16 +70,16 @@ def wanted_digests(
     retention: Mapping[int, float] | None = None,
     caps: Mapping[int, Cap] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return the digests of the documents that stores may hold, uint8 [n, 16], each once, in the order of the scan.
+    """Return the digests of the documents that stores may hold, uint8 [n, 16], unique, in the order of the scan.
 
-    A text that several sources hold is wanted if one of them wants it. A removal is for all of them.
+    A text in several sources is wanted if any of them keeps it. A removal applies to all of them.
 
     Args:
         scan: the scan.
         removals: take-downs.
         now: unix seconds.
-        retention: by source, the seconds after which a document expires.
-        caps: by source, the most text.
+        retention: the seconds after which a document expires, by source.
+        caps: the maximum amount of text, by source.
     """
     rows = scan.frame.with_row_index("row").filter(~removed_rows(scan, removals))
     for source, seconds in (retention or {}).items():
@@ -91,7 +91,7 @@ def wanted_digests(
 
 
 def _within(rows: pl.DataFrame, cap: Cap) -> pl.DataFrame:
-    """Return what stays of a source's rows within a cap; of equal ones those that were read last stay."""
+    """Return the rows of a source that stay within a cap; among equals, those read last are kept."""
     oldest = cap.first_out == "oldest"
     ordered = rows.unique("digest", keep="first", maintain_order=True).sort(
         "first_seen" if oldest else "bytes", "row", descending=[oldest, True]

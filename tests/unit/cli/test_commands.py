@@ -204,15 +204,15 @@ def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, token
         ran = run(*command)
         flat = " ".join(ran.err.split())
         assert (ran.status, ran.out, "already built" in flat) == (0, f"{out}\n", reused)
-        assert "2 bad records were left out" in flat
+        assert "2 bad records were skipped" in flat
         assert (f"{good}:line 6: not JSON" in flat) != reused
-        assert f"nothing was read from {other} " in flat
-        assert "1 data file in folders was passed over (.jsonl): name it, or give --glob '*.jsonl' " in flat
+        assert f"no text in {other} " in flat
+        assert "1 data file in folders was skipped (.jsonl): name it, or pass --glob '*.jsonl' " in flat
     found = run(*command, "--json").json()
     assert (found["path"], found["counts"]) == (str(out), load_manifest(out).counts)
     assert (found["bad_records"], found["empty_documents"]) == (2, 2)
     assert (found["unread"], found["passed_over"]) == ([str(other)], {".jsonl": 1})
-    assert re.search(r"2 bad records left out\s+2 empty documents left out", run("info", out).out)
+    assert re.search(r"2 bad records skipped\s+2 empty documents skipped", run("info", out).out)
 
 
 def test_many_corpora_after_one_option(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
@@ -252,7 +252,7 @@ def test_info(run: Runner, store: Path) -> None:
     assert all(len(line) <= 160 for line in ran.out.splitlines())
     manifest = load_manifest(store)
     index = sum(entry.size for name, entry in manifest.files.items() if "/" not in name)
-    assert f"({index / manifest.counts['entries']:.2f} an entry), and " in ran.out  # without the tokenizer
+    assert f"({index / manifest.counts['entries']:.2f} per entry), and " in ran.out  # without the tokenizer
     document = json.loads((store / "manifest.json").read_text())
     assert run("info", store, "--json").json() == {"path": str(store), **document}
 

@@ -70,7 +70,7 @@ def test_a_corpus_instead_of_a_store(run: Runner, small_corpus: Path, tokenizer:
     [
         ([], "Give either --rest with a REST store, or --corpus with --tokenizer"),
         (["--rest", "{rest}", "--corpus", "x"], "Give either --rest"),
-        (["--corpus", "{rest}"], "--corpus needs --tokenizer, the one of the model that will decode"),
+        (["--corpus", "{rest}"], "--corpus needs --tokenizer: that of the model that will decode"),
         (["--rest", "{rest}", "--max-bytes", "ten"], "'ten': expected a size in bytes"),
     ],
 )

@@ -89,7 +89,7 @@ def test_without_drafts_and_without_comparison(run: Runner, model_folder: Path) 
     assert "without_drafts" not in found
     assert found["with_drafts"]["passes"] == found["with_drafts"]["tokens"] - 1
     ran = run("generate", *arguments[:-1], "--prompt", "x")
-    assert "drafts of nothing" in ran.err
+    assert "drafts from nothing" in ran.err
     assert "times as fast" not in ran.err
 
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_answered_is_refused(run: Runner, model_folder: Path, tmp
     assert "takes at most 511" in run(*arguments, "--prompt", "x" * 2000).error()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
     assert "not UTF-8" in run(*arguments, "--prompt-file", tmp_path / "bytes").error()
-    assert "no release of" in run(*arguments, "--prompt", "x", "--lookup", tmp_path / "no.sock").error()
+    assert "no release given" in run(*arguments, "--prompt", "x", "--lookup", tmp_path / "no.sock").error()
     ran = run(*arguments, "--prompt", "x", "--system", "y")
     assert ran.status == 2
     assert "--system needs --chat" in ran.err
@@ -212,7 +212,7 @@ def test_the_prefill_is_no_pass() -> None:
 def test_a_model_that_takes_drafts(run: Runner, model_folder: Path) -> None:
     ran = run("check-model", model_folder)
     assert (ran.status, ran.out.split()[0]) == (0, "exact")
-    assert "takes drafts" in ran.out
+    assert "supports drafts" in ran.out
     found = run("check-model", model_folder, "--json").json()
     assert (found["exact"], found["fault"]) == (True, None)
     assert found["deviation"] < found["tolerance"]

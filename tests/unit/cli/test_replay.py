@@ -80,7 +80,7 @@ def test_a_replay_of_chains(run: Runner, small_store: Path, replays: Path) -> No
     assert found["nodes_mean"] <= 3
     refused = run("replay", small_store, "--replays", replays, "--chain", 3, "--record")
     assert refused.status == 2
-    assert "--record keeps what whole trees yield" in refused.err
+    assert "--record saves results of whole trees" in refused.err
 
 
 def test_generate_drafts_from_it(run: Runner, model_folder: Path, dense: Path, small_store: Path) -> None:
@@ -111,4 +111,4 @@ def test_what_does_not_fit_is_refused(
         assert "of the model 'small-model', found 'renamed'" in run(*command).error()
     assert "not from text" in run("query", dense, "--text", "x").error()
     error = run("replay", small_store, *named, model_folder, "--strategy", "deep").error()
-    assert "no store here knows the strategy 'deep': expected one of backoff, longest" in error
+    assert "no store here supports the strategy 'deep': expected one of backoff, longest" in error

@@ -30,8 +30,8 @@ def test_answers_are_a_corpus_and_recordings(
     ran = run(*arguments)
     assert (ran.status, ran.out) == (0, f"{out}\n")
     assert re.search(r"answers +3\b", ran.err)
-    assert f"1 bad record was left out:\n  {questions}:line 5: not JSON" in ran.err
-    assert re.search(r"repeated prompts +1, left out", ran.err)
+    assert f"1 bad record was skipped:\n  {questions}:line 5: not JSON" in ran.err
+    assert re.search(r"repeated prompts +1, skipped", ran.err)
     again = run(*arguments, "--json").json()
     assert (again["reused"], again["path"], again["counts"]["answers"]) == (True, str(out), 3)
     store = tmp_path / "store"

@@ -109,5 +109,5 @@ def test_a_port_is_the_places_of_its_host_each_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_name_that_no_host_can_have_is_an_error_of_the_system() -> None:
-    with pytest.raises(OSError, match="is no name of a host"):
+    with pytest.raises(OSError, match="is not a host name"):
         Address.parse("a..b:5").places()

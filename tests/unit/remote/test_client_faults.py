@@ -107,7 +107,7 @@ def test_a_service_that_is_not_there(store: RestStore, tmp_path: Path) -> None:
             check_plain(client)
             assert client.counters["unreachable"] >= 1
             assert client.counters["unreachable"] + client.counters["skipped"] == 60
-            with pytest.raises(LookupServiceError, match=r"'chat' .*does `draftstore serve` run there"):
+            with pytest.raises(LookupServiceError, match=r"'chat' .*is `draftstore serve` running there"):
                 client.check()
 
 

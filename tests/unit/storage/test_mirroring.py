@@ -124,7 +124,7 @@ def test_names_that_lead_out_are_refused(
 ) -> None:
     found = {"/b/../../evil.txt": {"type": "file", "size": 1}}
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
-    with pytest.raises(CorpusError, match="has a name that is no path"):
+    with pytest.raises(CorpusError, match="is not named like a path"):
         mirror("memory://b", tmp_path / "m")
 
 

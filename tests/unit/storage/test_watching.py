@@ -25,7 +25,7 @@ def test_a_file_that_is_cut_is_noticed(small_store: Path, tmp_path: Path) -> Non
         assert (
             files.check()
             == files.damage
-            == (f"{keys} was cut: stores are replaced, never written to; build it again")
+            == (f"{keys} was truncated: stores are replaced, never written to; build it again")
         )
     assert files.damage is not None
     keys.unlink()

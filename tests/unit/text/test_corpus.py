@@ -77,7 +77,7 @@ def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
 
 BAD_LINES = [
     (b'{"text": "cut', "not JSON"),
-    (b"[", "a JSON array, expected one object a line"),
+    (b"[", "a JSON array, expected one object per line"),
     (b'"text"', "a JSON str, expected an object"),
     (b'{"other": 1}', "has neither 'text' nor 'messages'"),
     (b'{"text": 1}', "'text' is an int"),

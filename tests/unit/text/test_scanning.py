@@ -126,7 +126,7 @@ def test_files_that_changed_since_the_scan_are_noticed(tmp_path: Path) -> None:
     scan = scan_sources([Source(1, str(file))], tmp_path / "scan")
     write(file, "three", "zero", "one")
     assert texts_of(scan, stack_digests([text_digest("one"), text_digest("three")])) == ["three", "one"]
-    with pytest.raises(CorpusError, match="1 document of the scan are no longer"):
+    with pytest.raises(CorpusError, match="1 document of the scan could not be found"):
         texts_of(scan)
 
 

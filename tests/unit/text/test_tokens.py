@@ -186,7 +186,7 @@ def test_a_corpus_that_changed_unseen_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["\u012c", "a\U0001fae0"])
 def test_every_id_is_checked(tmp_path: Path, text: str) -> None:
-    with pytest.raises(TokenRangeError, match=r"document 'd1' gave ids .* expected 0 to 299"):
+    with pytest.raises(TokenRangeError, match=r"document 'd1' has ids .* expected 0 to 299"):
         tokenize(corpus_of(["fine", text]), tmp_path, tokenizer=CharacterTokenizer(300))
     assert sorted(contents(tmp_path)) == ["tokens.json"]
 
@@ -201,7 +201,7 @@ def damage_file(directory: Path, name: str, content: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokens.json", None, "holds no token shards: it has no tokens.json"),
+        ("tokens.json", None, "has no token shards: tokens.json is missing"),
         ("tokens.json", b"{", "tokens.json cannot be read"),
         ("tokens.json", b'{"format_version": 9}', "format_version: Input should be 2"),
         ("shard-00001.json", b"{}", "shard-00001.json cannot be read"),
@@ -223,9 +223,9 @@ def test_damaged_directories_are_refused(
     [
         ("tokens", 3, 299, None),
         ("tokens", 3, 300, r"holds id 300, expected below 300"),
-        ("offsets", 0, 1, "does not hold what its marker says"),
-        ("offsets", 1, 999, "does not hold what its marker says"),
-        ("offsets", -1, 1, "does not hold what its marker says"),
+        ("offsets", 0, 1, "does not match its marker"),
+        ("offsets", 1, 999, "does not match its marker"),
+        ("offsets", -1, 1, "does not match its marker"),
     ],
 )
 def test_changed_contents_are_refused(

@@ -31,7 +31,7 @@ class ResponseOptions(Drawing):
 
     prompts: Annotated[tuple[Path, ...], Shown(metavar="FILE...")] = Field(
         min_length=1,
-        description="JSON Lines (.jsonl, .ndjson, .json; packed: .gz, .zst) with `prompt` (a text or messages), "
+        description="JSON Lines (.jsonl, .ndjson, .json; compressed: .gz, .zst) with `prompt` (a text or messages), "
         "`messages` (the turns before the assistant's first are the prompt) or `text`; may be repeated.",
         examples=[["/data/prompts.jsonl.zst"]],
     )

@@ -30,7 +30,7 @@ class Rule(Options):
         None, description="Replay only the outputs of this model."
     )
     request: Annotated[bool, Shown(flags=("--request",))] = Field(
-        False, description="Draft from the prompt and the output so far, too."
+        False, description="Draft from the prompt and the output so far as well."
     )
     rows: Annotated[int | None, Shown(metavar="N", unset="all")] = Field(
         None, ge=1, description="Replay at most N outputs."

@@ -110,7 +110,7 @@ class Access(Options):
             LookupServiceError: other machines could connect without a token.
         """
         if self.tokens and self.anonymous:
-            raise LookupServiceError("--tokens and --anonymous contradict each other: omit one of them")
+            raise LookupServiceError("--tokens and --anonymous exclude each other: omit one of them")
         for option, address in places.items():
             if address and not (self.tokens or self.anonymous or address.is_loopback()):
                 raise LookupServiceError(

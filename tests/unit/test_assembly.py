@@ -264,7 +264,9 @@ def test_a_store_that_was_cut_is_left_out(
         for context in contexts:
             assert len(draft(alone, context)) == 0
         assert draft(mixed, [5, 6, 5]).tokens[0] == 6
-    assert [f"{copied / largest} was truncated" in record.getMessage() for record in caplog.records] == [True] * 2
+    assert [f"{copied / largest} was truncated" in record.getMessage() for record in caplog.records] == [
+        True
+    ] * 2
 
 
 def test_recycled_candidates_are_a_start_for_their_own_model(

@@ -405,7 +405,7 @@ def test_a_reader_that_has_gone(store: Path) -> None:
     ran = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert ran.returncode != 0
-    assert ran.stderr == ""
+    assert set(ran.stderr.splitlines()) <= {"compiling kernels (once per installation)"}
 
 
 def test_a_command_of_an_absent_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ GOOD = {"prompt": "p", "output": "out"}
         ({"prompt": "p", "output": ["x"]}, r"expected the key 'output' with a text"),
         ({"prompt": 7, "output": "o"}, r"expected the key 'prompt' with a text or a list of messages"),
         ({"prompt": ["hi"], "output": "o"}, r"prompt\[0\] is a str, expected an object"),
-        ({"prompt": [{"role": "system", "content": "x"}], "output": "o"}, r"refuses .* no system prompts"),
+        ({"prompt": [{"role": "system", "content": "x"}], "output": "o"}, r"rejects .* no system prompts"),
         ({"prompt": "p", "output": "\ud800"}, r"surrogate"),
     ],
 )

@@ -98,7 +98,7 @@ def test_wrong_batches_name_the_tree() -> None:
         decode_trees(data + data, 0, two, most)
     with pytest.raises(DraftTreeError, match="tree 1 of 2: 4 nodes, more than requested"):
         decode_trees(data + data, 0, two, most + 1, len(ANIMALS) - 1)
-    with pytest.raises(DraftTreeError, match="tree 2 of 2: a draft tree of 4 nodes has 20 bytes"):
+    with pytest.raises(DraftTreeError, match="tree 2 of 2: a draft tree of 4 nodes takes 20 bytes"):
         decode_trees(data + data[:-1], 0, two, most + 1)
     with pytest.raises(DraftTreeError, match="more than the 2 trees take"):
         decode_trees(data + data + b"\0", 0, two, most + 1)

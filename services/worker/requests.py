@@ -91,9 +91,7 @@ def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:
             except DraftstoreError as error:
                 raise ApiError(400, str(error), param=param) from None
         if not ids:
-            raise ApiError(
-                400, "the prompt is empty, but this model needs an initial token", param=param
-            )
+            raise ApiError(400, "the prompt is empty, but this model needs an initial token", param=param)
         found.append(np.array(_known(cast(list[int], ids), param, engine.facts.vocab_size), np.int32))
     return found
 

@@ -22,12 +22,12 @@ ENGINES = {
 }
 """Name and package of the engine of each folder."""
 CASES = (
-    "one request", "several requests at once", "trees", "chains", "pages of several tokens",
-    "passes as the replay foretells", "corpora by request", "budgets by request", "a prediction by request",
-    "a lookup service", "a lookup service killed in the middle", "a live store", "a live store that two servers share",
-    "streams", "a regular expression", "a JSON schema", "prompts in the cache", "prompts read in chunks",
-    "requests put back", "an id used again", "two processes for a model", "a wrong tokenizer refused",
-    "a missing or cut file refused",
+    "one request", "concurrent requests", "trees", "chains", "multi-token cache pages",
+    "passes as predicted by replay", "corpora per request", "budgets per request", "a prediction per request",
+    "a lookup service", "a lookup service killed mid-run", "a live store", "a live store shared by two servers",
+    "streams", "a regular expression", "a JSON schema", "cached prompts", "chunked prefill",
+    "preempted requests", "a reused request id", "two processes per model", "a wrong tokenizer refused",
+    "a missing or truncated file refused",
 )  # fmt: skip
 """In the order of the table."""
 

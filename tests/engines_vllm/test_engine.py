@@ -158,7 +158,7 @@ def predicted(plain: Run, prompts: Texts, store: Path, vocab_size: int, tokenize
         return replay(alone, recordings, budget=16, chain=CHAIN).accepted_length
 
 
-@pytest.mark.case("one request", "several requests at once", "chains", "passes as the replay foretells")
+@pytest.mark.case("one request", "concurrent requests", "chains", "passes as predicted by replay")
 def test_a_local_store_and_the_request(
     model: Path, plain: Run, prompts: Texts, store: Path, predicted: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_local_store_and_the_request(
     "killed",
     [
         pytest.param(False, marks=pytest.mark.case("a lookup service")),
-        pytest.param(True, marks=pytest.mark.case("a lookup service killed in the middle")),
+        pytest.param(True, marks=pytest.mark.case("a lookup service killed mid-run")),
     ],
 )
 def test_the_lookup_service(
@@ -215,7 +215,7 @@ def test_answers_of_a_moment_ago(
     assert done.predicted["live:team"] > PROMPTS * TOKENS / 2
 
 
-@pytest.mark.case("prompts read in chunks", "requests put back")
+@pytest.mark.case("chunked prefill", "preempted requests")
 def test_prompts_in_chunks_and_preemptions(
     model: Path, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """llama.cpp's lookup decoding, slow and plain: how it reads a static n-gram cache and what its server drafts.
 
 Read from common/ngram-cache.cpp of llama.cpp at 5c5f166e, and from common/speculative.cpp, common/ngram-map.cpp and
-tools/server/server-context.cpp of build 11434. Of two tokens that are half of all each, llama.cpp's hash maps give the
+tools/server/server-context.cpp of build 10434. Of two tokens that are half of all each, llama.cpp's hash maps give the
 one that came last.
 """
 

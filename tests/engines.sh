@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tests/engines.sh [SECONDS]: run real engines, each installed first, for SECONDS (300) as they take on two idle cores:
 # those whose files, or whose shared drafting files, changed in the last three hours of commits; without any, one. They
-# take turns, and the first one runs even if it needs more (SGLang). The last lines say what was run and what was left
-# out. DRY=1 only says it.
+# take turns, and the first one runs even if it needs more (SGLang). The last lines say what was run and what was
+# skipped. DRY=1 only says it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-300}
@@ -26,7 +26,7 @@ done
 said=() left=$seconds
 for name in "${first[@]}"; do
   if [ "${needs[$name]}" -gt "$left" ] && [ "$name" != "${first[0]}" ]; then
-    said+=("$name: left out, its files changed; make test-$name takes ${needs[$name]} s, and $left s are left")
+    said+=("$name: skipped although its files changed; make test-$name takes ${needs[$name]} s, and $left s are left")
     continue
   fi
   left=$((left > needs[$name] ? left - needs[$name] : 0))
@@ -36,8 +36,8 @@ for name in "${first[@]}"; do
     make "test-$name"
     said+=("$name: passed")
   else
-    said+=("$name: left out, it cannot be installed here")
+    said+=("$name: skipped: it cannot be installed here")
   fi
 done
-for name in "${others[@]}"; do said+=("$name: left out, its files did not change"); done
+for name in "${others[@]}"; do said+=("$name: skipped, its files did not change"); done
 printf '%s\n' "${said[@]}"

@@ -134,6 +134,8 @@ def worded(problem: Any) -> str:
     """Return the message of one of pydantic's problems in the words of a person."""
     if problem["type"] == "extra_forbidden":
         return "unknown field"
+    if problem["type"] == "literal_error":
+        return f"only {problem['ctx']['expected'].replace('False', 'false')} is supported"
     return str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
 
 

@@ -10,9 +10,10 @@ import click
 from pydantic import Field
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -31,7 +32,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
 
 STORE = click.Path(path_type=Path)
-LINE_SECONDS = 10
+LINE_SECONDS = 5
 """Seconds between two lines of progress, where stderr is not a terminal."""
 
 
@@ -79,42 +80,53 @@ def bytes_text(manifest: Manifest) -> str:
     return f"{index:,} ({an_entry:.2f} per entry), and {manifest.size - index:,} for the tokenizer"
 
 
+class _Amount(ProgressColumn):
+    """The amount done of a task, with its unit and details, such as `3 of 10 files`."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        super().__init__()
+
+    def render(self, task: Task) -> Text:
+        """Return the amount."""
+        total = "" if task.total is None else f" of {task.total:,.0f}"
+        text = f"{task.completed:,.0f}{total} {self._unit} {task.fields['detail']}"
+        return Text(" ".join(text.split()).replace(" ,", ","))
+
+
 @contextmanager
 def count_progress(unit: str) -> Iterator[Progress]:
     """Show a progress bar with a known or unknown total, on a terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(f"{unit} {{task.fields[detail]}}", markup=False),
+        BarColumn(bar_width=16),
+        _Amount(unit),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     shown = console(err=True)
     progress = Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal)
-    with progress, _lines(lambda: _bars_text(progress, unit)):
+
+    def text() -> str:
+        tasks = [task for task in progress.tasks if not task.finished] or progress.tasks[-1:]
+        return "; ".join(f"{task.description}: {columns[-3].render(task)}" for task in tasks)
+
+    with progress, _lines(text):
         yield progress
-
-
-def _bars_text(progress: Progress, unit: str) -> str:
-    """Return unfinished bars as text, such as `tokenizing: 3/10 files`."""
-    texts = []
-    for task in [task for task in progress.tasks if not task.finished] or progress.tasks[-1:]:
-        done = f"{task.completed:,.0f}" + ("" if task.total is None else f" of {task.total:,.0f}")
-        texts.append(" ".join(f"{task.description}: {done} {unit} {task.fields['detail']}".split()))
-    return "; ".join(texts)
 
 
 @contextmanager
 def _lines(text: Callable[[], str]) -> Iterator[None]:
-    """Off a terminal, write a line to stderr every ten seconds, so that a log shows what takes long."""
+    """Off a terminal, write a new line to stderr at most every few seconds, so that a log shows what takes long."""
     done = threading.Event()
 
     def write() -> None:
+        last = ""
         while not done.wait(LINE_SECONDS):
-            if line := text():
+            if (line := text()) != last:
                 say(line, err=True)
+                last = line
 
     writer = threading.Thread(target=write, daemon=True)
     if not console(err=True).is_terminal:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -80,7 +81,7 @@ def print_table(
     plain: bool = False,
     err: bool = False,
 ) -> None:
-    """Print a table, with numbers right-aligned.
+    """Print a table, with numbers right-aligned; if it is wider than the terminal, a block of lines for each row.
 
     Args:
         columns: human-readable names, possibly empty.
@@ -92,13 +93,21 @@ def print_table(
     found = list(rows)
     if not found and empty:
         return say(empty, err=err)
+    names = [printable(name) for name in columns]
+    cells = [[cell(value, plain=plain) for value in row] for row in found]
     table = Table()
-    for position, name in enumerate(columns):
+    for position, name in enumerate(names):
         numbers = found and all(_is_number(row[position]) for row in found)
-        table.add_column(printable(name), justify="right" if numbers else "left", overflow="fold")
-    for row in found:
-        table.add_row(*(cell(value, plain=plain) for value in row))
-    console(err=err).print(table)
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    shown = console(err=err)
+    wide = sum(max(map(cell_len, column)) + 3 for column in zip(names, *cells, strict=True)) + 1
+    if wide <= shown.width or not cells:
+        return shown.print(table)
+    for row in cells:
+        say("", err=err)
+        print_fields(zip(names, row, strict=True), err=err)
     return None
 
 
@@ -122,7 +131,7 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def console(*, err: bool = False) -> Console:
     """Return the console for results, or for everything else (`err`); text is literal, and tables in files are wide."""
-    width = None if err or sys.stdout.isatty() else FILE_WIDTH
+    width = None if (sys.stderr if err else sys.stdout).isatty() else FILE_WIDTH
     return Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)
 
 

@@ -79,7 +79,9 @@ def _show(curve: CostCurve, before: CostCurve | None) -> None:
         say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")
         say(f"{where.device}{threads}")
     times = zip(curve.rows, curve.seconds, strict=True)
-    rows = [(n, n - 1, round(1000 * taken, 2), round(taken / curve.seconds[0], 2)) for n, taken in times]
-    earlier = [before and round(1000 * before.cost(n), 2) for n in curve.rows]
-    cells = [(*row, ms) for row, ms in zip(rows, earlier, strict=True)]
-    print_table(("rows", "nodes", "ms", "plain passes", "ms before"), cells)
+    rows = [[n, n - 1, round(1000 * taken, 2), round(taken / curve.seconds[0], 2)] for n, taken in times]
+    columns = ["rows", "nodes", "ms", "plain passes"]
+    if before:
+        columns.append("ms before")
+        rows = [[*row, round(1000 * before.cost(int(row[0])), 2)] for row in rows]
+    print_table(columns, rows)

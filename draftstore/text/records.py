@@ -214,7 +214,7 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
     try:
         return make()
     except json.JSONDecodeError as error:
-        return RecordProblem(place, f"not JSON: {error}")
+        return RecordProblem(place, f"not JSON: {error.msg} at character {error.pos + 1}")
     except EOFError as error:
         return _broken_off(place, error)
     except (ValueError, RecursionError, CorpusError, TokenizerError, *STREAM_ERRORS) as error:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import click
 from sqlalchemy import NullPool
 from sqlalchemy.orm import Session
 
@@ -19,6 +20,14 @@ def catalogue_session() -> Iterator[Session]:
         engine = make_engine(poolclass=NullPool)
     with Session(engine, expire_on_commit=False) as session, session.begin():
         yield session
+
+
+def confirm(question: str) -> None:
+    """Ask for confirmation; without an answer, end the command."""
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort:
+        raise click.ClickException("not confirmed, nothing is changed: answer y, or give --yes") from None
 
 
 def row_fields(row: Base | None, *left_out: str) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from draftstore.cli.output import (
     say,
 )
 from draftstore.errors import counted
-from schema.cli.common import catalogue_session
+from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
 from schema.cli.removing import prove, remove
 from schema.collections import collecting
@@ -87,7 +87,9 @@ def add(
     with catalogue_session() as session:
         collection = collecting.add_sources(session, name, new, tokenizer)
     forget(collection, collection.removals)
-    text = f"collection {name}: {counted(len(collection.sources), 'source')}"
+    text = (
+        f"collection {name}: {counted(len(collection.sources), 'source')}, tokenizer {collection.tokenizer}"
+    )
     print_result(fields(collection), as_json, text)
 
 
@@ -143,7 +145,7 @@ def show(name: str, as_json: bool) -> None:
     say(f"collection {name}, tokenizer {found['tokenizer'] or 'not named'}")
     print_rows(found["sources"], columns, as_json=False)
     for removal in found["removals"]:
-        why = f": {removal['reason']}" if removal["reason"] else ""
+        why = f" (reason: {removal['reason']})" if removal["reason"] else ""
         size = counted(removal["documents"], "document")
         say(f"removal {removal['id']}, {cell(removal['created_at'])} UTC, {size}, {rule_text(removal)}{why}")
 
@@ -190,7 +192,7 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
         removals = len(collecting.get_collection(session, name).removals)
     if removals and not yes:
         lost = f"{counted(removals, 'take-down')} of {name} would be lost, and the documents could come back"
-        click.confirm(f"{lost}. Continue?", abort=True, err=True)
+        confirm(f"{lost}. Continue?")
     with catalogue_session() as session:
         collecting.drop_collection(session, name)
     text = f"collection {name} is dropped; its texts and stores stay"

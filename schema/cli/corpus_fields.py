@@ -89,7 +89,7 @@ def rule_text(removal: dict[str, Any]) -> str:
     """Return the rule of a take-down in readable form."""
     rule = removal["rule"]
     if removal["containing"]:
-        return "those that contain a text"
+        return "those that contain some text"
     parts = [f"{key} {value}" for key, value in rule.items() if key != "before"]
     if "before" in rule:
         parts.append(f"first seen before {time.strftime('%Y-%m-%d', time.gmtime(rule['before']))}")

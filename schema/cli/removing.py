@@ -7,7 +7,7 @@ import click
 from draftstore.cli.common import status
 from draftstore.cli.output import json_option, print_json, print_result, print_table, say
 from draftstore.errors import CorpusError, DraftstoreError, counted
-from schema.cli.common import catalogue_session
+from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
 from schema.collections import collecting
 from schema.collections.live_logs import Held, answers_in, check_live_logs, forget, live_logs
@@ -105,7 +105,7 @@ def remove(
         answers = answers_in(collection, scan, found.digests)
     what = f"{counted(len(found.digests), 'document')} matched ({found.wanted:,} active)"
     if not yes:
-        click.confirm(f"{what}: remove them from {name} permanently?", abort=True, err=True)
+        confirm(f"{what}: remove them from {name} permanently?")
     with catalogue_session() as session:
         removal = write_removal(session, name, found, reason)
     later = bool(found.rule)
@@ -171,11 +171,19 @@ def _show(name: str, removed: int, checked: list[Checked], held: list[Held], pro
     if held:
         print_table(("live log", "removed documents", "processes that may hold some"), held)
     for row in checked:
-        if row.problem:
-            say(f"build {row.build}: {row.problem}", err=True)
+        if not row.clean:
+            say(f"build {row.build}: {row.problem or _advice(row)}", err=True)
     what = counted(removed, "removed document")
     if proven:
         say(f"proven for {name}: {what}; no live build holds one, or other inactive documents of its sources")
     else:
-        say(f"NOT proven for {name}: {what}; rebuild, and publish the builds above", err=True)
+        say(f"NOT proven for {name}: {what}", err=True)
     say(LIMITS, err=True)
+
+
+def _advice(row: Checked) -> str:
+    """Say what makes a live build clean."""
+    if not row.releases:
+        return f"count the n-grams again, or remove the counts: draftstore catalogue drop {row.build} --files"
+    [first, *_] = row.releases
+    return f"rebuild and publish {', '.join(row.releases)}, or remove the release: draftstore releases remove {first}"

@@ -123,7 +123,7 @@ class UnixListener:
         try:
             return lock(path, seconds=0)
         except BlockingIOError:
-            raise self._refusal(f"another lookup service listens at {self.path}: stop it") from None
+            raise self._refusal(f"another lookup service listens at {self.path}") from None
 
     def _bind(self, mode: int) -> socket.socket:
         """Return the socket, never connectable by more users than `mode` allows."""

@@ -220,7 +220,7 @@ def parse(body: bytes, kind: type[Parsed]) -> Parsed:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        detail = error.errors(include_url=False, include_input=False)[0]
     place = detail["loc"]
     where = "".join(f"{str(step)[:100]}." for step in place)[:-1] or "the body"
     code = "unknown_parameter" if detail["type"] == "extra_forbidden" else None

@@ -45,7 +45,7 @@ class WorkerSettings(Access):
     )
     response_log: Annotated[Path | None, Shown(variable="DRAFTSTORE_RESPONSE_LOG")] = Field(
         None,
-        description="Keep finished answers with their prompts, as a corpus in JSON Lines: see PRIVACY below.",
+        description="Keep finished answers with their prompts, as a corpus in JSON Lines: see PRIVACY.",
     )
     response_log_bytes: Annotated[Bytes, Shown(unset="1GB", expert=True)] = Field(
         ByteSize(10**9),

@@ -81,15 +81,16 @@ class Site:
         The status is public; names are shown only to clients that may see them.
         """
         names, unopened, failures = self._releases.names, self._releases.unopened, self._releases.failures
-        problems = ["the service is about to stop"] if self.stopping else []
-        problems += [f"the release {name!r} is not open" for name in unopened]
+        stopping = ["the service is about to stop"] if self.stopping else []
+        problems = [f"the release {name!r} is not open" for name in unopened]
         problems += [f"the latest build of {name!r} cannot be opened" for name in names if name in failures]
         if not names and not unopened:
             problems.append("nothing is served yet: publish a release, or start the service with --store")
         ready = bool(names) and not self.stopping
         if self.permissions.identify(None) is None:
             names, problems = [], ["not everything is open: see the log"] if problems else []
-        reply = ReadyReply(status="ready" if ready else "not ready", releases=names, problems=problems)
+        status = "ready" if ready else "not ready"
+        reply = ReadyReply(status=status, releases=names, problems=stopping + problems)
         return _reply(reply, 200 if ready else 503)
 
 

@@ -110,7 +110,7 @@ def parse_question(body: bytes, most: int) -> Question:
     try:
         question = Question.model_validate(json.loads(body.decode(), parse_float=_number))
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False, include_input=False)
+        details = error.errors(include_url=False, include_input=False)
         problems = [".".join(map(str, each["loc"])) + ": " + worded(each) for each in details[:MAX_PROBLEMS]]
         raise ProblemError(422, "; ".join(problems).removeprefix(": ")) from None
     except (ValueError, RecursionError) as error:

@@ -165,6 +165,6 @@ class TestCommands:
         run("add", "chat", chats)
         with Session(engine) as session, session.begin():
             session.add(CollectionRemoval(collection_id=1, rule={}, digests=b"", documents=7, reason="asked"))
-        assert "7 documents, by digest: asked" in run("show", "chat")
+        assert "7 documents, by digest (reason: asked)" in run("show", "chat")
         assert CliRunner().invoke(corpus, ["drop", "chat"]).exit_code == 1
         assert ask("drop", "chat", "--yes")["removals"] == 1

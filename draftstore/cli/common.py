@@ -1,5 +1,6 @@
 """Shared parts of the commands: drafting options, progress bars on stderr."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from rich.progress import (
 from rich.text import Text
 
 from draftstore.assembly import Strategy
-from draftstore.cli.output import console, printable, say
+from draftstore.cli.output import console, printable
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest
@@ -96,12 +97,13 @@ class _Amount(ProgressColumn):
 
 @contextmanager
 def count_progress(unit: str) -> Iterator[Progress]:
-    """Show a progress bar with a known or unknown total, on a terminal."""
+    """Show a progress bar with a known or unknown total; off a terminal, lines."""
+    amount = _Amount(unit)
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
-        _Amount(unit),
+        amount,
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -110,7 +112,7 @@ def count_progress(unit: str) -> Iterator[Progress]:
 
     def text() -> str:
         tasks = [task for task in progress.tasks if not task.finished] or progress.tasks[-1:]
-        return "; ".join(f"{task.description}: {columns[-3].render(task)}" for task in tasks)
+        return "; ".join(f"{task.description}: {amount.render(task)}" for task in tasks)
 
     with progress, _lines(text):
         yield progress
@@ -119,13 +121,13 @@ def count_progress(unit: str) -> Iterator[Progress]:
 @contextmanager
 def _lines(text: Callable[[], str]) -> Iterator[None]:
     """Off a terminal, write a new line to stderr at most every few seconds, so that a log shows what takes long."""
-    done = threading.Event()
+    done, stream = threading.Event(), sys.stderr  # which loading a model redirects
 
     def write() -> None:
         last = ""
         while not done.wait(LINE_SECONDS):
             if (line := text()) != last:
-                say(line, err=True)
+                click.echo(printable(line), file=stream)
                 last = line
 
     writer = threading.Thread(target=write, daemon=True)

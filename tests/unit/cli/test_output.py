@@ -64,3 +64,16 @@ def test_a_log_shows_what_takes_long(
         bars.update(bars.add_task("reading", total=3_000, detail=""), completed=1_000)
         bars.add_task("sorting", total=None, detail="and more")
         wait_for("reading: 1,000 of 3,000 files; sorting: 0 files and more\n")
+
+
+def test_a_table_wider_than_the_terminal_is_a_block_for_each_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "FILE_WIDTH", 20)
+    output.print_table(("store", "M"), [("one", 1.5), ("two", 2)])
+    assert "│ one   │ 1.5 │" in capsys.readouterr().out
+    output.print_table(("store", "accepted length"), [("one", 1.5), ("two", 2)])
+    blocks = capsys.readouterr().out.split("\n\n")
+    assert [block.split() for block in blocks[-2:]] == [
+        ["store", "one", "accepted", "1.5", "length"], ["store", "two", "accepted", "2", "length"]
+    ]  # fmt: skip

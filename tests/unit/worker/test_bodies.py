@@ -101,8 +101,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 7}, "n", "at most 6 answers"),
     ({"prompt": ["a"] * 7}, "prompt", "at most 6 answers"),
     ({"stop": [""]}, "stop", "at least 1"),
-    ({"logprobs": 1}, "logprobs", "False"),
-    ({"echo": True}, "echo", "False"),
+    ({"logprobs": 1}, "logprobs", "only false"),
+    ({"echo": True}, "echo", "only false"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is required"),
     ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens", "exclude each other"),
     (

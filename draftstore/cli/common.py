@@ -19,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from draftstore.assembly import Strategy
@@ -86,7 +87,7 @@ class _Amount(ProgressColumn):
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
 
     def render(self, task: Task) -> Text:
         """Return the amount."""
@@ -102,7 +103,7 @@ def count_progress(unit: str) -> Iterator[Progress]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=16),
+        BarColumn(bar_width=10),
         amount,
         TimeElapsedColumn(),
         TimeRemainingColumn(),

@@ -63,11 +63,11 @@ def available_memory() -> int:
 
 def load_kernels() -> None:
     """Compile all lookup kernels or load them from numba's cache, which holds the GIL for a tenth of a second."""
-    LOG.info("loading kernels; the first start after an install compiles them, which takes minutes")
+    LOG.info("loading kernels; the first start after an install compiles them, for a minute or two")
     steps = {"trees": batch.warm_up, "live": memory.warm_up}
     steps |= {name: kind_of(name).load_kernels for name in KINDS}
-    for number, (name, load) in enumerate(steps.items(), 1):
+    for name, load in steps.items():
         begin = time.perf_counter()
         load()
         if (seconds := time.perf_counter() - begin) > 1:
-            LOG.info("compiled kernels %d/%d (%s) in %.0f s", number, len(steps), name, seconds)
+            LOG.info("compiled the kernels of %s in %.0f s", name, seconds)

@@ -229,7 +229,7 @@ def test_a_service_that_needs_a_token(chrome: Chrome, small_crest: Path) -> None
         chrome.get(address)
         wait_for(chrome, lambda: of(chrome, "state").text == "token needed")
         of(chrome, "token").send_keys("wrong", Keys.ENTER)
-        wait_for(chrome, lambda: "not known" in of(chrome, "notice").text)
+        wait_for(chrome, lambda: "unknown" in of(chrome, "notice").text)
         of(chrome, "token").send_keys("secret", Keys.ENTER)
         wait_for(chrome, lambda: of(chrome, "about").text)
         chrome.refresh()

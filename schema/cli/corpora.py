@@ -87,9 +87,9 @@ def add(
     with catalogue_session() as session:
         collection = collecting.add_sources(session, name, new, tokenizer)
     forget(collection, collection.removals)
-    text = (
-        f"collection {name}: {counted(len(collection.sources), 'source')}, tokenizer {collection.tokenizer}"
-    )
+    text = f"collection {name}: {counted(len(collection.sources), 'source')}"
+    if collection.tokenizer:
+        text += f", tokenizer {collection.tokenizer}"
     print_result(fields(collection), as_json, text)
 
 

@@ -28,7 +28,7 @@ def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have a small trained model where the pages have theirs, and keep its cost curve out of the user's home."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(checkout / "cache"))
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr("draftstore.hf.tuning._spread", lambda _times: 0.0)  # other tests keep the machine busy
+    monkeypatch.setattr("draftstore.hf.tuning._spread", lambda _times: 0.0)  # on a busy machine
     path = checkout / MODEL
     path.symlink_to(data / "models" / "stories260K")
     lines = [json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")]

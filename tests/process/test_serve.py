@@ -96,7 +96,7 @@ def test_strangers_need_tokens_or_a_word_that_they_do_not() -> None:
         LookupSettings(http=anywhere)
     LookupSettings(listen=anywhere, tokens=Path("t"))
     LookupSettings(listen=anywhere, anonymous=True)
-    with pytest.raises(LookupServiceError, match="contradict"):
+    with pytest.raises(LookupServiceError, match="exclude each other"):
         LookupSettings(tokens=Path("t"), anonymous=True)
 
 

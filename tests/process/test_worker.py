@@ -143,7 +143,7 @@ def test_the_file_of_tokens_is_read_again(tokenizer: Path, tmp_path: Path) -> No
     [
         (["--host", "0.0.0.0"], "--tokens"),
         (["--tokens", "nowhere.toml"], "no token file"),
-        (["--tokens", "nowhere.toml", "--anonymous"], "contradict"),
+        (["--tokens", "nowhere.toml", "--anonymous"], "exclude each other"),
         (["--host", "203.0.113.7", "--anonymous"], "cannot listen"),
         (["--response-log", "nowhere/a.jsonl"], "cannot be written"),
     ],

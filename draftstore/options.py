@@ -122,12 +122,12 @@ class Options(BaseModel):
         return type(self)(**{**dict(self), **changes})
 
 
-def sentence(error: ValidationError, *, values: bool = True) -> str:
-    """Return all problems as one sentence, with the invalid values unless they may be secret.
+def sentence(error: ValidationError, *, values: bool = True, most: int | None = None) -> str:
+    """Return all or the first problems as one sentence, with the invalid values unless they may be secret.
 
     Example: `max_n: must be greater than or equal to 1, not 0`.
     """
-    return "; ".join(_problem(each, values) for each in error.errors(include_url=False))
+    return "; ".join(_problem(each, values) for each in error.errors(include_url=False)[:most])
 
 
 def worded(problem: Any) -> str:

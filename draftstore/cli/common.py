@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Protocol, TypeVar
 
@@ -115,13 +115,13 @@ def count_progress(unit: str) -> Iterator[Progress]:
         tasks = [task for task in progress.tasks if not task.finished] or progress.tasks[-1:]
         return "; ".join(f"{task.description}: {amount.render(task)}" for task in tasks)
 
-    with progress, _lines(text):
+    with progress, nullcontext() if shown.is_terminal else _lines(text):
         yield progress
 
 
 @contextmanager
 def _lines(text: Callable[[], str]) -> Iterator[None]:
-    """Off a terminal, write a new line to stderr at most every few seconds, so that a log shows what takes long."""
+    """Write a new line to stderr at most every few seconds, so that a log shows what takes long."""
     done, stream = threading.Event(), sys.stderr  # which loading a model redirects
 
     def write() -> None:
@@ -131,9 +131,7 @@ def _lines(text: Callable[[], str]) -> Iterator[None]:
                 click.echo(printable(line), file=stream)
                 last = line
 
-    writer = threading.Thread(target=write, daemon=True)
-    if not console(err=True).is_terminal:
-        writer.start()
+    threading.Thread(target=write, daemon=True).start()
     try:
         yield
     finally:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -102,8 +101,8 @@ def print_table(
     for row in cells:
         table.add_row(*row)
     shown = console(err=err)
-    wide = sum(max(map(cell_len, column)) + 3 for column in zip(names, *cells, strict=True)) + 1
-    if wide <= shown.width or not cells:
+    unlimited = shown.options.update_width(sys.maxsize)
+    if shown.measure(table, options=unlimited).maximum <= shown.width or not cells:
         return shown.print(table)
     for row in cells:
         say("", err=err)

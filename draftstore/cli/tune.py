@@ -78,10 +78,12 @@ def _show(curve: CostCurve, before: CostCurve | None) -> None:
         threads = f", {where.threads} threads" if where.threads else ""
         say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")
         say(f"{where.device}{threads}")
-    times = zip(curve.rows, curve.seconds, strict=True)
-    rows = [[n, n - 1, round(1000 * taken, 2), round(taken / curve.seconds[0], 2)] for n, taken in times]
-    columns = ["rows", "nodes", "ms", "plain passes"]
+    columns = {
+        "rows": curve.rows,
+        "nodes": [rows - 1 for rows in curve.rows],
+        "ms": [round(1000 * seconds, 2) for seconds in curve.seconds],
+        "plain passes": [round(seconds / curve.seconds[0], 2) for seconds in curve.seconds],
+    }
     if before:
-        columns.append("ms before")
-        rows = [[*row, round(1000 * before.cost(int(row[0])), 2)] for row in rows]
-    print_table(columns, rows)
+        columns["ms before"] = [round(1000 * before.cost(rows), 2) for rows in curve.rows]
+    print_table(tuple(columns), zip(*columns.values(), strict=True))

@@ -14,6 +14,7 @@ from draftstore.cli.common import STORE, count_progress
 from draftstore.cli.options import DURATION, Group
 from draftstore.cli.output import (
     Columns,
+    cell,
     json_option,
     print_fields,
     print_json,
@@ -245,8 +246,8 @@ def _flat(parameters: dict[str, Any], within: str = "") -> Iterator[tuple[str, s
     for key, value in sorted(parameters.items()):
         if isinstance(value, dict):
             yield from _flat(value, f"{within}{key}.")
-        elif value not in (None, [], ""):
-            yield within + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        elif text := cell(value):
+            yield within + key, text
 
 
 def _live(session: Session) -> defaultdict[int, list[str]]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from draftstore.options import worded
+from draftstore.options import sentence
 from draftstore.remote.wire import DraftRequest, Status
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
@@ -110,9 +110,7 @@ def parse_question(body: bytes, most: int) -> Question:
     try:
         question = Question.model_validate(json.loads(body.decode(), parse_float=_number))
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)
-        problems = [".".join(map(str, each["loc"])) + ": " + worded(each) for each in details[:MAX_PROBLEMS]]
-        raise ProblemError(422, "; ".join(problems).removeprefix(": ")) from None
+        raise ProblemError(422, sentence(error, values=False, most=MAX_PROBLEMS)) from None
     except (ValueError, RecursionError) as error:
         raise ProblemError(400, f"the body is not JSON: {error}") from None
     if "budget" not in question.model_fields_set:

@@ -118,7 +118,7 @@ class Workspace:
         """Write the first documents of some files to one file."""
         path = self.work / "corpora" / f"{source.name}.jsonl"
         if not path.exists():
-            render = partial(self.tokenizer.render_chat, add_generation_prompt=False)
+            render = self.tokenizer.render_document
             documents = islice(read_corpus(files, render=render, report=ReadReport()), 0, None, source.every)
             _write_corpus(path, _within(documents, self.tokenizer, tokens))
         return path
@@ -306,6 +306,6 @@ def python_files(wheels: Sequence[Path]) -> Iterator[Document]:
                     continue
                 seen.add(digest)
                 try:
-                    yield Document(f"{wheel.name}/{name}", data.decode("utf-8"))
+                    yield Document.plain(f"{wheel.name}/{name}", data.decode("utf-8"))
                 except UnicodeDecodeError:
                     continue

@@ -29,6 +29,10 @@ class TruncatedCorpusError(CorpusError):
     exit_code = 4
 
 
+class EarlierVersionError(CorpusError):
+    """A scan, removal or live log is of an earlier version, which knew documents by other digests."""
+
+
 class NoTextError(CorpusError):
     """A corpus was read completely and has no text."""
 

@@ -22,11 +22,11 @@ from draftstore.storage.progress import tokenizing
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
-from draftstore.text.digests import digest_keys, text_digest
+from draftstore.text.digests import digest_keys
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.text.tokenizing import CorpusOptions, Gathered
+from draftstore.text.tokenizing import CorpusOptions, Gathered, made_with
 from draftstore.text.tokens import TokenShards, open_shards
 from pipelines.corpora import resolve_tokenizer
 from pipelines.ledger import Built, Ledger, Request
@@ -149,8 +149,7 @@ def _since(base: Path, held: NDArray[np.uint8], digests: NDArray[np.uint8]) -> C
 def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
     """Return the newest intact store of a collection with its tokenizer and template, preferably that at `path`."""
     # Every byte of another one is read: damage in it would be copied into all later ones and pass verification there.
-    tokenizer = surveyed.tokenizer
-    wanted = tokenizer.fingerprint, tokenizer.template_fingerprint
+    wanted = made_with(surveyed.tokenizer).items()
     with ledger.session() as session:
         builds = list_builds(session, kind=REST, name=surveyed.contents.name, state="finished")
         places = [path, *(Path(build.path) for build in builds)]
@@ -158,7 +157,7 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
         try:
             manifest = load_manifest(place, REST)
             made = manifest.parameters["plan"]
-            if (made.get("tokenizer"), made.get("template")) == wanted:
+            if wanted <= made.items():
                 store = RestStore.open(place)
                 read_documents(store)
                 problems = [] if place == path else verify_files(place, manifest)
@@ -196,7 +195,7 @@ def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
 
 
 def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:
-    """Return True if a store must be rebuilt: documents were removed, or enough added, since the live one was made.
+    """Return True if a store must be rebuilt: it is made otherwise, or documents were removed or enough added since.
 
     The live one counts, because a run may have been killed before publishing its own, or a check may have refused that.
     Its documents are those of the build that it was made from.
@@ -209,10 +208,11 @@ def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:
             return True
         path, source = Path(last.path), Path(last.source.path)
     try:
-        tokenizer, held = load_manifest(path, store.kind).tokenizer, store_digests(source)
-    except DraftstoreError:
+        load_manifest(path, store.kind)
+        made, held = load_manifest(source).parameters["plan"], store_digests(source)
+    except (DraftstoreError, KeyError):
         return True
-    if held is None or tokenizer.fingerprint != surveyed.tokenizer.fingerprint:
+    if held is None or not made_with(surveyed.tokenizer).items() <= made.items():
         return True
     change = _since(source, held, surveyed.contents.digests)
     return change.removed > 0 or len(change.added) >= max(store.after * (change.kept + change.removed), 1)

@@ -16,8 +16,8 @@ from schema.catalogue.gates import Candidate
 from schema.catalogue.pruning import prune
 from schema.catalogue.publishing import Transaction, Verify, verify_present
 from schema.catalogue.releases import build_before, list_releases
-from schema.collections.collecting import list_collections, scan_path
-from schema.collections.removal_files import collection_folder
+from schema.collections.collecting import list_collections
+from schema.collections.removal_files import scan_path
 from schema.models import Build, Release
 
 ALL = 1 << 30
@@ -110,7 +110,7 @@ def _collection_findings(session: Session) -> Iterator[Finding]:
     """Yield collections that the next rebuild cannot read."""
     for collection in list_collections(session):
         try:
-            open_scan(scan_path(collection_folder(collection.name)))
+            open_scan(scan_path(collection.name))
         except DraftstoreError as error:
             yield Finding(True, f"collection {collection.name}: {error}", "remove that file")
         for source in collection.sources:

@@ -1,5 +1,7 @@
 """Slow, obvious oracles in plain Python: a corpus is a list of documents, a document a list of token ids."""
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -724,3 +726,10 @@ def visited_lists(
         if held >= max(wanted, k):
             break
     return visited
+
+
+def plain_digest(text: str) -> bytes:
+    """Return the digest of a plain text as a document: BLAKE2b, tagged, of one line of JSON."""
+    turn = {"content": text} if text else {}
+    line = json.dumps(turn, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return hashlib.blake2b(line.encode(), digest_size=16, person=b"document").digest()

@@ -115,7 +115,7 @@ def _documents(space: Workspace, kind: str, quick: bool) -> Iterator[Document]:
         yield from python_files(sorted(download_wheels(lines, space.work / "wheels-large").glob("*.whl")))
     else:
         names = CHAT.files if quick else [f"{name}.jsonl.zst" for name in CHAT_FILES]
-        render = partial(space.tokenizer.render_chat, add_generation_prompt=False)
+        render = space.tokenizer.render_document
         yield from read_corpus(
             [space.data / "corpora" / name for name in names], render=render, report=ReadReport()
         )

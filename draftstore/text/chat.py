@@ -15,21 +15,64 @@ from draftstore.errors import TokenizerError, needs_extra, type_name
 # One turn of a conversation: `role`, `content`, and anything else a chat template reads, such as `tool_calls`.
 Message: TypeAlias = Mapping[str, Any]
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+SHAREGPT = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+    "function_call": "assistant", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
+"""Roles by the names that ShareGPT and its relatives give them; others stay."""
+DOCUMENT_DATE = datetime(2026, 1, 1)  # noqa: DTZ001 (without a zone, as templates print it)
+"""The date at which conversations of corpora are rendered: a document's text does not depend on the day of a build."""
 
 
 def as_messages(value: Sequence[Any], key: str) -> list[Message]:
     """Return a parsed JSON list as a conversation; `key` names it in errors.
 
+    Content is text: that of a list of text parts is joined, null is empty, and beside tool calls it may be absent.
+    Arguments of tool calls that are JSON in a string are parsed, as templates expect them. Turns of ShareGPT, `from` and
+    `value`, become `role` and `content`.
+
     Raises:
-        TokenizerError: a message is not an object, or its `role` or `content` is not text.
+        TokenizerError: a message is not an object, or has no role or text.
     """
-    for position, message in enumerate(value):
-        if not isinstance(message, dict):
-            raise TokenizerError(f"{key}[{position}] is {type_name(message)}, expected an object")
-        for field in ("role", "content"):
-            if not isinstance(message.get(field), str):
-                raise TokenizerError(f"{key}[{position}] has no text under {field!r}")
-    return list(value)
+    return [_as_message(message, f"{key}[{position}]") for position, message in enumerate(value)]
+
+
+def _as_message(message: Any, place: str) -> Message:
+    if not isinstance(message, dict):
+        raise TokenizerError(f"{place} is {type_name(message)}, expected an object")
+    if "from" in message and "role" not in message:
+        rest = {key: value for key, value in message.items() if key not in ("from", "value")}
+        message = {"role": SHAREGPT.get(message["from"], message["from"]), "content": message.get("value"), **rest}
+    calls, role = message.get("tool_calls"), message.get("role")
+    if not isinstance(role, str):
+        raise TokenizerError(f"{place} has no text under 'role'")
+    if "content" not in message and not calls:
+        raise TokenizerError(f"{place} has no text under 'content'")
+    found = {**message, "content": text_of(message.get("content"), place)}
+    return found | {"tool_calls": [_parsed_call(call) for call in calls]} if isinstance(calls, list) else found
+
+
+def text_of(content: Any, place: str) -> str:
+    """Return the text of a turn's content: text, null, or a list of text parts; TokenizerError for anything else."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise TokenizerError(f"{place} has content that is not text: {str(part)[:80]}")
+    return "".join(part["text"] for part in parts)
+
+
+def _parsed_call(call: Any) -> Any:
+    """Return a tool call whose arguments are a JSON value, if they can be read."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments, str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments)}}
+    except (ValueError, RecursionError):
+        return call
 
 
 def plain_chat(messages: Sequence[Message], add_generation_prompt: bool) -> str:
@@ -55,8 +98,9 @@ def render_template(
     named_tokens: Mapping[str, str],
     owner: str,
     settings: Mapping[str, Any] = NO_SETTINGS,
+    date: datetime | None = None,
 ) -> str:
-    """Render a conversation with a chat template."""
+    """Render a conversation with a chat template, on a date; None: now."""
     with needs_extra("jinja2"):
         from jinja2 import TemplateError
     # What untrusted template code on unexpected messages can raise.
@@ -65,6 +109,7 @@ def render_template(
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
         **named_tokens,
+        "strftime_now": (date or datetime.now()).strftime,
     }
     if settings.get("tools") and "tools" not in template:
         raise TokenizerError(f"the chat template of {owner!r} does not support tools: omit them")
@@ -105,5 +150,4 @@ def compile_template(template: str) -> Callable[..., str]:
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(template).render

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError
 from draftstore.storage.files import fsync_path, load_json, write_json
 from draftstore.storage.manifest import FileEntry
-from draftstore.text.digests import text_digest
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (
@@ -173,7 +172,7 @@ def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[T
     size = 0
     for document in documents:
         for text, last in split_text(document.text, PIECE_CHARACTERS):
-            batch.append((document.id, text, text_digest(document.text) if last else None))
+            batch.append((document.id, text, document.identity.document if last else None))
             size += len(text)
             if size >= batch_chars:
                 yield batch

@@ -1,65 +1,89 @@
 """Texts that no document may contain, stored only as hashes: text that must be forgotten is not kept for searching.
 
 A fragment of L characters is found by a rolling polynomial hash over every L consecutive characters; a digest confirms
-the hits. The hashes can confirm a guess of the text, but do not reveal it.
+the hits. The hashes can confirm a guess of the text, but do not reveal it. All fragments are looked for in one pass over
+a text for each length.
 """
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError
-from draftstore.text.digests import text_digest
 
-BASE = np.uint64(0x9E3779B97F4A7C15)
+BASE = 0x9E3779B97F4A7C15
 """Odd, so that its powers can be divided out modulo 2**64."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """A text, represented by its length in characters, its polynomial hash and its digest in hexadecimal digits."""
+    """A text, represented by its length in characters, its polynomial hash and its digest in hexadecimal digits.
+
+    A `folded` one is compared without case: length and hashes are those of the case-folded text.
+    """
 
     length: int
     roll: int
     digest: str
+    folded: bool = False
 
     @classmethod
-    def of(cls, text: str) -> "Fragment":
+    def of(cls, text: str, *, ignore_case: bool = False) -> "Fragment":
         """Return the fragment of a text; CorpusError if the text is empty."""
         if not text:
             raise CorpusError("an empty text is contained in every document: give some characters")
-        with np.errstate(over="ignore"):
-            sums, _ = _sums(_characters(text))
-        return cls(len(text), int(sums[-1]), text_digest(text).hex())
-
-    def occurs_in(self, text: str) -> bool:
-        """Return True if a text contains the fragment, exactly as it was spelled."""
-        if len(text) < self.length:
-            return False
-        with np.errstate(over="ignore"):
-            sums, powers = _sums(_characters(text))
-            starts = len(text) - self.length + 1
-            hits = sums[self.length :] - sums[:starts] == np.uint64(self.roll) * powers[:starts]
-        found = np.flatnonzero(hits).tolist()
-        return any(text_digest(text[at : at + self.length]).hex() == self.digest for at in found)
-
-    @property
-    def key(self) -> str:
-        """Identity of the fragment, for hashing sets of fragments."""
-        return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:16]
+        text = text.casefold() if ignore_case else text
+        return cls(len(text), int(_rolls(text, len(text))[0]), _digest(text), ignore_case)
 
 
-def _characters(text: str) -> NDArray[np.uint64]:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
+def found_in(fragments: Sequence[Fragment], text: str) -> bool:
+    """Return True if a text contains one of the fragments."""
+    for (length, folded), (rolls, digests) in _grouped(tuple(fragments)).items():
+        seen = text.casefold() if folded else text
+        if len(seen) >= length:
+            hits = np.flatnonzero(np.isin(_rolls(seen, length), rolls)).tolist()
+            if any(_digest(seen[at : at + length]) in digests for at in hits):
+                return True
+    return False
 
 
-def _sums(characters: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the prefix sums of characters times powers of the base, uint64 [n + 1], and the powers [n]."""
-    powers: NDArray[Any] = np.full(len(characters), BASE, np.uint64)
+@cache
+def _grouped(
+    fragments: tuple[Fragment, ...],
+) -> dict[tuple[int, bool], tuple[NDArray[np.uint64], frozenset[str]]]:
+    """Return the hashes and the digests of the fragments of each length, with case and without."""
+    groups: dict[tuple[int, bool], list[Fragment]] = {}
+    for each in fragments:
+        groups.setdefault((each.length, each.folded), []).append(each)
+    return {
+        key: (np.array([each.roll for each in group], np.uint64), frozenset(each.digest for each in group))
+        for key, group in groups.items()
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _rolls(text: str, length: int) -> NDArray[np.uint64]:
+    """Return the hash of every `length` consecutive characters, uint64 [n - length + 1]."""
+    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
+    count = len(characters)
+    with np.errstate(over="ignore"):
+        sums = np.zeros(count + 1, np.uint64)
+        np.cumsum(characters * _powers(BASE, 1 << count.bit_length())[:count], out=sums[1:])
+        inverse = _powers(pow(BASE, -1, 1 << 64), 1 << count.bit_length())
+        return (sums[length:] - sums[: count + 1 - length]) * inverse[: count + 1 - length]
+
+
+@cache
+def _powers(base: int, count: int) -> NDArray[np.uint64]:
+    """Return the powers 0, 1, ... of a base modulo 2**64, uint64 [count]."""
+    powers: NDArray[Any] = np.full(count, base, np.uint64)
     powers[:1] = 1
-    powers = np.cumprod(powers, dtype=np.uint64)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(characters * powers, dtype=np.uint64)])
-    return sums, powers
+    return np.cumprod(powers, dtype=np.uint64)

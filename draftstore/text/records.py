@@ -21,6 +21,7 @@ from draftstore.storage.streams import (
     read_whole,
 )
 from draftstore.text.chat import Message, as_messages
+from draftstore.text.digests import Identity, identify
 
 TEXT_SUFFIXES = (
     *(".c", ".cc", ".cpp", ".cs", ".cu", ".cuh", ".cxx", ".f90", ".h", ".hh", ".hpp"),
@@ -32,6 +33,8 @@ TEXT_SUFFIXES = (
 )
 LINES_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIX = ".parquet"
+CONVERSATIONS = ("messages", "conversations")
+"""Keys of conversations in records; the second is ShareGPT's."""
 ACCEPTED = (
     "a folder of text or source files; a JSON Lines file (.jsonl, .ndjson, .json); a .parquet file; "
     "a text or source file (.txt, .md, .py, ...); all but .parquet also compressed (.gz, .zst)"
@@ -46,10 +49,22 @@ Render: TypeAlias = Callable[[Sequence[Message]], str]
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One text; `id` is its record's id, else its position `file#line`, with the file relative to the given path."""
+    """One text.
+
+    Attributes:
+        id: its record's id, else its position `file#line`, with the file relative to the given path.
+        text: what is tokenized.
+        identity: the digests of its source record.
+    """
 
     id: str
     text: str
+    identity: Identity
+
+    @classmethod
+    def plain(cls, id_: str, text: str) -> "Document":
+        """Return the document of a text that is not a conversation."""
+        return cls(id_, text, identify(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +109,14 @@ def kind_of_file(path: Path) -> str:
 
 
 def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Stream the documents of one file; their text is under `column`, or `render`ed from `messages`.
+    """Stream the documents of one file; their text is under `column`, or `render`ed from `messages` or `conversations`.
 
     Raises:
         CorpusError: a Parquet file lacks the column.
         MissingExtraError: `pyarrow` is needed and missing.
     """
     if file.kind == "text":
-        yield _attempt(str(file.path), lambda: Document(file.name, _whole_text(file.path)))
+        yield _attempt(str(file.path), lambda: Document.plain(file.name, _whole_text(file.path)))
         return
     lines = file.kind == "lines"
     for number, record in _line_records(file.path) if lines else _parquet_records(file, column):
@@ -201,7 +216,7 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
     """Return the columns to read: the text's, or else the conversation's, and `id` if present."""
-    text = next((name for name in (column, "messages") if name in names), None)
+    text = next((name for name in (column, *CONVERSATIONS) if name in names), None)
     if text is None:
         raise CorpusError(
             f"{path} has no column {column!r}, only {', '.join(names)}: name the text column with --column"
@@ -223,20 +238,35 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
 
 def _record_document(record: Mapping[str, Any], place: str, column: str, render: Render) -> Document:
     """Return a record's document; `place` is the default id."""
-    key = column if column in record else "messages"
-    if key not in record:
-        raise CorpusError(f"has neither {column!r} nor 'messages' (name another key with --column)")
-    text = record[key]
-    if isinstance(text, list):
-        messages = as_messages(text, key)
-        text = render(messages) if any(message["content"].strip() for message in messages) else ""
-    if not isinstance(text, str):
-        raise CorpusError(f"{key!r} is {type_name(text)}, expected text or a list of messages")
+    key, content = content_of(record, column)
+    text = content if isinstance(content, str) else render(content) if _says_something(content) else ""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise CorpusError(f"{key!r} is not valid Unicode: it has an unpaired surrogate") from None
-    return Document(record_id(record) or place, text)
+    return Document(record_id(record) or place, text, identify(content))
+
+
+def content_of(record: Mapping[str, Any], column: str = "text") -> tuple[str, str | list[Message]]:
+    """Return the key of a record's content, and its text or conversation.
+
+    Raises:
+        CorpusError: it has none, or it is neither text nor a list.
+        TokenizerError: see `as_messages`.
+    """
+    key = next((key for key in (column, *CONVERSATIONS) if key in record), None)
+    if key is None:
+        raise CorpusError(f"has neither {column!r} nor 'messages' (name another key with --column)")
+    content = record[key]
+    if isinstance(content, list):
+        return key, as_messages(content, key)
+    if not isinstance(content, str):
+        raise CorpusError(f"{key!r} is {type_name(content)}, expected text or a list of messages")
+    return key, content
+
+
+def _says_something(messages: Sequence[Message]) -> bool:
+    return any(message["content"].strip() or message.get("tool_calls") for message in messages)
 
 
 def record_id(record: Mapping[str, Any]) -> str | None:

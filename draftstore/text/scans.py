@@ -1,15 +1,18 @@
 """A scan: the table of a collection's documents, as one Parquet file; only files that changed are read again.
 
-    digest       16 bytes, see draftstore.text.digests
+    digest       16 bytes, of the document; this and the next three as in draftstore.text.digests
+    text         16 bytes, of its text; null if that is blank
+    answer       16 bytes, of its last answer; null without one
+    beginnings   16 bytes each, of its beginnings that end in an answer
     source       i32, number of the source
     file         i32, index into the files listed in the metadata
     id           the document's id
     characters   i64, length of the text
     bytes        i64, the same in UTF-8
-    first_seen   i64, unix seconds of the first of the consecutive scans that found the text
+    first_seen   i64, unix seconds of the first of the consecutive scans that found the document
     refused      bool, whether it contains a text that no document may contain
 
-There is a row for every document with text, in the order of reading, including duplicates: one may outlive the other.
+There is a row for every document with text, in the order of sources and of reading, including duplicates: one may outlive the other.
 The texts themselves are not stored.
 """
 
@@ -27,24 +30,28 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from draftstore.errors import CorpusError, counted, needs_extra
+from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
 from draftstore.storage.files import Text, load_json, replacing
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS, ReadReport
 from draftstore.text.corpus import read_files
-from draftstore.text.digests import DIGEST_BYTES, digest_keys, text_digest
+from draftstore.text.digests import DIGEST_BYTES, IDENTITY, digest_keys, split_digests
+from draftstore.text.fragments import found_in
 from draftstore.text.records import CorpusFile, Document
 from draftstore.text.sources import Source
 
 with needs_extra("polars"):
     import polars as pl
 
-METADATA = "draftstore.scan.2"
+METADATA = f"draftstore.scan.{IDENTITY + 1}"
 MODE = 0o600
 """Document ids, and who said what how often, are as private as the texts."""
 PART_ROWS = 1 << 16
-ROWS = {
+ROWS: dict[str, Any] = {
     "digest": pl.Binary,
+    "text": pl.Binary,
+    "answer": pl.Binary,
+    "beginnings": pl.List(pl.Binary),
     "id": pl.String,
     "characters": pl.Int64,
     "bytes": pl.Int64,
@@ -149,9 +156,7 @@ def digests_of(frame: pl.DataFrame) -> NDArray[np.uint8]:
 
 def digest_series(digests: NDArray[np.uint8]) -> pl.Series:
     """Return digests, uint8 [n, 16], as a column of a table."""
-    data = digests.tobytes()
-    parts = (data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES))
-    return pl.Series("digest", list(parts), pl.Binary)
+    return pl.Series("digest", list(split_digests(digests.tobytes())), pl.Binary)
 
 
 def open_scan(path: Path) -> Scan | None:
@@ -159,9 +164,11 @@ def open_scan(path: Path) -> Scan | None:
 
     Raises:
         CorpusError: it cannot be read.
+        EarlierVersionError: it is of an earlier version.
     """
     if not path.exists():
         return None
+    require_current(path)
     try:
         files = load_json(pl.read_parquet_metadata(path)[METADATA], FILES)
         frame = pl.read_parquet(path).select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
@@ -176,6 +183,14 @@ def open_scan(path: Path) -> Scan | None:
     return Scan((), files, frame)
 
 
+def require_current(path: Path) -> None:
+    """Raise EarlierVersionError if there is a scan of an earlier version, which knew documents by other digests."""
+    with suppress(pl.exceptions.PolarsError, OSError):
+        keys = [key for key in pl.read_parquet_metadata(path) if key.startswith("draftstore.scan.")]
+        if keys and METADATA not in keys:
+            raise EarlierVersionError(f"the scan {path} is of an earlier version")
+
+
 def scan_sources(
     sources: Sequence[Source],
     path: Path,
@@ -186,7 +201,7 @@ def scan_sources(
     """Scan sources, and save the result for the next scan.
 
     A file whose content and reading options are unchanged since the previous scan is not read: its rows are reused. The
-    time when a text was first seen is kept as long as some file contains it, bounded by the clock and the source.
+    time when a document was first seen is kept as long as some file contains it, bounded by the clock and the source.
 
     Args:
         sources: the sources, with distinct numbers.
@@ -274,11 +289,11 @@ def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator
     )  # fmt: skip
 
 
-def _row(source: Source, document: Document) -> tuple[bytes, str, int, int, bool]:
+def _row(source: Source, document: Document) -> tuple[Any, ...]:
     """Return the row of a document, in the order of `ROWS`."""
     text = document.text
-    refused = any(fragment.occurs_in(text) for fragment in source.refused)
-    return text_digest(text), document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused
+    refused = found_in(source.refused, text)
+    return *document.identity, document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused
 
 
 def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
@@ -300,7 +315,7 @@ def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
         file, left = scan.files[place], set(texts)
         read = CorpusFile(Path(file.path), file.name, file.kind)
         for document in _documents(sources[file.source], read, ReadReport()):
-            if (digest := text_digest(document.text)) in left:
+            if (digest := document.identity.document) in left:
                 left.remove(digest)
                 missing -= 1
                 yield document

@@ -60,8 +60,8 @@ class Source:
     @property
     def reading(self) -> str:
         """Identity of everything besides the file that determines its documents."""
-        keys = sorted(fragment.key for fragment in self.refused)
-        deciding = [self.column, self.strict, self.allow_truncated, self.template, keys]
+        fragments = sorted(map(dataclasses.astuple, self.refused))
+        deciding = [self.column, self.strict, self.allow_truncated, self.template, fragments]
         return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
     def files(self, report: ReadReport | None = None) -> list[CorpusFile]:

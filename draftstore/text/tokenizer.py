@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from pydantic import TypeAdapter
 from draftstore.errors import TokenizerError, needs_extra
 from draftstore.storage.files import load_json
 from draftstore.storage.manifest import TokenizerIdentity, model_name
-from draftstore.text.chat import NO_SETTINGS, Message, find_template, plain_chat, render_template
+from draftstore.text.chat import DOCUMENT_DATE, NO_SETTINGS, Message, find_template, plain_chat, render_template
 from draftstore.text.gguf import GGUF_SUFFIX, read_gguf
 from draftstore.text.pieces import exact_piece, visible_piece
 
@@ -189,10 +190,12 @@ class TextTokenizer:
         messages: Sequence[Message],
         add_generation_prompt: bool,
         settings: Mapping[str, Any] = NO_SETTINGS,
+        date: datetime | None = None,
     ) -> str:
         """Render a conversation with the model's chat template, or else with `plain_chat`.
 
-        A template may use today's date, as in transformers, and variables from `settings`, such as `tools`.
+        A template may use a date, today's by default, as in transformers, and variables from `settings`, such as
+        `tools`.
 
         Raises:
             TokenizerError: the template is broken or rejects these messages (roles out of order, for example); or there
@@ -204,12 +207,12 @@ class TextTokenizer:
             return plain_chat(messages, add_generation_prompt)
         return render_template(
             self._template, messages, add_generation_prompt=add_generation_prompt,
-            named_tokens=self._named_tokens, owner=self.name, settings=settings,
+            named_tokens=self._named_tokens, owner=self.name, settings=settings, date=date,
         )  # fmt: skip
 
     def render_document(self, messages: Sequence[Message]) -> str:
-        """Render a whole conversation as the text of a document; see `render_chat`."""
-        return self.render_chat(messages, add_generation_prompt=False)
+        """Render a whole conversation as the text of a document, the same on every day; see `render_chat`."""
+        return self.render_chat(messages, add_generation_prompt=False, date=DOCUMENT_DATE)
 
     def save(self, directory: Path) -> None:
         """Write the tokenizer's files, byte for byte as read, into an existing directory."""

@@ -16,6 +16,7 @@ reading the texts again.
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -34,7 +35,9 @@ from draftstore.storage.manifest import (
 )
 from draftstore.storage.report import REPORTS, ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
+from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, read_corpus
+from draftstore.text.digests import IDENTITY
 from draftstore.text.encoding import Progress, tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
@@ -142,10 +145,16 @@ class CorpusOptions(ReadOptions, Named):
 
 def corpus_plan(options: CorpusOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
     """Return everything that determines the ids of a corpus, as JSON values; part of the plan of builds from text."""
+    return {"inputs": options.inputs(), **made_with(tokenizer)}
+
+
+def made_with(tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return what determines a document's ids and identity besides its record, as JSON values; part of every plan."""
     return {
-        "inputs": options.inputs(),
         "tokenizer": tokenizer.fingerprint,
         "template": tokenizer.template_fingerprint,
+        "identity": IDENTITY,
+        "date": DOCUMENT_DATE.date().isoformat(),
     }
 
 
@@ -203,8 +212,8 @@ class TextBuild:
         """Open the shards of a store of kind `tokens`."""
         source = Path(self._taken or "")
         found = load_manifest(source, KIND).parameters["plan"]
-        for key in ("inputs", "tokenizer", "template"):
-            if found[key] != self.plan[key]:
+        for key, value in corpus_plan(self._options, self._tokenizer).items():
+            if found.get(key) != value:
                 raise BuildError(
                     f"the shards in {source} differ in {key} from this build: tokenize the corpus again"
                 )
@@ -215,7 +224,7 @@ class TextBuild:
     def _tokenize(self, partial: Path) -> TokenShards:
         """Read and tokenize the corpus."""
         options, tokenizer, gathered = self._options, self._tokenizer, self._options.gathered
-        origin = f"{self.plan['inputs']} {self.plan['template']}" + (f" {gathered.order}" if gathered else "")
+        origin = json.dumps(corpus_plan(options, tokenizer)) + (f" {gathered.order}" if gathered else "")
         identity: dict[str, Any] = {
             "corpus_fingerprint": origin,
             "source": options.name if gathered else ", ".join(map(str, options.corpus)),

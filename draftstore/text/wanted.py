@@ -28,7 +28,7 @@ class Removal:
     """A take-down: the digests of matching documents, and a rule for documents that arrive later.
 
     Attributes:
-        digests: uint8 [n, 16], texts to remove, wherever they occur.
+        digests: uint8 [n, 16], documents to remove, their texts under any roles, and records that begin with them.
         document: document id to remove; None: no such rule.
         source: remove documents of this source; None: of any source, if `before` is set.
         before: unix seconds; remove documents first seen earlier.
@@ -43,23 +43,25 @@ class Removal:
 
     @property
     def taken(self) -> pl.Expr:
-        """Which rows of a scan it removes."""
-        taken = pl.col("digest").is_in(digest_series(self.digests).implode())
-        if self.document is not None:
-            taken |= pl.col("id") == self.document
+        """Which rows of a scan match its rule."""
         ruled = [pl.col("source") == self.source] if self.source is not None else []
         ruled += [pl.col("first_seen") < self.before] if self.before is not None else []
-        return taken | pl.all_horizontal(ruled) if ruled else taken
+        taken = pl.all_horizontal(ruled) if ruled else pl.lit(value=False)
+        return taken if self.document is None else taken | (pl.col("id") == self.document)
 
     def rows(self, scan: Scan) -> NDArray[np.bool_]:
-        """Return which rows of a scan it removes, bool [n]."""
-        return scan.frame.select(self.taken).to_series().to_numpy()
+        """Return which rows of a scan match its rule, bool [n]."""
+        return scan.frame.select(pl.col("digest").is_not_null() & self.taken).to_series().to_numpy()
 
 
 def removed_rows(scan: Scan, removals: Sequence[Removal]) -> NDArray[np.bool_]:
-    """Return which rows of a scan are taken down, bool [n], including all rows with the same text."""
-    taken = scan.frame.filter(pl.any_horizontal("refused", *(removal.taken for removal in removals)))
-    return scan.frame["digest"].is_in(taken["digest"].implode()).to_numpy()
+    """Return which rows of a scan are taken down, bool [n]: all with a removed document or text, or that begin so."""
+    ruled = scan.frame.filter(pl.any_horizontal("refused", *(removal.taken for removal in removals)))
+    known = [ruled["digest"], ruled["text"], *(digest_series(removal.digests) for removal in removals)]
+    digests = pl.concat([each.alias("digest") for each in known]).drop_nulls().unique().implode()
+    taken = [pl.col(name).is_in(digests).fill_null(value=False) for name in ("digest", "text")]
+    begins = pl.col("beginnings").list.eval(pl.element().is_in(digests)).list.any()
+    return scan.frame.select(pl.any_horizontal(*taken, begins)).to_series().to_numpy()
 
 
 def wanted_digests(

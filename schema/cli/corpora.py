@@ -127,7 +127,7 @@ def show(name: str, as_json: bool) -> None:
       draftstore corpus show chat
     """
     with catalogue_session() as session:
-        found = fields(collecting.get_collection(session, name))
+        found = fields(collecting.find_collection(session, name))
     if as_json:
         print_json(found)
         return
@@ -189,7 +189,7 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
       draftstore corpus drop chat
     """
     with catalogue_session() as session:
-        removals = len(collecting.get_collection(session, name).removals)
+        removals = len(collecting.find_collection(session, name).removals)
     if removals and not yes:
         lost = f"{counted(removals, 'take-down')} of {name} would be lost, and the documents could come back"
         confirm(f"{lost}. Continue?")

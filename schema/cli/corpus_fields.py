@@ -15,7 +15,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.wanted import removed_rows
 from schema.collections import collecting
 from schema.collections.models import Collection, CollectionSource
-from schema.collections.removal_files import collection_folder
+from schema.collections.removal_files import scan_path
 
 
 def fields(collection: Collection) -> dict[str, Any]:
@@ -60,9 +60,8 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
 
     Documents are distinct texts; one that is in several sources counts for the first.
     """
-    path = collecting.scan_path(collection_folder(collection.name))
     try:
-        scanned = found or open_scan(path)
+        scanned = found or open_scan(scan_path(collection.name))
     except CorpusError:  # `draftstore corpus scan` reports what is wrong
         scanned = None
     if scanned is None:

@@ -4,12 +4,13 @@
         collection = get_collection(session, "chat")
     folder = collection_folder("chat")
     sources = open_sources(collection, tokenizer, folder)
-    scan = scan_sources(sources, scan_path(folder))
+    scan = scan_sources(sources, scan_path("chat"))
     digests = wanted_of(collection, scan, now=time.time())
 
 Functions that take a session run in the caller's transaction. `scan_collection` does the steps in between.
 """
 
+import json
 import os
 import re
 import time
@@ -24,21 +25,28 @@ from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
-from draftstore.errors import CorpusError
+from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown
 from draftstore.storage.mirroring import is_url, mirror
 from draftstore.text.chat import Message
 from draftstore.text.corpus import SOURCE_PATTERNS
-from draftstore.text.digests import DIGEST_BYTES
-from draftstore.text.scans import OnScan, Scan, scan_sources
+from draftstore.text.digests import DIGEST_BYTES, IDENTITY
+from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
 from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, Removal, wanted_digests
 from schema.catalogue.builds import CatalogueError, storable
 from schema.catalogue.lineage import ancestors
 from schema.collections.live_logs import adopt_live_logs, fragments_of, live_reading
 from schema.collections.models import Collection, CollectionRemoval, CollectionSource
-from schema.collections.removal_files import collection_folder, complete, remove_files
+from schema.collections.removal_files import (
+    collection_folder,
+    complete,
+    in_force,
+    remove_files,
+    scan_path,
+)
 from schema.models import RELEASE_NAME, Release
 
 NAME_CHARACTERS = 200
@@ -115,6 +123,7 @@ def add_sources(
 
     Raises:
         CatalogueError: the name is invalid or a release of other stores, or another collection has a live log.
+        EarlierVersionError: the collection is of an earlier version.
         CorpusError: see `NewSource.settled`.
         TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
     """
@@ -127,7 +136,8 @@ def add_sources(
     found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
     if found is None:
         _require_own_releases(session, name)
-    collection = found or Collection(name=name)
+    _require_identity(found)
+    collection = found or Collection(name=name, identity=IDENTITY)
     session.add(collection)
     if tokenizer:
         given = Path(tokenizer).expanduser()
@@ -175,14 +185,39 @@ def get_collection(session: Session, name: str, *, lock: bool = False) -> Collec
     Raises:
         CatalogueError: there is none of this name.
         CorpusError: the file of a removal cannot be read.
+        EarlierVersionError: the collection is of an earlier version, which knew documents by other digests.
     """
+    found = find_collection(session, name, lock=lock)
+    _require_identity(found)
+    try:
+        complete(session, found)
+        require_current(scan_path(name))
+    except EarlierVersionError:
+        raise _earlier(name) from None
+    return found
+
+
+def find_collection(session: Session, name: str, *, lock: bool = False) -> Collection:
+    """Return a collection as it is in the database, of whatever version; CatalogueError if there is none."""
     query = select(Collection).filter_by(name=name).execution_options(populate_existing=True)
     query = query.options(selectinload(Collection.sources), selectinload(Collection.removals))
     found = session.scalars(query.with_for_update(of=Collection) if lock else query).one_or_none()
     if found is None:
         raise CatalogueError(f"no collection {name!r}: `draftstore corpus list` shows all")
-    complete(session, found)
     return found
+
+
+def _require_identity(collection: Collection | None) -> None:
+    if collection is not None and collection.identity != IDENTITY:
+        raise _earlier(collection.name)
+
+
+def _earlier(name: str) -> EarlierVersionError:
+    return EarlierVersionError(
+        f"the collection {name} was made by an earlier version, which knew documents by their rendered text: note its "
+        f"sources and removals (`draftstore corpus show {name}`), drop it (`draftstore corpus drop {name}`), and say them "
+        "again; docs/operations.md, Upgrade, has the steps"
+    )
 
 
 def list_collections(session: Session) -> list[Collection]:
@@ -192,19 +227,14 @@ def list_collections(session: Session) -> list[Collection]:
 
 
 def drop_collection(session: Session, name: str) -> None:
-    """Remove the definition of a collection and its take-downs; stores and texts stay.
+    """Remove the definition of a collection, its scan and its take-downs; stores and texts stay.
 
     Raises:
         CatalogueError: there is none of this name.
     """
-    session.delete(get_collection(session, name, lock=True))
+    session.delete(find_collection(session, name, lock=True))
     session.flush()
     remove_files(name)
-
-
-def scan_path(folder: Path) -> Path:
-    """Return the file of a collection's scan."""
-    return folder / "scan.parquet"
 
 
 def open_tokenizer(collection: Collection) -> TextTokenizer | None:
@@ -218,16 +248,12 @@ def open_tokenizer(collection: Collection) -> TextTokenizer | None:
 
 def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
     """Return the sources of a collection on this machine; objects are mirrored first."""
-    refused = fragments_of(collection.removals)
+    refused = fragments_of(collection)
 
     def render(messages: Sequence[Message]) -> str:
-        return (
-            tokenizer.render_chat(messages, add_generation_prompt=False)
-            if tokenizer
-            else no_template(messages)
-        )
+        return tokenizer.render_document(messages) if tokenizer else no_template(messages)
 
-    rendering = {"render": render, "template": tokenizer.template_fingerprint if tokenizer else ""}
+    rendering = {"render": render, "template": json.dumps(made_with(tokenizer)) if tokenizer else ""}
     return [
         Source(
             row.id,
@@ -260,18 +286,18 @@ def scan_collection(
     if not collection.sources:
         raise CorpusError(f"{collection.name} has no sources: `draftstore corpus add {collection.name} PATH`")
     sources = open_sources(collection, tokenizer, folder)
-    return scan_sources(sources, scan_path(folder), now=now, on_progress=on_progress)
+    return scan_sources(sources, scan_path(collection.name), now=now, on_progress=on_progress)
 
 
 def removals_of(collection: Collection) -> list[Removal]:
     """Return the take-downs of a collection; the scan finds the texts that they refuse, see `open_sources`."""
     numbers = {source.place: source.id for source in collection.sources}
-    return [_removal(row, numbers) for row in collection.removals]
+    return [_removal(row, numbers) for row in in_force(collection)]
 
 
 def _removal(row: CollectionRemoval, numbers: Mapping[str, int]) -> Removal:
     """Return a take-down; a rule for a source that the collection lacks finds nothing."""
-    digests = np.frombuffer(row.digests, np.uint8).reshape(-1, DIGEST_BYTES)
+    digests = np.frombuffer(row.digests + row.texts, np.uint8).reshape(-1, DIGEST_BYTES)
     place, before = row.rule.get("place"), row.rule.get("before")
     source = numbers.get(place or "")
     return Removal(digests, row.rule.get("document"), source, before if source or place is None else None)

@@ -39,9 +39,10 @@ def live_logs(collection: Collection) -> list[Path]:
     return [Path(row.place) for row in collection.sources if row.kind == "live"]
 
 
-def fragments_of(removals: Iterable[CollectionRemoval]) -> tuple[Fragment, ...]:
-    """Return the texts that removals refuse in any document."""
-    return tuple(Fragment(**each.rule["containing"]) for each in removals if "containing" in each.rule)
+def fragments_of(collection: Collection) -> tuple[Fragment, ...]:
+    """Return the texts that the removals of a collection refuse in any document."""
+    rules = (row.rule for row in in_force(collection))
+    return tuple(Fragment(**rule["containing"]) for rule in rules if "containing" in rule)
 
 
 def adopt_live_logs(session: Session, collection: Collection) -> None:

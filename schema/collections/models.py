@@ -27,6 +27,13 @@ class Collection(Base):
     tokenizer: Mapped[str | None] = mapped_column(
         comment="folder, file or hub name of the tokenizer; NULL: the flow's default"
     )
+    identity: Mapped[int] = mapped_column(
+        server_default=sql("1"), comment="version of its documents' digests; see draftstore.text.digests"
+    )
+    vouched: Mapped[dict[str, str]] = mapped_column(
+        server_default=sql("'{}'"),
+        comment="builds and live logs that somebody vouched for: id or folder, and the time in ISO form",
+    )
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     sources: Mapped[list["CollectionSource"]] = relationship(
@@ -91,7 +98,7 @@ class CollectionSource(Base):
 
 
 class CollectionRemoval(Base):
-    """A take-down of documents from a collection, for good."""
+    """A take-down of documents from a collection, or the end of one."""
 
     __tablename__ = "collection_removals"
 
@@ -104,7 +111,16 @@ class CollectionRemoval(Base):
         "or containing (length and hashes of a text, never the text)"
     )
     digests: Mapped[bytes] = mapped_column(
-        comment="16 bytes for each removed text, one after the other; see draftstore.text.digests"
+        comment="16 bytes for each removed document, one after the other; see draftstore.text.digests"
+    )
+    texts: Mapped[bytes] = mapped_column(
+        server_default=sql("''"), comment="the same for their texts, whatever the roles"
+    )
+    answers: Mapped[bytes] = mapped_column(
+        server_default=sql("''"), comment="the same for their last answers, compared with live logs alone"
+    )
+    restores: Mapped[str | None] = mapped_column(
+        comment="name of the removal's file that this one takes back; NULL: it removes documents"
     )
     documents: Mapped[Bigint] = mapped_column(comment="how many documents it removed when it was written")
     reason: Mapped[str | None] = mapped_column(comment="why, for people")

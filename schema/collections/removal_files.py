@@ -2,7 +2,8 @@
 
     collections/NAME/removed/20260131T120000000000-1a2b3c4d.json      its time and the start of a hash of its content
 
-Every read of a collection (`schema.collections.collecting.get_collection`) completes each side from the other.
+Every read of a collection (`schema.collections.collecting.get_collection`) completes each side from the other. Taking a
+removal back is a record of its own, with a file of its own.
 """
 
 import base64
@@ -17,8 +18,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.errors import CorpusError, counted
+from draftstore.errors import CorpusError, EarlierVersionError, counted
 from draftstore.storage.files import replacing
+from draftstore.text.digests import IDENTITY
 from schema.collections.models import Collection, CollectionRemoval
 from schema.db.home import data_home
 
@@ -26,9 +28,18 @@ LOG = logging.getLogger(__name__)
 MODE = 0o600
 
 
+DIGESTS = ("digests", "texts", "answers")
+"""Columns of digests, in base64 in a file."""
+
+
 def collection_folder(name: str) -> Path:
     """Return the folder of a collection's scan, mirrors and removals."""
     return data_home() / "collections" / name
+
+
+def scan_path(name: str) -> Path:
+    """Return the file of a collection's scan."""
+    return collection_folder(name) / "scan.parquet"
 
 
 def removed_folder(name: str) -> Path:
@@ -41,9 +52,10 @@ def complete(session: Session, collection: Collection) -> None:
 
     Raises:
         CorpusError: a file cannot be read.
+        EarlierVersionError: one is of an earlier version.
     """
     folder = removed_folder(collection.name)
-    files, rows = _files(folder), {_key(row): row for row in collection.removals}
+    files, rows = _files(folder), {key_of(row): row for row in collection.removals}
     for key in rows.keys() - files.keys():
         write_file(folder, rows[key])
     if not files.keys() - rows.keys():
@@ -51,7 +63,7 @@ def complete(session: Session, collection: Collection) -> None:
     # Another process may be removing documents: its row becomes visible with its commit.
     session.execute(select(Collection.id).filter_by(id=collection.id).with_for_update())
     session.refresh(collection, ["removals"])
-    if missing := sorted(files.keys() - {_key(row) for row in collection.removals}):
+    if missing := sorted(files.keys() - {key_of(row) for row in collection.removals}):
         LOG.warning(
             "collection %s: %s in %s and not in the database, which is older: back in force",
             collection.name, counted(len(missing), "removal"), folder,
@@ -64,20 +76,22 @@ def write_file(folder: Path, row: CollectionRemoval) -> None:
     """Write a removal to a file, readable by its owner only."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fields = {
+        "identity": IDENTITY,
         "rule": row.rule,
-        "digests": base64.b64encode(row.digests).decode(),
+        **{name: base64.b64encode(getattr(row, name)).decode() for name in DIGESTS},
+        "restores": row.restores,
         "documents": row.documents,
         "reason": row.reason,
         "created_at": row.created_at.astimezone(UTC).isoformat(),
     }
-    with replacing(folder / f"{_key(row)}.json", MODE) as temporary:
+    with replacing(folder / f"{key_of(row)}.json", MODE) as temporary:
         temporary.write_text(json.dumps(fields), encoding="utf-8")
 
 
 def remove_files(name: str) -> None:
-    """Remove the files of a collection's removals."""
-    for path in removed_folder(name).glob("*.*"):  # hashes of n-grams, too, as earlier versions kept them
-        path.unlink()
+    """Remove the files of a collection's removals, and its scan."""
+    for path in (*removed_folder(name).glob("*.*"), scan_path(name)):
+        path.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> dict[str, Mapping[str, Any]]:
@@ -88,11 +102,12 @@ def _files(folder: Path) -> dict[str, Mapping[str, Any]]:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fields["digests"] = base64.b64decode(fields["digests"], validate=True)
+        if fields.pop("identity", 1) != IDENTITY:
+            raise EarlierVersionError(f"the removal {path} is of an earlier version")
+        fields |= {name: base64.b64decode(fields[name], validate=True) for name in DIGESTS}
         fields["created_at"] = datetime.fromisoformat(fields["created_at"])
-        problem = (
-            None if _key(CollectionRemoval(**fields)) == path.stem else "its name does not fit its content"
-        )
+        fits = key_of(CollectionRemoval(**fields)) == path.stem
+        problem = None if fits else "its name does not fit its content"
     except (OSError, KeyError, TypeError, ValueError) as error:
         problem = str(error)
     if problem:
@@ -103,8 +118,14 @@ def _read(path: Path) -> Mapping[str, Any]:
     return fields
 
 
-def _key(row: CollectionRemoval) -> str:
+def key_of(row: CollectionRemoval) -> str:
     """Return the name of a removal's file without its suffix."""
     when = row.created_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S%f")
-    content = row.digests + json.dumps(row.rule, sort_keys=True).encode()
-    return f"{when}-{hashlib.sha256(content).hexdigest()[:8]}"
+    content = b"".join(getattr(row, name) for name in DIGESTS) + json.dumps(row.rule, sort_keys=True).encode()
+    return f"{when}-{hashlib.sha256(content + (row.restores or '').encode()).hexdigest()[:8]}"
+
+
+def in_force(collection: Collection) -> list[CollectionRemoval]:
+    """Return the removals of a collection that were not taken back."""
+    restored = {row.restores for row in collection.removals}
+    return [row for row in collection.removals if row.restores is None and key_of(row) not in restored]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import sqlalchemy
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
-REVISION = "0005"
+REVISION = "0006"
 """The newest revision. Alembic reports the same, but takes longer to import than most commands take to run."""
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
 READER_VARIABLE = "DRAFTSTORE_READER_URL"

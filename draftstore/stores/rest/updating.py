@@ -36,7 +36,7 @@ from draftstore.stores.rest.segments import (
 from draftstore.stores.rest.store import DOCUMENTS_FILE, KIND, RestStore, read_digests
 from draftstore.text.digests import digest_keys
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import seal_store
+from draftstore.text.tokenizing import made_with, seal_store
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
 MERGED_SHARE = 0.25
@@ -70,8 +70,7 @@ class Contents(NamedTuple):
         return {
             "kind": KIND,
             "documents": self.fingerprint,
-            "tokenizer": tokenizer.fingerprint,
-            "template": tokenizer.template_fingerprint,
+            **made_with(tokenizer),
             "segment_tokens": self.segment_tokens,
         }
 

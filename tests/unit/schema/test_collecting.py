@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
-from draftstore.text.digests import text_digest
+from tests.reference import plain_digest
 from draftstore.text.scans import documents_of
 from schema.catalogue.builds import CatalogueError, add_build
 from schema.cli.corpora import corpus
@@ -133,7 +133,7 @@ def test_what_is_wanted_follows_the_settings(session: Session, chats: Path, tmp_
     assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
     assert texts(collection, scan, now + 4) == ["two", "three"]
     assert texts(collection, scan, now + 5) == ["two"]
-    digest = text_digest("two")
+    digest = plain_digest("two")
     session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=digest, documents=1))
     session.flush()
     collection = collecting.get_collection(session, "chat")

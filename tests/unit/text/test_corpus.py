@@ -51,9 +51,9 @@ def test_json_lines(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"c{suffix}", PACKERS.get(Path(suffix).suffix, bytes)(THREE))
     documents, report = read(path)
     assert documents == [
-        Document("a", "one"),
-        Document(f"c{suffix}#2", "two\u2028\x85\r\n"),
-        Document("7", "three"),
+        Document.plain("a", "one"),
+        Document.plain(f"c{suffix}#2", "two\u2028\x85\r\n"),
+        Document.plain("7", "three"),
     ]
     assert report == ReadReport(documents=3)
 
@@ -167,14 +167,14 @@ def test_parquet(tmp_path: Path) -> None:
     rows = [f"row {n}" for n in range(600)]
     path = write_parquet(tmp_path / "c.parquet", {"text": [*rows, None, " "], "other": [1] * 602})
     documents, report = read(path)
-    assert documents[599] == Document("c.parquet#600", "row 599")
+    assert documents[599] == Document.plain("c.parquet#600", "row 599")
     assert (report.documents, report.bad_records, report.empty_documents) == (600, 1, 1)
     assert report.problems[0].place == f"{path}:row 601"
 
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     path = write(tmp_path / "notes.md", "\ufeff# Title\r\nbody\n")
-    assert read(path)[0] == [Document("notes.md", "# Title\r\nbody\n")]
+    assert read(path)[0] == [Document.plain("notes.md", "# Title\r\nbody\n")]
     assert texts(write(tmp_path / "a.txt.gz", gzip.compress(b"packed"))) == ["packed"]
 
 

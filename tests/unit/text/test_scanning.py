@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS
-from draftstore.text.digests import stack_digests, text_digest
+from draftstore.text.digests import stack_digests
+from tests.reference import plain_digest
 from draftstore.text.fragments import Fragment
 from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
 from draftstore.text.sources import Source, log_files
@@ -41,9 +42,9 @@ def test_a_scan_has_a_row_for_every_document(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "scan.parquet"
     scan = scan_sources([Source(3, str(a)), Source(1, str(b))], path, now=100.9)
     assert rows(scan) == [
-        (text_digest("one"), 3, "a.jsonl#1", 3, 3, 100, False),
-        (text_digest("two é"), 3, "a.jsonl#2", 5, 6, 100, False),
-        (text_digest("one"), 1, "b.jsonl#1", 3, 3, 100, False),
+        (plain_digest("one"), 3, "a.jsonl#1", 3, 3, 100, False),
+        (plain_digest("two é"), 3, "a.jsonl#2", 5, 6, 100, False),
+        (plain_digest("one"), 1, "b.jsonl#1", 3, 3, 100, False),
     ]
     assert (scan.report.documents, scan.report.empty_documents, scan.read) == (3, 1, 2)
     assert texts_of(scan) == ["one", "two é"]
@@ -99,7 +100,7 @@ def test_scans_of_a_history_equal_reading_everything(
         assert rows(scan) == [(*row[:5], first_seen[row[0]], row[6]) for row in rows(anew)]
         assert scan.report == anew.report
         distinct = list(dict.fromkeys(row[0] for row in rows(anew)))
-        assert [text_digest(text) for text in texts_of(scan)] == distinct
+        assert [plain_digest(text) for text in texts_of(scan)] == distinct
 
 
 def test_what_cannot_be_read_leaves_the_scan_as_it_was(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_files_that_changed_since_the_scan_are_noticed(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", "one", "two", "three")
     scan = scan_sources([Source(1, str(file))], tmp_path / "scan")
     write(file, "three", "zero", "one")
-    assert texts_of(scan, stack_digests([text_digest("one"), text_digest("three")])) == ["three", "one"]
+    assert texts_of(scan, stack_digests([plain_digest("one"), plain_digest("three")])) == ["three", "one"]
     with pytest.raises(CorpusError, match="1 document of the scan could not be found"):
         texts_of(scan)
 
@@ -184,7 +185,7 @@ class TestLogs:
         source = Source(1, str(path), log=True)
         assert texts_of(scan_sources([source], tmp_path / "scan", now=1)) == ["live"]
         scan = scan_sources([source], tmp_path / "scan", now=2)
-        assert [(row[0], row[5]) for row in rows(scan)] == [(text_digest("live"), 1), (text_digest("new"), 2)]
+        assert [(row[0], row[5]) for row in rows(scan)] == [(plain_digest("live"), 1), (plain_digest("new"), 2)]
 
 
 @pytest.mark.parametrize("metadata", [{}, {METADATA: "[]"}])

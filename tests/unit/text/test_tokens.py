@@ -45,7 +45,7 @@ class CharacterTokenizer:
 
 
 def corpus_of(texts: Sequence[str]) -> Iterator[Document]:
-    return (Document(f"d{number}", text) for number, text in enumerate(texts))
+    return (Document.plain(f"d{number}", text) for number, text in enumerate(texts))
 
 
 def tokenize(documents: Iterator[Document], directory: Path, **options: Any) -> TokenShards:

@@ -14,7 +14,8 @@ from draftstore.storage.staging import BuildResult
 from draftstore.stores.rest import updating as updating_module
 from draftstore.stores.rest.store import STRATEGIES, RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
-from draftstore.text.digests import digest_keys, stack_digests, text_digest
+from draftstore.text.digests import digest_keys, stack_digests
+from tests.reference import plain_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
@@ -27,7 +28,7 @@ texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=20).map(" ".join)
 
 
 def digests_of(wanted: set[str]) -> np.ndarray:
-    return stack_digests(text_digest(text) for text in sorted(wanted))
+    return stack_digests(plain_digest(text) for text in sorted(wanted))
 
 
 def contents(wanted: set[str], segment_tokens: int = 1 << 20) -> Contents:
@@ -38,7 +39,7 @@ def contents(wanted: set[str], segment_tokens: int = 1 << 20) -> Contents:
 def shards_of(tokenizer: TextTokenizer, new: set[str], folder: Path) -> TokenShards | None:
     if not new:
         return None
-    documents = iter([Document(str(i), text) for i, text in enumerate(sorted(new, reverse=True))])
+    documents = iter([Document.plain(str(i), text) for i, text in enumerate(sorted(new, reverse=True))])
     return tokenize_corpus(documents, tokenizer, folder, corpus_fingerprint="test", shard_tokens=50)
 
 

@@ -38,7 +38,10 @@ class Identity(NamedTuple):
 def identify(content: str | Sequence[Message]) -> Identity:
     """Return the digests of a plain text, or of a conversation as `as_messages` returns it."""
     if isinstance(content, str):
-        document, text = _hasher(b"document", _line({"content": content})), _hasher(b"text", _encoded(content))
+        document, text = (
+            _hasher(b"document", _line({"content": content})),
+            _hasher(b"text", _encoded(content)),
+        )
         return Identity(document.digest(), text.digest() if content.strip() else None)
     document, text = _hasher(b"document"), _hasher(b"text")
     blank, answer, beginnings = True, "", list[bytes]()
@@ -52,8 +55,13 @@ def identify(content: str | Sequence[Message]) -> Identity:
         answer = said
         if place < len(content):
             beginnings += [document.digest()] if blank else [document.digest(), text.digest()]
-    last = identify(answer).document if answer.strip() else None
+    last = answer_digest(answer) if answer.strip() else None
     return Identity(document.digest(), None if blank else text.digest(), last, tuple(beginnings))
+
+
+def answer_digest(text: str) -> bytes:
+    """Return the digest of an answer as a document of its own, whatever white space surrounds it."""
+    return identify(text.strip()).document
 
 
 def _said(message: Message) -> str:

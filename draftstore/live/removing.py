@@ -196,8 +196,8 @@ def _wait(folder: Path, state: int) -> None:
                 elif time.monotonic() - since > SILENT_SECONDS:
                     raise DraftstoreError(
                         f"the documents are removed from the live log {folder}, but the process that writes "
-                        f"{path.name} has given no sign of life for {SILENT_SECONDS:g} s and may hold them: stop it, then run "
-                        "`draftstore corpus prove-removed`"
+                        f"{path.name} has given no sign of life for {SILENT_SECONDS:g} s and may hold them: stop it, "
+                        "then run `draftstore corpus prove-removed`"
                     )
         time.sleep(0.02)
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.chat import Message
-
 DIGEST_BYTES = 16
 """Among 10^12 different documents, two share a digest with probability 10^-15."""
 IDENTITY = 2
@@ -35,7 +33,7 @@ class Identity(NamedTuple):
     beginnings: tuple[bytes, ...] = ()
 
 
-def identify(content: str | Sequence[Message]) -> Identity:
+def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
     """Return the digests of a plain text, or of a conversation as `as_messages` returns it."""
     if isinstance(content, str):
         document, text = (
@@ -64,7 +62,7 @@ def answer_digest(text: str) -> bytes:
     return identify(text.strip()).document
 
 
-def _said(message: Message) -> str:
+def _said(message: Mapping[str, Any]) -> str:
     """Return the text of a turn: its content, then its tool calls as JSON."""
     calls = _pruned(message.get("tool_calls"))
     return "\n".join(filter(None, (message.get("content"), _json(calls) if calls else "")))

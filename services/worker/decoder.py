@@ -231,5 +231,5 @@ class Decoder:
             record = answer.terms.record(event)
             self._keep(record.line)
             self.engine.remember(answer, record.digest)
-        except Exception as error:
-            LOG.error("an answer is not remembered", exc_info=error, extra={"id": answer.terms.id})
+        except Exception:  # the answer itself is complete
+            LOG.exception("an answer is not remembered", extra={"id": answer.terms.id})

@@ -97,7 +97,7 @@ class BatchEngine:
                 error = reason
             if error is not None or member.over:
                 ended.append((answer, error))
-        for answer, error in ended:
+        for answer, _ in ended:
             self.leave(answer)
         return ended
 

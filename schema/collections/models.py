@@ -30,7 +30,7 @@ class Collection(Base):
     identity: Mapped[int] = mapped_column(
         server_default=sql("1"), comment="version of its documents' digests; see draftstore.text.digests"
     )
-    vouched: Mapped[dict[str, str]] = mapped_column(
+    vouched: Mapped[dict[str, Any]] = mapped_column(
         server_default=sql("'{}'"),
         comment="builds and live logs that somebody vouched for: id or folder, and the time in ISO form",
     )

@@ -72,7 +72,7 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = (
     for row in replay_rows(moved.build, moved.live):
         ledger.logger.info("%(recording)s: accepted length %(accepted_length).3f with build %(build)d", row)
     ledger.logger.info("the release %s points at build %d", release, built.build_id)
-    require_removed(ledger, [release], force)
+    require_renewed(ledger, [release], force)
 
 
 def holds_removed(ledger: Ledger, release: str) -> str | None:
@@ -83,7 +83,7 @@ def holds_removed(ledger: Ledger, release: str) -> str | None:
         return f"build {live.build_id}: {'; '.join(reasons)}" if live and reasons else None
 
 
-def require_removed(ledger: Ledger, releases: Iterable[str], force: Sequence[str]) -> None:
+def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str]) -> None:
     """Fail if a run leaves a release at a build that holds removed documents, unless `force` names that check."""
     for release in releases if "removed" not in force else ():
         if reason := holds_removed(ledger, release):

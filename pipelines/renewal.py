@@ -25,7 +25,7 @@ from pipelines import tasks
 from pipelines.ledger import Built, Ledger
 from pipelines.parameters import Checks, Head, Name, flow_of
 from pipelines.rebuilding import LaggingStore, Survey, is_due
-from pipelines.releasing import holds_removed, require_removed
+from pipelines.releasing import holds_removed, require_renewed
 from pipelines.steps import parameters_of
 from schema.catalogue.releases import is_rolled_back
 from schema.collections.collecting import TREES, VECTORS, list_collections, releases_of
@@ -128,7 +128,7 @@ def _rebuild(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]
             log(
                 "%s: less than %.0f %% of documents are new since its build", store.release, 100 * store.after
             )
-    require_removed(ledger, releases_of(name), force)
+    require_renewed(ledger, releases_of(name), force)
     return result
 
 

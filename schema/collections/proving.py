@@ -21,10 +21,10 @@ from draftstore.text.scans import Scan
 from draftstore.text.wanted import removed_rows
 from schema.catalogue import CatalogueError
 from schema.catalogue.lineage import descends_from, document_keys
-from schema.collections.collecting import removals_of, wanted_of
+from schema.collections.collecting import wanted_of
 from schema.collections.live_logs import live_logs
 from schema.collections.models import Collection
-from schema.collections.removal_files import in_force
+from schema.collections.removal_files import in_force, removals_of
 from schema.models import Build, Release
 
 AGAIN = "build it again from the collection, publish another build, or vouch for it:"

@@ -88,6 +88,6 @@ def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str
     for release in releases if "removed" not in force else ():
         if reason := holds_removed(ledger, release):
             raise catalogue.CatalogueError(
-                f"the release {release} still points at {reason}: renew that store as well (`rebuild` with `distilling` "
-                f"and `dense`), or `draftstore releases remove {release}`"
+                f"the release {release} stays at {reason}: renew that store as well (`rebuild` with `distilling` and "
+                f"`dense`), or `draftstore releases remove {release}`"
             )

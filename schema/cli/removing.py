@@ -8,10 +8,11 @@ import click
 from draftstore.cli.common import status
 from draftstore.cli.output import json_option, print_json, print_result, print_table, say
 from draftstore.errors import CorpusError, DraftstoreError, counted
+from draftstore.live.removing import Held
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import Held, check_live_logs, forget, live_logs
+from schema.collections.live_logs import check_live_logs, forget, live_logs
 from schema.collections.models import Collection
 from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch, vouched
 from schema.collections.removing import Selection, select_documents, write_removal
@@ -187,7 +188,9 @@ def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
         removed = removed_keys(collection, scan)
         checked = check_live_builds(session, collection, scan, removed)
     held = [(row, vouched(collection, row.place)) for row in check_live_logs(collection, scan)]
-    unheld = (not (row.log or row.memory or ((row.unclear or row.damaged) and not said)) for row, said in held)
+    unheld = (
+        not (row.log or row.memory or ((row.unclear or row.damaged) and not said)) for row, said in held
+    )
     proven = all(row.clean for row in checked) and all(unheld)
     if as_json:
         print_json(
@@ -218,15 +221,22 @@ def _show(
         print_table(("live log", *LOG_COLUMNS), [row for row, _ in held])
     for row, said in held:
         if (row.unclear or row.damaged) and not said:
-            say(f"{row.place}: what cannot be compared needs somebody's word: `--vouch {row.place}`", err=True)
+            say(
+                f"{row.place}: what cannot be compared needs somebody's word: `--vouch {row.place}`", err=True
+            )
     for row in checked:
         if row.vouched:
-            say(f"build {row.build} could not be checked; somebody vouched for it on {row.vouched:.10}", err=True)
+            say(
+                f"build {row.build} could not be checked; somebody vouched for it on {row.vouched:.10}",
+                err=True,
+            )
         elif not row.clean:
             say(f"build {row.build}: {row.problem or _advice(row)}", err=True)
     what = counted(removed, "removed document")
     if proven:
-        say(f"proven for {name}: {what}; no live build holds one, or other inactive documents of the collection")
+        say(
+            f"proven for {name}: {what}; no live build holds one, or other inactive documents of the collection"
+        )
     else:
         say(f"NOT proven for {name}: {what}", err=True)
     say(LIMITS, err=True)

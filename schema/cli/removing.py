@@ -164,8 +164,8 @@ def _matched(name: str, found: Selection, *, later: bool, allowed: bool) -> str:
     "things",
     multiple=True,
     metavar="ID|DIR",
-    help="Vouch for a live build or the folder of a live log that cannot be checked: recorded, and valid until the next "
-    "removal. May be repeated.",
+    help="Vouch for a live build, or the folder of a live log, that cannot be checked; valid until the next removal. May "
+    "be repeated.",
 )
 @json_option
 def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
@@ -218,11 +218,12 @@ def _show(
     columns = ("build", "kind", "live as", "documents", "removed", "not active")
     print_table(columns, rows, empty="no build is live")
     if held:
-        print_table(("live log", *LOG_COLUMNS), [row for row, _ in held])
-    for row, said in held:
-        if (row.unclear or row.damaged) and not said:
+        print_table(("live log", *LOG_COLUMNS), [log for log, _ in held])
+    for log, said in held:
+        if (log.unclear or log.damaged) and not said:
             say(
-                f"{row.place}: what cannot be compared needs somebody's word: `--vouch {row.place}`", err=True
+                f"{log.place}: somebody must vouch for what cannot be compared: `--vouch {log.place}`",
+                err=True,
             )
     for row in checked:
         if row.vouched:

@@ -76,10 +76,9 @@ def document_keys(session: Session, build: Build) -> NDArray[np.bytes_]:
         digests = store_digests(path)
         assert digests is not None
         return np.unique(digest_keys(digests))
-    *_, first = ancestors(build)
-    place = (first.manifest or {}).get("parameters", {}).get("source")
-    known = f": `draftstore catalogue add {place}` makes those of its REST store known" if place else ""
-    raise StoreError(f"its documents are not recorded{known}")
+    made = ((each.manifest or {}).get("parameters", {}).get("source") for each in ancestors(build))
+    known = [f": `draftstore catalogue add {place}` makes those of its REST store known" for place in made if place]
+    raise StoreError("its documents are not recorded" + "".join(known[-1:]))
 
 
 def descends_from(build: Build, collection: str) -> bool:

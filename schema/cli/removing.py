@@ -164,8 +164,8 @@ def _matched(name: str, found: Selection, *, later: bool, allowed: bool) -> str:
     "things",
     multiple=True,
     metavar="ID|DIR",
-    help="Vouch for a live build, or the folder of a live log, that cannot be checked; valid until the next removal. May "
-    "be repeated.",
+    help="Vouch for a live build, or the folder of a live log, that cannot be checked; valid until the next removal. "
+    "May be repeated.",
 )
 @json_option
 def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:

@@ -20,7 +20,7 @@ SHAREGPT = {
     "function_call": "assistant", "observation": "tool", "function_response": "tool",
 }  # fmt: skip
 """Roles by the names that ShareGPT and its relatives give them; others stay."""
-DOCUMENT_DATE = datetime(2026, 1, 1)  # noqa: DTZ001 (without a zone, as templates print it)
+DOCUMENT_DATE = datetime(2026, 1, 1)
 """The date at which conversations of corpora are rendered: a document's text does not depend on the day of a build."""
 
 
@@ -28,8 +28,8 @@ def as_messages(value: Sequence[Any], key: str) -> list[Message]:
     """Return a parsed JSON list as a conversation; `key` names it in errors.
 
     Content is text: that of a list of text parts is joined, null is empty, and beside tool calls it may be absent.
-    Arguments of tool calls that are JSON in a string are parsed, as templates expect them. Turns of ShareGPT, `from` and
-    `value`, become `role` and `content`.
+    Arguments of tool calls that are JSON in a string are parsed, as templates expect them. Turns of ShareGPT, `from`
+    and `value`, become `role` and `content`.
 
     Raises:
         TokenizerError: a message is not an object, or has no role or text.
@@ -42,14 +42,20 @@ def _as_message(message: Any, place: str) -> Message:
         raise TokenizerError(f"{place} is {type_name(message)}, expected an object")
     if "from" in message and "role" not in message:
         rest = {key: value for key, value in message.items() if key not in ("from", "value")}
-        message = {"role": SHAREGPT.get(message["from"], message["from"]), "content": message.get("value"), **rest}
+        message = {
+            "role": SHAREGPT.get(message["from"], message["from"]),
+            "content": message.get("value"),
+            **rest,
+        }
     calls, role = message.get("tool_calls"), message.get("role")
     if not isinstance(role, str):
         raise TokenizerError(f"{place} has no text under 'role'")
     if "content" not in message and not calls:
         raise TokenizerError(f"{place} has no text under 'content'")
     found = {**message, "content": text_of(message.get("content"), place)}
-    return found | {"tool_calls": [_parsed_call(call) for call in calls]} if isinstance(calls, list) else found
+    return (
+        found | {"tool_calls": [_parsed_call(call) for call in calls]} if isinstance(calls, list) else found
+    )
 
 
 def text_of(content: Any, place: str) -> str:

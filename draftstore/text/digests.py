@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.chat import Message
-
 DIGEST_BYTES = 16
 """Among 10^12 different documents, two share a digest with probability 10^-15."""
 IDENTITY = 2
@@ -35,10 +33,13 @@ class Identity(NamedTuple):
     beginnings: tuple[bytes, ...] = ()
 
 
-def identify(content: str | Sequence[Message]) -> Identity:
+def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
     """Return the digests of a plain text, or of a conversation as `as_messages` returns it."""
     if isinstance(content, str):
-        document, text = _hasher(b"document", _line({"content": content})), _hasher(b"text", _encoded(content))
+        document, text = (
+            _hasher(b"document", _line({"content": content})),
+            _hasher(b"text", _encoded(content)),
+        )
         return Identity(document.digest(), text.digest() if content.strip() else None)
     document, text = _hasher(b"document"), _hasher(b"text")
     blank, answer, beginnings = True, "", list[bytes]()
@@ -52,11 +53,16 @@ def identify(content: str | Sequence[Message]) -> Identity:
         answer = said
         if place < len(content):
             beginnings += [document.digest()] if blank else [document.digest(), text.digest()]
-    last = identify(answer).document if answer.strip() else None
+    last = answer_digest(answer) if answer.strip() else None
     return Identity(document.digest(), None if blank else text.digest(), last, tuple(beginnings))
 
 
-def _said(message: Message) -> str:
+def answer_digest(text: str) -> bytes:
+    """Return the digest of an answer as a document of its own, whatever white space surrounds it."""
+    return identify(text.strip()).document
+
+
+def _said(message: Mapping[str, Any]) -> str:
     """Return the text of a turn: its content, then its tool calls as JSON."""
     calls = _pruned(message.get("tool_calls"))
     return "\n".join(filter(None, (message.get("content"), _json(calls) if calls else "")))

@@ -1,8 +1,8 @@
 """Texts that no document may contain, stored only as hashes: text that must be forgotten is not kept for searching.
 
 A fragment of L characters is found by a rolling polynomial hash over every L consecutive characters; a digest confirms
-the hits. The hashes can confirm a guess of the text, but do not reveal it. All fragments are looked for in one pass over
-a text for each length.
+the hits. The hashes can confirm a guess of the text, but do not reveal it. All fragments of a length are looked for at
+once.
 """
 
 import dataclasses

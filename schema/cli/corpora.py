@@ -15,6 +15,7 @@ from draftstore.cli.output import (
     say,
 )
 from draftstore.errors import counted
+from draftstore.text.scans import open_scan
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
 from schema.cli.removing import prove, remove
@@ -22,7 +23,7 @@ from schema.cli.restoring import restore
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions
 from schema.collections.live_logs import forget
-from schema.collections.removal_files import in_force
+from schema.collections.removal_files import in_force, scan_path
 
 
 @click.group(cls=Group)
@@ -88,7 +89,7 @@ def add(
     new += [NewSource(place=log, live=True, **shared) for log in live_logs]
     with catalogue_session() as session:
         collection = collecting.add_sources(session, name, new, tokenizer)
-    forget(collection, collection.removals)
+    forget(collection, open_scan(scan_path(name)))
     text = f"collection {name}: {counted(len(collection.sources), 'source')}"
     if collection.tokenizer:
         text += f", tokenizer {collection.tokenizer}"

@@ -12,15 +12,18 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
+from draftstore.live.log import Document, Vocabulary
+from draftstore.live.store import LiveStore
 from draftstore.text.digests import identify
-from draftstore.text.scans import Scan, documents_of
+from draftstore.text.scans import Scan, documents_of, open_scan
 from draftstore.text.tokenizer import TextTokenizer
 from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
-from schema.collections.removal_files import key_of, removed_folder
+from schema.collections.removal_files import key_of, removed_folder, scan_path
 from schema.collections.removing import restoration_of, select_documents, write_removal
+from tests.conftest import small_tokenizer_folder
 from tests.unit.schema.test_collecting import ask, home, run, texts
 
 __all__ = ["home"]
@@ -364,6 +367,35 @@ class TestCommands:
                 run("restore", "chat", number, "--yes")
         assert ask("remove", "chat", "--document", "b", "--yes")["removal"] == 5
         assert (ask("show", "chat")["active"], ask("show", "chat")["removals"][4]["restored"]) == (3, False)
+
+
+@pytest.mark.usefixtures("database")
+def test_live_logs_follow_a_removal_and_its_end(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
+    folder, model = tmp_path / "live", small_tokenizer_folder(tmp_path / "model")
+    run("add", "chat", "--live", folder, "--tokenizer", model)
+    live = LiveStore(10_000, folder)
+    live.agree(Vocabulary(small_tokenizer.vocab_size, small_tokenizer.fingerprint))
+
+    def answer(question: str, said: str) -> Document:
+        digest = identify(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+        ).document
+        ids = (small_tokenizer.encode(each, bos=False) for each in (question, said))
+        return Document.of(*ids, digest)
+
+    jane, tom = answer("where is Jane?", "in the garden"), answer("where is Tom?", "in the garden")
+    live.append([jane, tom, answer("and Ann?", "at SEA")])
+    assert ask("remove", "chat", "--containing", "sea", "--ignore-case", "--yes")["overwritten"] == 1
+    scan = open_scan(scan_path("chat"))
+    assert scan is not None
+    removed = ask("remove", "chat", "--document", scan.frame["id"][0], "--yes")
+    assert (removed["documents"], removed["contained"], removed["overwritten"]) == (1, 0, 1)
+    live.append([jane, tom])
+    assert (live.refused, ask("scan", "chat")["active"]) == (1, 1)
+    run("restore", "chat", removed["removal"], "--yes")
+    live.append([jane])
+    assert (live.refused, ask("scan", "chat")["active"]) == (1, 2)
+    live.close()
 
 
 def refused(reason: str, *criteria: str) -> None:

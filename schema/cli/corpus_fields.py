@@ -15,7 +15,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.wanted import removed_rows
 from schema.collections import collecting
 from schema.collections.models import Collection, CollectionSource
-from schema.collections.removal_files import in_force, key_of, scan_path
+from schema.collections.removal_files import in_force, key_of, removals_of, scan_path
 
 
 def fields(collection: Collection) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
     first = np.zeros(len(keys), np.bool_)
     first[np.unique(keys, return_index=True)[1]] = True
     wanted = first & np.isin(keys, digest_keys(collecting.wanted_of(collection, scanned, now=time.time())))
-    removed = first & removed_rows(scanned, collecting.removals_of(collection))
+    removed = first & removed_rows(scanned, removals_of(collection))
 
     def counts(rows: Any) -> dict[str, int]:
         return {

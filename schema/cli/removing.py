@@ -26,9 +26,9 @@ LIMITS = (
 )
 
 
-def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, int]:
+def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, Any]:
     """Return the source and time that `--where` names."""
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for condition in conditions:
         key, _, value = condition.partition("=")
         places = {row.place: row.id for row in collection.sources}

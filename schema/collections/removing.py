@@ -88,8 +88,9 @@ def select_documents(
         matched = Removal(document=document, source=source, before=before).rows(scan)
         lasting = not any((document or "").startswith(f"{file.name}#") for file in scan.files)
         rule = {"document": document if lasting else None, "place": place, "before": before}
+    rows = scan.frame.filter(np.isin(scan.keys, scan.keys[matched]))
     digests, texts, answers = (
-        b"".join(scan.frame.filter(matched)[column].drop_nulls().unique(maintain_order=True))
+        b"".join(rows[column].drop_nulls().unique(maintain_order=True))
         for column in ("digest", "text", "answer")
     )
     keys = digest_keys(stack_digests([digests]))

@@ -21,7 +21,14 @@ from pydantic import TypeAdapter
 from draftstore.errors import TokenizerError, needs_extra
 from draftstore.storage.files import load_json
 from draftstore.storage.manifest import TokenizerIdentity, model_name
-from draftstore.text.chat import DOCUMENT_DATE, NO_SETTINGS, Message, find_template, plain_chat, render_template
+from draftstore.text.chat import (
+    DOCUMENT_DATE,
+    NO_SETTINGS,
+    Message,
+    find_template,
+    plain_chat,
+    render_template,
+)
 from draftstore.text.gguf import GGUF_SUFFIX, read_gguf
 from draftstore.text.pieces import exact_piece, visible_piece
 

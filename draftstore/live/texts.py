@@ -14,7 +14,7 @@ from draftstore.live.removing import answer_text, identified, tokenizer_of
 from draftstore.storage.files import publish, remove, retired_name
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
-from draftstore.text.digests import identify
+from draftstore.text.digests import Identity, identify
 from draftstore.text.records import CorpusFile, Document, Render
 from draftstore.text.tokenizer import TextTokenizer
 
@@ -49,8 +49,10 @@ class LiveTexts:
         path = file.path if file.path.exists() else file.path.with_suffix(REST)
         for place, document in documents(path):
             text = answer_text(document, self.tokenizer)
-            digest = identified(document, self.tokenizer).digest
-            yield Document(f"{file.name}#{place}", text, identify(text)._replace(document=digest))
+            found = identified(document, self.tokenizer)
+            # Of a conversation, the log has only the last answer: its text is not that of the document.
+            known = Identity(found.digest, identify(text).text if found.alone else None)
+            yield Document(f"{file.name}#{place}", text, known)
 
 
 def adopt(folder: Path, tokenizer: TextTokenizer) -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.text.digests import stack_digests
-from tests.reference import plain_digest
 from draftstore.text.scans import COLUMNS, Scan
 from draftstore.text.wanted import Cap, Removal, removed_rows, wanted_digests
+from tests.reference import plain_digest
 
 Row = tuple[str, int, str, int, bool]
 """Text, source, id, first seen, refused."""

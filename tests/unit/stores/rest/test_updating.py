@@ -15,11 +15,11 @@ from draftstore.stores.rest import updating as updating_module
 from draftstore.stores.rest.store import STRATEGIES, RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
 from draftstore.text.digests import digest_keys, stack_digests
-from tests.reference import plain_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards
+from tests.reference import plain_digest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -76,7 +76,7 @@ class ReadOptions(Options):
     column: str = Field(
         "text",
         min_length=1,
-        description="Key or column of the text in a record; conversations under `messages` or `conversations` are read, too.",
+        description="Key or column of the text in a record; else `messages` or `conversations` are read.",
         examples=["text", "content"],
     )
     glob: Annotated[tuple[str, ...], Shown(unset="text and source", metavar="PATTERN...")] = Field(

@@ -164,19 +164,17 @@ class Assembly(AbstractContextManager["Assembly"]):
         self._opened = opened
         self._appends = [part.append for part in parts if part.append is not None]
 
-    def remember(
-        self, prompt: NDArray[np.integer[Any]], output: ArrayLike, *, elsewhere: bool = False
-    ) -> None:
+    def remember(self, prompt: NDArray[np.integer[Any]], output: ArrayLike, digest: bytes = b"") -> None:
         """Append a finished answer to the live store, if there is one. Never raises.
 
         Args:
             prompt: int32 [any].
             output: int32 [any], the answer.
-            elsewhere: whether a response log also contains it.
+            digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
         """
         for append in self._appends:
             try:
-                append(Document.of(prompt, output, elsewhere=elsewhere))
+                append(Document.of(prompt, output, digest))
             except Exception as error:  # noqa: BLE001 (the answer is complete; only later drafts suffer)
                 LOG.warning("could not remember an answer: %s", error)
 
@@ -374,7 +372,7 @@ def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opene
     append: Callable[[Document], object] | None = None
     try:
         store.declare()
-        append = lambda found: store.append(found.ids, found.lead, elsewhere=found.elsewhere)  # noqa: E731
+        append = lambda found: store.append(found.ids, found.lead, digest=found.digest)  # noqa: E731
     except LookupServiceError as error:
         store.check(strategy)
         LOG.warning("the live store %s is read-only; answers are not remembered: %s", target.name, error)

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError, TokenizerError
 from draftstore.live import log
-from draftstore.live.removing import answer_text
+from draftstore.live.removing import identified
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.progress import tokenizing
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
-from draftstore.text.digests import digest_keys
+from draftstore.text.digests import answer_digest, digest_keys
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -176,16 +176,16 @@ def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
         How many segments were put to `rest` and how many were `deleted`.
     """
     collection, tokenizer = surveyed.collection, surveyed.tokenizer
-    forget(collection, collection.removals)
+    forget(collection, surveyed.scan)
     with ledger.session() as session:
         release = session.get(Release, collection.name)
         held = None if release is None else store_digests(Path(release.build.path))
     published = set() if held is None else set(map(bytes, held))
     unwanted = set(map(bytes, surveyed.scan.digests)) - set(map(bytes, surveyed.contents.digests))
+    unwanted.add(answer_digest(""))
 
     def is_in(digests: set[bytes], document: log.Document) -> bool:
-        text = "" if document.elsewhere else answer_text(document, tokenizer)
-        return not text.strip() or text_digest(text) in digests
+        return identified(document, tokenizer).digest in digests
 
     counts = {"rest": 0, "deleted": 0}
     for folder in live_logs(collection):

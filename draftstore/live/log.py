@@ -1,13 +1,14 @@
 """The log of a live store: its documents on disk, in segments that are each appended to by one process.
 
-    live.json                  the vocabulary: size, name and fingerprint of the tokenizer
+    live.json                  the vocabulary, and the version of the digests
     0001767225600000-9f3a.live a segment: consecutive records; its process holds its lock
     0001767225600000-9f3a.rest a segment at rest: published, so out of memory, but still a source of the collection
     removed.json               take-downs and the state of their last change: see `draftstore.live.removing`
     tokenizer/                 the tokenizer, if a collection reads the log
 
-A record is a header and token ids, i32. A process that ends while writing leaves a partial last record, which is
-skipped. Removed documents are overwritten in place. Only their owner can read the segments: they contain user data.
+A record is a header, with the document's digest, and token ids, i32. Readers skip what is damaged or partial, up to the
+next record with a valid checksum. Removed documents are overwritten in place, their digests too. Only their owner can
+read the segments: they contain user data.
 """
 
 import fcntl
@@ -17,17 +18,18 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, EarlierVersionError
 from draftstore.storage.files import write_json
 from draftstore.storage.locks import lock
+from draftstore.text.digests import DIGEST_BYTES, IDENTITY
 
 LEAD = 8
 """Tokens of a prompt kept before its answer: the turn markers of chat templates, and a little more."""
@@ -35,11 +37,13 @@ MODE = 0o600
 LIVE, REST = ".live", ".rest"
 SEGMENT_SECONDS = 3600.0
 """Age at which a segment is closed; a nightly rebuild removes all but the last hour from memory."""
+BEAT_SECONDS = 1.0
 LOGGED_TOKENS = 64
 """Maximum bytes of the log per byte of ids in memory; beyond that, the oldest segments are deleted."""
-_HEAD = struct.Struct("<IBBHIId")
-"""CRC-32 of the rest, kind, 1 if a response log has the document, 0, tokens, tokens of the prompt, Unix seconds."""
+_HEAD = struct.Struct(f"<IBBHIId{DIGEST_BYTES}s")
+"""CRC-32 of the rest, kind, origin of the digest, 0, tokens, tokens of the prompt, Unix seconds, digest."""
 _DOCUMENT, _ERASED, _APPLIED = range(3)
+_UNKNOWN, _RECORD, _ANSWER = range(3)
 _TOKEN = np.dtype("<i4")
 
 
@@ -49,24 +53,27 @@ class Document(NamedTuple):
     Attributes:
         ids: int32 [any].
         lead: number of first ids that are the end of the prompt; the rest is the answer.
-        elsewhere: whether a response log has the answer; then collections take it from there.
+        digest: 16 bytes that identify it (`draftstore.text.digests`); empty: unknown.
+        alone: whether the digest is that of the answer's text, because the writer did not know the conversation.
         created: Unix seconds; 0: now.
     """
 
     ids: NDArray[np.int32]
     lead: int = 0
-    elsewhere: bool = False
+    digest: bytes = b""
+    alone: bool = False
     created: float = 0.0
 
     @classmethod
-    def of(cls, prompt: NDArray[np.integer], output: ArrayLike, *, elsewhere: bool = False) -> "Document":
+    def of(cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"") -> "Document":
         """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted."""
         lead = np.asarray(prompt[max(0, len(prompt) - LEAD) :], np.int32)
-        return cls(np.concatenate([lead, np.asarray(output, np.int32)]), len(lead), elsewhere)
+        return cls(np.concatenate([lead, np.asarray(output, np.int32)]), len(lead), digest)
 
 
 class _Record(NamedTuple):
     start: int
+    end: int
     kind: int
     document: Document
 
@@ -80,7 +87,7 @@ def segments(folder: Path, *kinds: str) -> list[Path]:
 def documents(path: Path) -> Iterator[tuple[int, Document]]:
     """Yield the documents of a segment with their places, which never change; none if it is gone."""
     with suppress(FileNotFoundError):
-        for record in _records(path.read_bytes(), 0):
+        for record in _records(path.read_bytes()):
             if record.kind == _DOCUMENT:
                 yield record.start, record.document
 
@@ -90,20 +97,29 @@ def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[lis
     with path.open("rb") as file:
         file.seek(start)
         data = file.read(-1 if stop is None else stop - start)
-    end, found = 0, []
-    for record in _records(data, 0):
-        end = record.start + _HEAD.size + _TOKEN.itemsize * len(record.document.ids)
-        if record.kind == _DOCUMENT:
-            found.append(record.document)
-    return found, start + end
+    found = list(_records(data))
+    end = found[-1].end if found else 0
+    return [record.document for record in found if record.kind == _DOCUMENT], start + end
+
+
+def damage(path: Path) -> int:
+    """Return the bytes of a segment that no valid record has, except for the end of one that a process appends to."""
+    with suppress(FileNotFoundError):
+        open_, data = is_open(path), path.read_bytes()
+        found, at = 0, 0
+        for record in _records(data):
+            found += record.start - at
+            at = record.end
+        return found if open_ else found + len(data) - at
+    return 0
 
 
 def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
     """Overwrite unwanted documents of a segment, even while its process is appending; return their number."""
     with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
-        hits = [r for r in _records(file.read(), 0) if r.kind == _DOCUMENT and unwanted(r.document)]
+        hits = [r for r in _records(file.read()) if r.kind == _DOCUMENT and unwanted(r.document)]
         for record in hits:
-            nothing = record.document._replace(ids=np.zeros_like(record.document.ids))
+            nothing = record.document._replace(ids=np.zeros_like(record.document.ids), digest=b"")
             file.seek(record.start)
             file.write(_encode(nothing, _ERASED))
         os.fsync(file.fileno())
@@ -121,11 +137,10 @@ def is_open(path: Path) -> bool:
     return False
 
 
-def applied(path: Path) -> int:
-    """Return the latest state of take-downs that the process of a segment has applied; 0: none."""
-    return max(
-        (int(r.document.created) for r in _records(path.read_bytes(), 0) if r.kind == _APPLIED), default=0
-    )
+def applied(path: Path) -> tuple[int, int]:
+    """Return the latest state of take-downs that the process of a segment has applied, and its signs of life so far."""
+    states = [int(r.document.created) for r in _records(path.read_bytes()) if r.kind == _APPLIED]
+    return max(states, default=0), len(states)
 
 
 def put_to_rest(folder: Path, held: Callable[[Document], bool]) -> int:
@@ -151,6 +166,7 @@ class Writer:
         """Write to a folder, creating it if necessary; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
+        self._signed = time.monotonic()
         self._file = -1
         self._open()
 
@@ -164,8 +180,17 @@ class Writer:
     def apply(self, state: int) -> None:
         """Record, unless already done, that memory is free of everything taken down up to a state."""
         if state != self._state:
-            self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
             self._state = state
+            self._sign()
+
+    def beat(self) -> None:
+        """Show those who wait for a state, once per second, that this process is at work on it."""
+        if time.monotonic() - self._signed > BEAT_SECONDS:
+            self._sign()
+
+    def _sign(self) -> None:
+        self._write(_encode(Document(np.empty(0, np.int32), created=float(self._state)), _APPLIED))
+        self._signed = time.monotonic()
 
     def roll(self) -> None:
         """Begin a new segment if the current one is old or large."""
@@ -222,19 +247,35 @@ def agree(folder: Path, vocabulary: Vocabulary) -> Vocabulary:
     """Return the vocabulary of a log, which is set by the first caller."""
     with lock(folder):
         if (found := vocabulary_of(folder)) is None:
-            write_json(folder / "live.json", vocabulary._asdict())
+            write_json(folder / "live.json", vocabulary._asdict() | {"identity": IDENTITY})
             found = vocabulary
     return found
 
 
 def vocabulary_of(folder: Path) -> Vocabulary | None:
-    """Return the vocabulary of a log; None if it has none yet."""
+    """Return the vocabulary of a log; None if it has none yet.
+
+    Raises:
+        EarlierVersionError: the log is of an earlier version, which knew documents by other digests.
+        DraftstoreError: it cannot be read.
+    """
     try:
-        return Vocabulary(**json.loads((folder / "live.json").read_text(encoding="utf-8")))
+        found = json.loads((folder / "live.json").read_text(encoding="utf-8"))
+        require_identity(folder, found)
+        return Vocabulary(found["size"], found["fingerprint"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise DraftstoreError(f"{folder / 'live.json'} cannot be read ({error}): remove the folder") from None
+
+
+def require_identity(folder: Path, found: Mapping[str, Any]) -> None:
+    """Refuse a file of an earlier version in a log."""
+    if found.get("identity") != IDENTITY:
+        raise EarlierVersionError(
+            f"the live log {folder} was written by an earlier version, which knew documents by other digests: move the "
+            "folder away, and a new log begins; docs/operations.md, Upgrade, has the steps"
+        )
 
 
 def _is_closed(path: Path) -> bool:
@@ -263,20 +304,31 @@ def _each(folder: Path, do: Callable[[Path], object], paths: Iterable[Path]) -> 
 
 
 def _encode(document: Document, kind: int) -> bytes:
-    ids = document.ids.astype(_TOKEN, copy=False)
-    head = _HEAD.pack(0, kind, document.elsewhere, 0, len(ids), document.lead, document.created)[4:]
+    ids, digest = document.ids.astype(_TOKEN, copy=False), document.digest
+    origin = (_ANSWER if document.alone else _RECORD) if digest else _UNKNOWN
+    head = _HEAD.pack(0, kind, origin, 0, len(ids), document.lead, document.created, digest)[4:]
     body = head + ids.tobytes()
     return struct.pack("<I", zlib.crc32(body)) + body
 
 
-def _records(data: bytes, start: int) -> Iterator[_Record]:
-    """Yield the complete records of a segment; a damaged one is skipped if the next one can be found."""
+def _records(data: bytes) -> Iterator[_Record]:
+    """Yield the valid records of a segment; after a damaged one, the next one is searched for."""
+    start = 0
     while start + _HEAD.size <= len(data):
-        check, kind, elsewhere, _, count, lead, created = _HEAD.unpack_from(data, start)
-        end = start + _HEAD.size + _TOKEN.itemsize * count
-        if end > len(data):
-            return
-        if zlib.crc32(memoryview(data)[start + 4 : end]) == check:
-            ids = np.frombuffer(data, _TOKEN, count, start + _HEAD.size)
-            yield _Record(start, kind, Document(ids, lead, bool(elsewhere), created))
-        start = end
+        if (record := _record_at(data, start)) is None:
+            start += _TOKEN.itemsize
+        else:
+            yield record
+            start = record.end
+
+
+def _record_at(data: bytes, start: int) -> _Record | None:
+    check, kind, origin, zero, count, lead, created, digest = _HEAD.unpack_from(data, start)
+    end = start + _HEAD.size + _TOKEN.itemsize * count
+    if kind > _APPLIED or origin > _ANSWER or zero or lead > count or end > len(data):
+        return None
+    if zlib.crc32(memoryview(data)[start + 4 : end]) != check:
+        return None
+    ids = np.frombuffer(data, _TOKEN, count, start + _HEAD.size)
+    found = Document(ids, lead, digest if origin else b"", origin == _ANSWER, created)
+    return _Record(start, end, kind, found)

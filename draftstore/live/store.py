@@ -2,7 +2,7 @@
 
     live = LiveStore(tokens=1_000_000, folder=Path("live/chat"))
     live.agree(Vocabulary(32_000, fingerprint))
-    live.append([Document(ids)])
+    live.append([Document(ids, digest=identify(messages).document)])
     live.drafter("alone").draft(contexts)
 
 A thread follows the folder: four times a second it reads the documents that other processes appended, and forgets those
@@ -31,7 +31,8 @@ from draftstore.live.log import (
     vocabulary_of,
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
-from draftstore.live.removing import TakeDowns, last_change, tokenizer_of
+from draftstore.live.removing import TakeDowns, identified, last_change, tokenizer_of
+from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.tokenizer import TextTokenizer
 
 LOG = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class LiveStore:
             folder: folder of the log, created if necessary; None: memory only, lost when the process ends.
 
         Raises:
+            EarlierVersionError: the log is of an earlier version.
             DraftstoreError: the folder cannot be used.
         """
         self._tokens, self._folder = tokens, folder
@@ -71,7 +73,7 @@ class LiveStore:
         self._own: set[Path] = set()  # segments of this process
         self._loaded = False
         self._unread: list[Document] | None = None  # appended while the log is reloaded
-        self._rules, self._change = TakeDowns(), (0, 0)
+        self._rules, self._change = TakeDowns(), tuple[int, ...]()
         self._tokenizer: TextTokenizer | None = None
         self._unlogged: list[Document] = []  # the latest documents that could not be logged
         self._warned = -WARN_SECONDS
@@ -79,6 +81,8 @@ class LiveStore:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if folder is not None:
+            vocabulary_of(folder)  # before anything is written: it may be of an earlier version
+            TakeDowns.read(folder)
             try:
                 self._writer = Writer(folder, tokens)
             except OSError as error:
@@ -123,6 +127,8 @@ class LiveStore:
         for document in documents:
             check_ids(document.ids, self._memory.vocab_size)
         with self._lock:
+            if self._tokenizer is not None:
+                documents = [identified(document, self._tokenizer) for document in documents]
             taken = [document for document in documents if not self._refuses(document)]
             self.refused += len(documents) - len(taken)
             self.appended += len(taken)
@@ -158,10 +164,12 @@ class LiveStore:
         assert self._writer is not None
         if (change := last_change(self._folder)) != self._change:
             rules = TakeDowns.read(self._folder)
-            tokenizer = tokenizer_of(self._folder)
+            known = rules.state or (self._folder / TOKENIZER_FOLDER).exists()
+            tokenizer = tokenizer_of(self._folder) if known else None
             with self._lock:
+                self._loaded &= rules.state == self._rules.state
                 self._rules, self._tokenizer = rules, tokenizer
-            self._change, self._loaded = change, False
+            self._change = change
         if self.vocabulary is None and (found := vocabulary_of(self._folder)) is not None:
             with self._lock:
                 self._begin(found)
@@ -201,6 +209,13 @@ class LiveStore:
     def _refuses(self, document: Document) -> bool:
         return self._tokenizer is not None and self._rules.refuse(document, self._tokenizer)
 
+    def _forgets(self, document: Document) -> bool:
+        """Return True if a document of the log was taken down, and show that this process is at work."""
+        assert self._writer is not None
+        with self._lock:
+            self._writer.beat()
+        return self._refuses(document)
+
     def _read_new(self, present: Sequence[Path]) -> None:
         """Append documents that other processes have written since the last call."""
         assert self._memory is not None
@@ -209,7 +224,8 @@ class LiveStore:
                 with suppress(FileNotFoundError):
                     documents, self._seen[path] = read_since(path, self._seen.get(path, 0))
                     for document in documents:
-                        self._take(self._memory, document)
+                        if not self._refuses(document):
+                            self._take(self._memory, document)
 
     def _read_anew(self, present: Sequence[Path]) -> None:
         """Reload memory from the log, from the newest segment back until it is full."""
@@ -220,7 +236,7 @@ class LiveStore:
             self._unread, stop = [], self._writer.size
         if self._rules.state:  # documents appended here after they were taken down elsewhere
             for path in self._own:
-                erase(path, self._refuses)
+                erase(path, self._forgets)
         documents: list[Document] = []
         seen: dict[Path, int] = {}
         room = self._tokens
@@ -235,20 +251,21 @@ class LiveStore:
                     room -= sum(len(document.ids) for document in found)
         memory = Memory(self._memory.vocab_size, self._tokens)
         for document in sorted(documents, key=lambda document: document.created):
-            self._take(memory, document)
+            if not self._forgets(document):
+                self._take(memory, document)
         with self._lock:
             for document in (*self._unlogged, *(self._unread or ())):
-                self._take(memory, document)
+                if not self._refuses(document):
+                    self._take(memory, document)
             self._memory, self._unread, self._seen = memory, None, seen
             for drafter in self._drafters:
                 drafter.memory = memory
         self._loaded = True
 
     def _take(self, memory: Memory, document: Document) -> None:
-        """Append a document from the log, unless it is invalid or was taken down."""
+        """Append a document from the log, unless it is invalid."""
         with suppress(TokenRangeError):
-            if not self._refuses(document):
-                memory.append(document.ids)
+            memory.append(document.ids)
 
     def _run(self) -> None:
         while not self._stop.wait(FOLLOW_SECONDS):

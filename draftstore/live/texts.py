@@ -1,4 +1,7 @@
-"""A live log as a source of a collection: the answers of its segments, except those that are in a response log."""
+"""A live log as a source of a collection: the answers of its segments.
+
+An answer whose conversation is in a response log has the same digest there, so that the collection has it once.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,10 +10,11 @@ from pathlib import Path
 
 from draftstore.errors import CorpusError, TokenizerError
 from draftstore.live.log import LIVE, REST, documents, segments, vocabulary_of
-from draftstore.live.removing import answer_text, tokenizer_of
+from draftstore.live.removing import answer_text, identified, tokenizer_of
 from draftstore.storage.files import publish, remove, retired_name
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
+from draftstore.text.digests import Identity, identify
 from draftstore.text.records import CorpusFile, Document, Render
 from draftstore.text.tokenizer import TextTokenizer
 
@@ -44,8 +48,11 @@ class LiveTexts:
         """Stream the answers of a segment, even if it has been put to rest since."""
         path = file.path if file.path.exists() else file.path.with_suffix(REST)
         for place, document in documents(path):
-            if not document.elsewhere:
-                yield Document(f"{file.name}#{place}", answer_text(document, self.tokenizer))
+            text = answer_text(document, self.tokenizer)
+            found = identified(document, self.tokenizer)
+            # Of a conversation, the log has only the last answer: its text is not that of the document.
+            known = Identity(found.digest, identify(text).text if found.alone else None)
+            yield Document(f"{file.name}#{place}", text, known)
 
 
 def adopt(folder: Path, tokenizer: TextTokenizer) -> None:

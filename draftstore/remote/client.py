@@ -334,7 +334,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         data = wire.frame(Operation.RELEASES, number)
         return self._ask(Operation.RELEASES, number, data, seconds, read_releases)
 
-    def append(self, ids: NDArray[np.int32], lead: int = 0, *, elsewhere: bool = False) -> bool:
+    def append(self, ids: NDArray[np.int32], lead: int = 0, *, digest: bytes = b"") -> bool:
         """Append a document to a live store of this name; return whether the service confirmed it.
 
         Never raises, and waits no longer than the client's deadline or 50 ms, whichever is longer, plus 2 µs per token.
@@ -343,13 +343,13 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         Args:
             ids: int32 [any].
             lead: number of leading ids that belong to the prompt.
-            elsewhere: whether a response log also contains the answer.
+            digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
         """
         self._notice_fork()
         if not self._closed and not self._append_quiet.holds:
             end = monotonic() + max(self.deadline, APPEND_SECONDS) + TOKEN_SECONDS * len(ids)
             cut = max(0, len(ids) - MAX_DOCUMENT)
-            data = self._append_frame([(ids[cut:], max(0, lead - cut))], elsewhere)
+            data = self._append_frame([(ids[cut:], max(0, lead - cut))], (digest,) if digest else ())
             try:
                 check_answer(self._send(data[1], end).receive(MAX_LIST, end), Operation.APPEND, data[0])
             except RequestFailed as trouble:
@@ -363,17 +363,17 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
 
     def declare(self, seconds: float = CHECK_SECONDS) -> None:
         """Declare the vocabulary of a live store of this name, if not yet known; LookupServiceError if refused."""
-        number, data = self._append_frame([], elsewhere=False)
+        number, data = self._append_frame([])
         self._ask(Operation.APPEND, number, data, seconds, lambda payload: payload)
 
     def _append_frame(
-        self, documents: list[tuple[NDArray[np.int32], int]], elsewhere: bool
+        self, documents: list[tuple[NDArray[np.int32], int]], digests: tuple[bytes, ...] = ()
     ) -> tuple[int, bytes]:
         """Return the number and the frame of an append."""
         if self._fingerprint is None or not self._vocabulary_given:
             raise DraftstoreError("appending requires the tokenizer= and vocab_size= of the model")
         number = next(self._ids)
-        request = AppendRequest(self.name, self.vocab_size, self._fingerprint, elsewhere, documents)
+        request = AppendRequest(self.name, self.vocab_size, self._fingerprint, documents, digests)
         return number, wire.encode_append(number, request)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import enum
 import json
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from draftstore.errors import DraftTreeError, WireError
 from draftstore.trees.batch import Draft, DraftBatch, decode_trees
 from draftstore.trees.codec import MAX_NODES
 
-VERSION = 1
+VERSION = 2
 MAX_PAYLOAD = 1 << 24
 """Maximum bytes of the payload of a valid frame."""
 MAX_DOCUMENTS = 64
@@ -42,13 +43,15 @@ Followed by a table, u32 [3, batch]: bytes of each tree, match lengths, match co
 _ROW = struct.Struct("<III")
 """The table for one draft."""
 _APPEND = struct.Struct("<IHBB32s")
-"""Size of the vocabulary, documents, bytes of the name, 1 if a response log has the documents, tokenizer (SHA-256).
+"""Size of the vocabulary, documents, bytes of the name, 1 if digests follow, tokenizer (SHA-256).
 
-Followed by a table, u32 [2, documents]: tokens of each, and how many belong to the prompt; the tokens, i32; the name.
+Followed by a table, u32 [2, documents]: tokens of each, and how many belong to the prompt; the digests of the
+documents, u8 [documents, 16], if any; the tokens, i32; the name.
 """
 _FAILURE = struct.Struct("<I")
 """Milliseconds to wait; followed by a message."""
 _MOST = (1 << 32) - 1
+_DIGEST = 16
 _TOKEN = np.dtype("<i4")
 _STATE = np.dtype("<f2")
 _NUMBER = np.dtype("<u4")
@@ -135,15 +138,15 @@ class AppendRequest(NamedTuple):
         name: name of the live store.
         vocab_size: size of the model's vocabulary.
         fingerprint: fingerprint of the model's tokenizer, hexadecimal.
-        elsewhere: whether a response log also contains the answers.
         documents: int32 [any] each, with the number of leading ids that belong to the prompt.
+        digests: 16 bytes for each document, or none: the client does not know the conversations.
     """
 
     name: str
     vocab_size: int
     fingerprint: str
-    elsewhere: bool
     documents: list[tuple[NDArray[np.int32], int]]
+    digests: Sequence[bytes] = ()
 
 
 class DraftAnswer(NamedTuple):
@@ -252,31 +255,39 @@ def encode_append(request_id: int, request: AppendRequest) -> bytes:
     table = np.array([sizes, [lead for _, lead in request.documents]], _NUMBER)
     try:
         digest = bytes.fromhex(request.fingerprint)
-        head = _APPEND.pack(request.vocab_size, len(sizes), len(named), request.elsewhere, digest)
+        head = _APPEND.pack(request.vocab_size, len(sizes), len(named), bool(request.digests), digest)
     except (struct.error, ValueError) as error:
         raise WireError(f"this does not fit in a request: {error}") from None
     rows = [ids.astype(_TOKEN, copy=False).tobytes() for ids, _ in request.documents]
-    return frame(Operation.APPEND, request_id, b"".join((head, table.tobytes(), *rows, named)))
+    return frame(
+        Operation.APPEND, request_id, b"".join((head, table.tobytes(), *request.digests, *rows, named))
+    )
 
 
 def decode_append(payload: bytes) -> AppendRequest:
     """Decode the payload of an append; WireError if a length does not match."""
     try:
-        vocab_size, count, named, elsewhere, digest = _APPEND.unpack_from(payload)
+        vocab_size, count, named, known, digest = _APPEND.unpack_from(payload)
         count = min(count, MAX_DOCUMENTS)  # more would fail the length check below
         sizes, leads = np.frombuffer(payload, _NUMBER, 2 * count, _APPEND.size).reshape(2, count).tolist()
-        start = _APPEND.size + 8 * count
+        place = _APPEND.size + 8 * count
+        start = place + (_DIGEST * count if known else 0)
         ids = np.frombuffer(payload, _TOKEN, sum(sizes), start)
         name = payload[start + 4 * sum(sizes) :].decode()
     except (struct.error, ValueError) as error:
         raise WireError(f"an append cannot be read: {error}") from None
     if not 0 < vocab_size < 1 << 31:
         raise WireError(f"an append for a vocabulary of {vocab_size:,} ids")
-    if len(name.encode()) != named or any(lead > size for size, lead in zip(sizes, leads, strict=True)):
+    if (
+        len(name.encode()) != named
+        or known > 1
+        or any(lead > size for size, lead in zip(sizes, leads, strict=True))
+    ):
         raise WireError("an append with inconsistent lengths")
     parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []
     documents = list(zip(parts, leads, strict=True))
-    return AppendRequest(name, vocab_size, digest.hex(), bool(elsewhere), documents)
+    digests = [payload[at : at + _DIGEST] for at in range(place, start, _DIGEST)]
+    return AppendRequest(name, vocab_size, digest.hex(), documents, digests)
 
 
 def encode_answer(request_id: int, build: int, tokenizer: int, micros: int, batch: DraftBatch) -> bytes:

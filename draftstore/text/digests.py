@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.chat import Message
-
 DIGEST_BYTES = 16
 """Among 10^12 different documents, two share a digest with probability 10^-15."""
 IDENTITY = 2
@@ -36,7 +34,7 @@ class Identity(NamedTuple):
     beginnings: tuple[bytes, ...] = ()
 
 
-def identify(content: str | Sequence[Message]) -> Identity:
+def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
     """Return the digests of a plain text, or of a conversation as `as_messages` returns it."""
     turns = [{"content": content}] if isinstance(content, str) else content
     document, text, blank = _hasher(b"document"), _hasher(b"text"), True
@@ -52,14 +50,13 @@ def identify(content: str | Sequence[Message]) -> Identity:
         answer = said
         if place < len(turns) and not blank:
             beginnings += [document.digest(), text.digest()]
-    return Identity(
-        document.digest(), None if blank else text.digest(), _plain_digest(answer), tuple(beginnings)
-    )
+    last = None if _is_blank(answer) else answer_digest(answer)
+    return Identity(document.digest(), None if blank else text.digest(), last, tuple(beginnings))
 
 
-def _plain_digest(text: str) -> bytes | None:
-    """Return the digest of a plain text as a document; None if it is blank."""
-    return None if _is_blank(text) else _hasher(b"document", _turn("", text, "")).digest()
+def answer_digest(text: str) -> bytes:
+    """Return the digest of an answer as a document of its own, whatever white space surrounds it."""
+    return _hasher(b"document", _turn("", text.strip(), "")).digest()
 
 
 def _turn(role: str, content: str, calls: str) -> bytes:
@@ -68,7 +65,7 @@ def _turn(role: str, content: str, calls: str) -> bytes:
     return b"%d %d %d\n%b%b%b" % (*map(len, parts), *parts)
 
 
-def _calls_of(message: Message) -> str:
+def _calls_of(message: Mapping[str, Any]) -> str:
     """Return the tool calls of a turn as JSON, always the same for the same calls; without any, nothing."""
     calls = _pruned(message["tool_calls"]) if message.get("tool_calls") else None
     return JSON.encode(calls) if calls else ""

@@ -292,8 +292,10 @@ def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator
 def _row(source: Source, document: Document) -> tuple[Any, ...]:
     """Return the row of a document, in the order of `ROWS`."""
     text = document.text
-    refused = found_in(source.refused, text)
-    return *document.identity, document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused
+    refused, identity = found_in(source.refused, text), document.identity
+    if source.log and source.find is None and identity.answer is None:  # a prompt and its answer
+        identity = identity._replace(answer=identity.document)
+    return *identity, document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused
 
 
 def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:

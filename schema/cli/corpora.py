@@ -15,12 +15,15 @@ from draftstore.cli.output import (
     say,
 )
 from draftstore.errors import counted
+from draftstore.text.scans import open_scan
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
 from schema.cli.removing import prove, remove
+from schema.cli.restoring import restore
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions
 from schema.collections.live_logs import forget
+from schema.collections.removal_files import in_force, scan_path
 
 
 @click.group(cls=Group)
@@ -86,7 +89,7 @@ def add(
     new += [NewSource(place=log, live=True, **shared) for log in live_logs]
     with catalogue_session() as session:
         collection = collecting.add_sources(session, name, new, tokenizer)
-    forget(collection, collection.removals)
+    forget(collection, open_scan(scan_path(name)))
     text = f"collection {name}: {counted(len(collection.sources), 'source')}"
     if collection.tokenizer:
         text += f", tokenizer {collection.tokenizer}"
@@ -111,7 +114,7 @@ def list_collections(as_json: bool) -> None:
         "documents": lambda row: row.get("documents"),
         "active": lambda row: row.get("active"),
         "bytes of text": lambda row: row.get("bytes"),
-        "removals": lambda row: len(row["removals"]),
+        "removals": lambda row: sum(not (each["restored"] or each["restores"]) for each in row["removals"]),
     }
     print_rows(rows, columns, as_json, empty="no collections: `draftstore corpus add NAME PATH` makes one")
 
@@ -147,7 +150,10 @@ def show(name: str, as_json: bool) -> None:
     for removal in found["removals"]:
         why = f" (reason: {removal['reason']})" if removal["reason"] else ""
         size = counted(removal["documents"], "document")
-        say(f"removal {removal['id']}, {cell(removal['created_at'])} UTC, {size}, {rule_text(removal)}{why}")
+        end = ", taken back" if removal["restored"] else ""
+        say(
+            f"removal {removal['id']}, {cell(removal['created_at'])} UTC, {size}, {rule_text(removal)}{end}{why}"
+        )
 
 
 def _days(seconds: float | None) -> str:
@@ -189,7 +195,7 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
       draftstore corpus drop chat
     """
     with catalogue_session() as session:
-        removals = len(collecting.find_collection(session, name).removals)
+        removals = len(in_force(collecting.find_collection(session, name)))
     if removals and not yes:
         lost = f"{counted(removals, 'take-down')} of {name} would be lost, and the documents could come back"
         confirm(f"{lost}. Continue?")
@@ -200,4 +206,5 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
 
 
 corpus.add_command(remove)
+corpus.add_command(restore)
 corpus.add_command(prove)

@@ -15,13 +15,15 @@ from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.wanted import removed_rows
 from schema.collections import collecting
 from schema.collections.models import Collection, CollectionSource
-from schema.collections.removal_files import scan_path
+from schema.collections.removal_files import in_force, key_of, removals_of, scan_path
 
 
 def fields(collection: Collection) -> dict[str, Any]:
     """Return a collection as JSON values, with the figures of its last scan."""
     found = figures(collection)
     by_source = found.pop("sources", {})
+    numbers = {key_of(removal): removal.id for removal in collection.removals}
+    force = in_force(collection)
     return {
         "name": collection.name,
         "tokenizer": collection.tokenizer,
@@ -32,6 +34,8 @@ def fields(collection: Collection) -> dict[str, Any]:
                 "rule": {key: value for key, value in removal.rule.items() if key != "containing"},
                 "containing": "containing" in removal.rule,
                 "documents": removal.documents,
+                "restored": removal.restores is None and removal not in force,
+                "restores": removal.restores and numbers.get(removal.restores, removal.restores),
                 "reason": removal.reason,
                 "created_at": removal.created_at,
             }
@@ -70,7 +74,7 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
     first = np.zeros(len(keys), np.bool_)
     first[np.unique(keys, return_index=True)[1]] = True
     wanted = first & np.isin(keys, digest_keys(collecting.wanted_of(collection, scanned, now=time.time())))
-    removed = first & removed_rows(scanned, collecting.removals_of(collection))
+    removed = first & removed_rows(scanned, removals_of(collection))
 
     def counts(rows: Any) -> dict[str, int]:
         return {
@@ -87,6 +91,8 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
 def rule_text(removal: dict[str, Any]) -> str:
     """Return the rule of a take-down in readable form."""
     rule = removal["rule"]
+    if removal["restores"] is not None:
+        return f"takes back removal {removal['restores']}"
     if removal["containing"]:
         return "those that contain some text"
     parts = [f"{key} {value}" for key, value in rule.items() if key != "before"]

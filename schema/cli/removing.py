@@ -1,6 +1,7 @@
 """`draftstore corpus remove` and `prove-removed`: take-down, and proof that it is complete."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -10,10 +11,10 @@ from draftstore.errors import CorpusError, DraftstoreError, counted
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import Held, answers_in, check_live_logs, forget, live_logs
+from schema.collections.live_logs import Held, check_live_logs, forget, live_logs
 from schema.collections.models import Collection
 from schema.collections.proving import Checked, check_live_builds, removed_keys
-from schema.collections.removing import select_documents, write_removal
+from schema.collections.removing import Selection, select_documents, write_removal
 
 NOT_PROVEN = 5
 """Exit status if a live build still holds removed documents or cannot be checked."""
@@ -23,9 +24,9 @@ LIMITS = (
 )
 
 
-def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, int]:
+def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, Any]:
     """Return the source and time that `--where` names."""
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for condition in conditions:
         key, _, value = condition.partition("=")
         places = {row.place: row.id for row in collection.sources}
@@ -66,61 +67,92 @@ def _seconds(text: str) -> int:
     metavar="TEXT",
     help="Documents that contain this text, now and later. Only hashes of the text are stored.",
 )
+@click.option("--ignore-case", is_flag=True, help="Find the text of --containing in any case.")
+@click.option("--later", is_flag=True, help="Write the rule for later documents even if none matches now.")
+@click.option("--force", is_flag=True, help="Remove even more than a tenth of the documents.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option("--reason", metavar="TEXT", help="Reason, as a note.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def remove(
     name: str,
-    document: str | None,
     conditions: tuple[str, ...],
-    containing: str | None,
+    later: bool,
+    force: bool,
+    dry_run: bool,
     reason: str | None,
     yes: bool,
     as_json: bool,
+    **criteria: Any,
 ) -> None:
     """Take documents down: the next rebuild and all later ones exclude them, whichever file contains them.
 
-    The sources are scanned first. When the command ends, the documents are gone from live logs and the memory of their
-    writers. Other sources and existing stores do not change: `draftstore corpus prove-removed` lists what still holds
-    the texts.
+    Their texts stay out under other roles, too, and so do conversations that begin with them. The sources are scanned
+    first. When the command ends, the documents are gone from live logs and the memory of their writers. Other sources
+    and existing stores do not change: `draftstore corpus prove-removed` lists what still holds the texts, and
+    `draftstore corpus restore` takes the removal back.
+
+    If no document matches, nothing is written and the exit status is 1. Without --force, the same holds if --where or
+    --containing would remove more than ten documents that are more than a tenth of the collection.
 
     \b
     Examples:
       draftstore corpus remove chat --document chatcmpl-5f1c
       draftstore corpus remove chat --where source=2 --where before=2026-01-31
-      draftstore corpus remove chat --containing "jane@example.com" --reason "asked on 3 May"
+      draftstore corpus remove chat --containing "jane@example.com" --ignore-case --dry-run
+      draftstore corpus remove chat --containing "jane@example.com" --later --reason "asked on 3 May"
     """
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
     where = _where(collection, conditions)
-    if sum([document is not None, bool(where), containing is not None]) != 1:
+    if sum([criteria["document"] is not None, bool(where), criteria["containing"] is not None]) != 1:
         raise click.UsageError("give one of --document, --where and --containing")
-    tokenizer = collecting.open_tokenizer(collection)
-    scan = scan_with_progress(collection, tokenizer)
+    if criteria["ignore_case"] and criteria["containing"] is None:
+        raise click.UsageError("--ignore-case is an option of --containing")
+    scan = scan_with_progress(collection, collecting.open_tokenizer(collection))
+    warn_of_problems(scan)
     with status("reading the documents"):
-        found = select_documents(
-            collection, scan, document=document, containing=containing,
-            source=where.get("source"), before=where.get("before"),
-        )  # fmt: skip
-        answers = answers_in(collection, scan, found.digests)
-    what = f"{counted(len(found.digests), 'document')} matched ({found.wanted:,} active)"
+        found = select_documents(collection, scan, **where, **criteria)
+    force_needed = found.many and criteria["document"] is None
+    what = _matched(name, found, later=later, allowed=force or dry_run or not force_needed)
+    fields: dict[str, Any] = {
+        "removal": None, "documents": found.removal.documents, "active": found.wanted, "contained": found.contained,
+        "other_case": found.other_case, "force_needed": force_needed, "later": bool(found.removal.rule),
+    }  # fmt: skip
+    if dry_run:
+        needed = "; --force would be needed" if force_needed else ""
+        return print_result(fields, as_json, f"would be removed from {name}: {what}{needed}")
     if not yes:
-        confirm(f"{what}: remove them from {name} permanently?")
+        confirm(f"{what}: remove them from {name}?")
     with catalogue_session() as session:
-        removal = write_removal(session, name, found, reason)
-    later = bool(found.rule)
-    fields = {"removal": removal.id, "documents": len(found.digests), "active": found.wanted, "later": later}
-    text = f"removal {removal.id}: {what}; the next rebuild will exclude them"
+        fields["removal"] = write_removal(session, name, found.removal, reason).id
+        collection = collecting.get_collection(session, name)
+    text = f"removal {fields['removal']}: {what}; the next rebuild will exclude them"
     if live_logs(collection):
         try:
-            fields["overwritten"] = forget(collection, [removal], answers)
+            fields["overwritten"] = forget(collection, scan)
         except (DraftstoreError, OSError) as error:
             raise CorpusError(
-                f"removal {removal.id} is written, but not all live logs forgot: {error}"
+                f"removal {fields['removal']} is written, but not all live logs forgot: {error}"
             ) from None
         text += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
-    print_result(fields, as_json, text)
-    warn_of_problems(scan)
+    return print_result(fields, as_json, text)
+
+
+def _matched(name: str, found: Selection, *, later: bool, allowed: bool) -> str:
+    """Return what matched in words; CorpusError if that is nothing, without a rule for `later`, or not `allowed`."""
+    if found.other_case:
+        more = counted(found.other_case, "further document")
+        say(f"{more} with the text in other case: --ignore-case includes them", err=True)
+    documents, rule = found.removal.documents, found.removal.rule
+    if not documents and not (later and rule):
+        advice = "--later writes a rule for documents to come" if rule else "a line number makes no rule"
+        raise CorpusError(f"no document of {name} matches, nothing is written: {advice}")
+    what = f"{counted(documents, 'document')} matched ({found.wanted:,} active)"
+    what += f", and {found.contained:,} more that repeat them" if found.contained else ""
+    if not allowed:
+        raise CorpusError(f"{what}: more than a tenth of {name}; nothing is written without --force")
+    return what
 
 
 @click.command("prove-removed")

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,20 +30,21 @@ from draftstore.options import Bytes, Duration, Options, Shown
 from draftstore.storage.mirroring import is_url, mirror
 from draftstore.text.chat import Message
 from draftstore.text.corpus import SOURCE_PATTERNS
-from draftstore.text.digests import DIGEST_BYTES, IDENTITY
+from draftstore.text.digests import IDENTITY
 from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
 from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
-from draftstore.text.wanted import Cap, Removal, wanted_digests
+from draftstore.text.wanted import Cap, wanted_digests
 from schema.catalogue.builds import CatalogueError, storable
 from schema.catalogue.lineage import ancestors
-from schema.collections.live_logs import adopt_live_logs, fragments_of, live_reading
-from schema.collections.models import Collection, CollectionRemoval, CollectionSource
+from schema.collections.live_logs import adopt_live_logs, live_reading
+from schema.collections.models import Collection, CollectionSource
 from schema.collections.removal_files import (
     collection_folder,
     complete,
-    in_force,
+    fragments_of,
+    removals_of,
     remove_files,
     scan_path,
 )
@@ -215,8 +216,8 @@ def _require_identity(collection: Collection | None) -> None:
 def _earlier(name: str) -> EarlierVersionError:
     return EarlierVersionError(
         f"the collection {name} was made by an earlier version, which knew documents by their rendered text: note its "
-        f"sources and removals (`draftstore corpus show {name}`), drop it (`draftstore corpus drop {name}`), and say them "
-        "again; docs/operations.md, Upgrade, has the steps"
+        f"sources and removals (`draftstore corpus show {name}`), drop it (`draftstore corpus drop {name}`), and say "
+        "them again; docs/operations.md, Upgrade, has the steps"
     )
 
 
@@ -265,7 +266,8 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
             added=int(row.added_at.timestamp()),
             **(live_reading(row, tokenizer) if row.kind == "live" else rendering),
         )
-        for row in collection.sources
+        # Live logs last: of an answer that is also in a response log, the whole conversation is read.
+        for row in sorted(collection.sources, key=lambda row: row.kind == "live")
     ]
 
 
@@ -287,20 +289,6 @@ def scan_collection(
         raise CorpusError(f"{collection.name} has no sources: `draftstore corpus add {collection.name} PATH`")
     sources = open_sources(collection, tokenizer, folder)
     return scan_sources(sources, scan_path(collection.name), now=now, on_progress=on_progress)
-
-
-def removals_of(collection: Collection) -> list[Removal]:
-    """Return the take-downs of a collection; the scan finds the texts that they refuse, see `open_sources`."""
-    numbers = {source.place: source.id for source in collection.sources}
-    return [_removal(row, numbers) for row in in_force(collection)]
-
-
-def _removal(row: CollectionRemoval, numbers: Mapping[str, int]) -> Removal:
-    """Return a take-down; a rule for a source that the collection lacks finds nothing."""
-    digests = np.frombuffer(row.digests + row.texts, np.uint8).reshape(-1, DIGEST_BYTES)
-    place, before = row.rule.get("place"), row.rule.get("before")
-    source = numbers.get(place or "")
-    return Removal(digests, row.rule.get("document"), source, before if source or place is None else None)
 
 
 def wanted_of(collection: Collection, scan: Scan, *, now: float | None = None) -> NDArray[np.uint8]:

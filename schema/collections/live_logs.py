@@ -1,48 +1,26 @@
 """Live logs as sources of collections: they are ours, so a take-down changes them and a proof reads them."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, TokenizerError
-from draftstore.live.removing import answers_of, still_held, take_down
+from draftstore.live.removing import Held, TakeDowns, still_held, take_down
 from draftstore.live.texts import LiveTexts, adopt
-from draftstore.text.digests import DIGEST_BYTES
-from draftstore.text.fragments import Fragment
-from draftstore.text.scans import Scan, documents_of
+from draftstore.text.digests import split_digests
+from draftstore.text.scans import Scan
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.wanted import removed_rows
 from schema.catalogue.builds import CatalogueError
-from schema.collections.models import Collection, CollectionRemoval, CollectionSource
-
-
-class Held(NamedTuple):
-    """The removed documents that a live log and its processes still hold.
-
-    Attributes:
-        place: its folder.
-        log: number of removed documents in it.
-        memory: number of running processes that may hold some.
-    """
-
-    place: str
-    log: int
-    memory: int
+from schema.collections.models import Collection, CollectionSource
+from schema.collections.removal_files import fragments_of, in_force, removals_of
 
 
 def live_logs(collection: Collection) -> list[Path]:
     """Return the folders of a collection's live logs."""
     return [Path(row.place) for row in collection.sources if row.kind == "live"]
-
-
-def fragments_of(collection: Collection) -> tuple[Fragment, ...]:
-    """Return the texts that the removals of a collection refuse in any document."""
-    rules = (row.rule for row in in_force(collection))
-    return tuple(Fragment(**rule["containing"]) for rule in rules if "containing" in rule)
 
 
 def adopt_live_logs(session: Session, collection: Collection) -> None:
@@ -71,33 +49,21 @@ def live_reading(row: CollectionSource, tokenizer: TextTokenizer | None) -> dict
     return {"find": texts.find, "read": texts.read, "template": tokenizer.fingerprint}
 
 
-def answers_in(collection: Collection, scan: Scan, digests: NDArray[np.uint8]) -> set[str]:
-    """Return the digests, in hexadecimal, of live logs' answers whose documents a scan has from a response log."""
-    return {
-        found
-        for folder in live_logs(collection)
-        for found in answers_of(folder, (document.text for document in documents_of(scan, digests)))
-    }
-
-
-def forget(collection: Collection, removals: Iterable[CollectionRemoval], answers: Iterable[str] = ()) -> int:
-    """Overwrite removed documents in a collection's live logs, drop them from memory, and return their number.
+def forget(collection: Collection, scan: Scan | None = None) -> int:
+    """Put the removals in force into a collection's live logs; return how many documents were overwritten.
 
     Args:
         collection: the collection.
-        removals: those that apply.
-        answers: digests of other documents to overwrite, in hexadecimal; see `answers_in`.
+        scan: a scan of it, which also finds the documents that rules remove; None: those that a log knows of stay.
 
     Raises:
-        DraftstoreError: a process did not drop them in time; no log contains them any more.
+        DraftstoreError: a process did not drop them; no log contains them any more.
         OSError: a log cannot be written.
     """
     erased, failures = 0, []
-    digests, fragments = _rules_of(removals)
-    digests |= set(answers)
-    for folder in live_logs(collection) if digests or fragments else ():
+    for folder in live_logs(collection):
         try:
-            erased += take_down(folder, digests, fragments)
+            erased += take_down(folder, _take_downs(collection, scan))
         except (DraftstoreError, OSError) as error:  # the other logs are still overwritten
             failures.append(error)
     if failures:
@@ -105,15 +71,19 @@ def forget(collection: Collection, removals: Iterable[CollectionRemoval], answer
     return erased
 
 
-def check_live_logs(collection: Collection) -> list[Held]:
-    """Return the removed documents that a collection's live logs still hold, one row per log."""
-    rules = _rules_of(collection.removals)
-    return [Held(str(folder), *still_held(folder, *rules)) for folder in live_logs(collection)]
+def check_live_logs(collection: Collection, scan: Scan) -> list[Held]:
+    """Return what a collection's live logs may still hold of removed documents, one row per log."""
+    return [still_held(folder, _take_downs(collection, scan)) for folder in live_logs(collection)]
 
 
-def _rules_of(removals: Iterable[CollectionRemoval]) -> tuple[set[str], tuple[Fragment, ...]]:
-    """Return the digests (hexadecimal) and fragments of removals."""
-    rows = list(removals)
-    found = b"".join(row.digests for row in rows)
-    starts = range(0, len(found), DIGEST_BYTES)
-    return {found[at : at + DIGEST_BYTES].hex() for at in starts}, fragments_of(rows)
+def _take_downs(collection: Collection, scan: Scan | None) -> TakeDowns:
+    """Return what a collection's live logs may not hold."""
+    rows = in_force(collection)
+    documents = set(split_digests(b"".join(row.digests for row in rows)))
+    answers = set(split_digests(b"".join(row.answers for row in rows)))
+    if scan is not None:
+        removed = scan.frame.filter(removed_rows(scan, removals_of(collection)))
+        documents |= set(removed["digest"])
+        answers |= set(removed["answer"].drop_nulls())
+    hexadecimal = (frozenset(map(bytes.hex, digests)) for digests in (documents, answers))
+    return TakeDowns(0, *hexadecimal, fragments_of(collection))

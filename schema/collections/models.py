@@ -30,7 +30,7 @@ class Collection(Base):
     identity: Mapped[int] = mapped_column(
         server_default=sql("1"), comment="version of its documents' digests; see draftstore.text.digests"
     )
-    vouched: Mapped[dict[str, str]] = mapped_column(
+    vouched: Mapped[dict[str, Any]] = mapped_column(
         server_default=sql("'{}'"),
         comment="builds and live logs that somebody vouched for: id or folder, and the time in ISO form",
     )
@@ -122,7 +122,7 @@ class CollectionRemoval(Base):
     restores: Mapped[str | None] = mapped_column(
         comment="name of the removal's file that this one takes back; NULL: it removes documents"
     )
-    documents: Mapped[Bigint] = mapped_column(comment="how many documents it removed when it was written")
+    documents: Mapped[Bigint] = mapped_column(comment="how many documents it removed, or took back")
     reason: Mapped[str | None] = mapped_column(comment="why, for people")
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

@@ -15,12 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError, counted
 from draftstore.storage.files import replacing
-from draftstore.text.digests import IDENTITY
+from draftstore.text.digests import DIGEST_BYTES, IDENTITY
+from draftstore.text.fragments import Fragment
+from draftstore.text.wanted import Removal
 from schema.collections.models import Collection, CollectionRemoval
 from schema.db.home import data_home
 
@@ -129,3 +132,23 @@ def in_force(collection: Collection) -> list[CollectionRemoval]:
     """Return the removals of a collection that were not taken back."""
     restored = {row.restores for row in collection.removals}
     return [row for row in collection.removals if row.restores is None and key_of(row) not in restored]
+
+
+def fragments_of(collection: Collection) -> tuple[Fragment, ...]:
+    """Return the texts that the removals in force refuse in any document."""
+    rules = (row.rule for row in in_force(collection))
+    return tuple(Fragment(**rule["containing"]) for rule in rules if "containing" in rule)
+
+
+def removals_of(collection: Collection) -> list[Removal]:
+    """Return the removals in force as what they take from a scan, which finds the texts that they refuse."""
+    numbers = {source.place: source.id for source in collection.sources}
+    return [_removal(row, numbers) for row in in_force(collection)]
+
+
+def _removal(row: CollectionRemoval, numbers: Mapping[str, int]) -> Removal:
+    """Return a take-down; a rule for a source that the collection lacks finds nothing."""
+    digests = np.frombuffer(row.digests + row.texts, np.uint8).reshape(-1, DIGEST_BYTES)
+    place, before = row.rule.get("place"), row.rule.get("before")
+    source = numbers.get(place or "")
+    return Removal(digests, row.rule.get("document"), source, before if source or place is None else None)

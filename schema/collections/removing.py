@@ -1,4 +1,4 @@
-"""Take-down: documents that leave a collection with the next rebuild and do not come back.
+"""Take-down: documents that leave a collection with the next rebuild and stay out until the removal is taken back.
 
 The texts stay in the sources, which are not ours to change; only digests and hashes are stored here.
 """
@@ -7,18 +7,21 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import polars as pl
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
-from draftstore.text.digests import digest_keys, stack_digests, text_digest
-from draftstore.text.fragments import Fragment
+from draftstore.text.digests import digest_keys, stack_digests
+from draftstore.text.fragments import Fragment, found_in
 from draftstore.text.scans import Scan, documents_of
-from draftstore.text.wanted import Removal
+from draftstore.text.wanted import Removal, removed_rows
 from schema.catalogue.builds import storable
 from schema.collections.collecting import get_collection, wanted_of
 from schema.collections.models import Collection, CollectionRemoval
-from schema.collections.removal_files import removed_folder, write_file
+from schema.collections.removal_files import in_force, key_of, removed_folder, write_file
+
+MANY = 10
+"""More documents than this, and more than a tenth of the collection, count as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +29,18 @@ class Selection:
     """Documents to take down.
 
     Attributes:
-        digests: uint8 [n, 16], of all distinct texts that matched, wanted or not.
+        removal: the removal to write, of all distinct documents that matched, wanted or not.
         wanted: how many of them stores may hold now and lose with the next rebuild.
-        rule: what is excluded from now on, as `CollectionRemoval.rule`.
+        contained: how many further documents go with them: the same text under other roles, or as a beginning.
+        other_case: how many further documents contain the text in other case.
+        many: whether more than ten documents go, and more than a tenth of the collection.
     """
 
-    digests: NDArray[np.uint8]
+    removal: CollectionRemoval
     wanted: int
-    rule: dict[str, Any]
+    contained: int
+    other_case: int
+    many: bool
 
 
 def select_documents(
@@ -44,8 +51,9 @@ def select_documents(
     source: int | None = None,
     before: int | None = None,
     containing: str | None = None,
+    ignore_case: bool = False,
 ) -> Selection:
-    """Find the documents of a scan to take down, by one of three criteria.
+    """Find the documents of a scan to take down, by one of three criteria; there may be none.
 
     Args:
         collection: the collection.
@@ -54,75 +62,95 @@ def select_documents(
             another document may take that line.
         source: number of a source; may be given with `before`.
         before: unix seconds; documents first seen before.
-        containing: text that the documents contain, spelled exactly so. Their files are read.
+        containing: text that the documents contain. Their files are read.
+        ignore_case: whether to find it in any case.
 
     Raises:
-        CorpusError: not exactly one criterion is given; no such document or source; a file changed since the scan.
+        CorpusError: not exactly one criterion is given; an empty text; no such source; a file changed since the scan.
     """
     given = [document is not None, source is not None or before is not None, containing is not None]
     if sum(given) != 1:
         raise CorpusError(
             "say what to remove: a document, or by source and time, or by a text that it contains"
         )
-    if source is not None and source not in [row.id for row in collection.sources]:
+    place = next((row.place for row in collection.sources if row.id == source), None)
+    if source is not None and place is None:
         raise CorpusError(
             f"{collection.name} has no source {source}: `draftstore corpus show {collection.name}` lists them"
         )
+    other_case = 0
     if containing is not None:
-        fragment = Fragment.of(containing)
+        fragment = Fragment.of(containing, ignore_case=ignore_case)
+        found, other_case = _containing(scan, fragment, Fragment.of(containing, ignore_case=True))
+        matched = np.isin(scan.keys, digest_keys(stack_digests(found)))
         rule: dict[str, Any] = {"containing": dataclasses.asdict(fragment)}
-        texts = (found.text for found in documents_of(scan, scan.digests))
-        digests = stack_digests(text_digest(text) for text in texts if fragment.occurs_in(text))
     else:
-        removal = Removal(document=document, source=source, before=before)
-        rows = np.flatnonzero(removal.rows(scan))
-        if document is not None and not len(rows):
-            raise CorpusError(f"no document {document!r} in the scan of {collection.name}")
-        digests = scan.digests[rows]
-        digests = digests[np.sort(np.unique(digest_keys(digests), return_index=True)[1])]
-        place = next((row.place for row in collection.sources if row.id == source), None)
-        rule = {"document": document, "place": place, "before": before}
-        if document is not None and document in _positions(scan, rows):
-            rule = {}
-    wanted = np.isin(digest_keys(digests), digest_keys(wanted_of(collection, scan)))
+        matched = Removal(document=document, source=source, before=before).rows(scan)
+        lasting = not any((document or "").startswith(f"{file.name}#") for file in scan.files)
+        rule = {"document": document if lasting else None, "place": place, "before": before}
+    rows = scan.frame.filter(np.isin(scan.keys, scan.keys[matched]))
+    digests, texts, answers = (
+        b"".join(rows[column].drop_nulls().unique(maintain_order=True))
+        for column in ("digest", "text", "answer")
+    )
+    keys = digest_keys(stack_digests([digests]))
+    unruled = dataclasses.replace(scan, frame=scan.frame.with_columns(refused=pl.lit(value=False)))
+    gone = scan.keys[removed_rows(unruled, [Removal(stack_digests([digests, texts]))])]
+    contained = len(np.setdiff1d(gone, keys))
     return Selection(
-        digests, int(wanted.sum()), {key: value for key, value in rule.items() if value is not None}
+        CollectionRemoval(
+            rule=storable({key: value for key, value in rule.items() if value is not None}),
+            digests=digests,
+            texts=texts,
+            answers=answers,
+            documents=len(keys),
+        ),
+        wanted=int(np.isin(keys, digest_keys(wanted_of(collection, scan))).sum()),
+        contained=contained,
+        other_case=other_case,
+        many=len(keys) + contained > max(MANY, len(np.unique(scan.keys)) / 10),
     )
 
 
-def _positions(scan: Scan, rows: NDArray[np.intp]) -> list[str]:
-    """Return the ids of rows that are only the number of a line."""
-    ids = scan.frame["id"].gather(rows).to_list()
-    names = [scan.files[place].name for place in scan.column("file")[rows].tolist()]
-    return [found for found, name in zip(ids, names, strict=True) if found.startswith(f"{name}#")]
+def _containing(scan: Scan, fragment: Fragment, folded: Fragment) -> tuple[list[bytes], int]:
+    """Return the digests of the documents that contain a text, and how many others do in other case."""
+    found: dict[bool, list[bytes]] = {True: [], False: []}
+    for each in documents_of(scan, scan.digests):
+        if found_in([folded], each.text):
+            found[found_in([fragment], each.text)].append(each.identity.document)
+    return found[True], len(found[False])
+
+
+def restoration_of(collection: Collection, number: int) -> CollectionRemoval:
+    """Return the record, to be written, that takes back the removal with this id.
+
+    Raises:
+        CorpusError: there is none, it was taken back before, or it takes another one back.
+    """
+    row = next((row for row in collection.removals if row.id == number), None)
+    if row is None:
+        problem = f"does not exist: `draftstore corpus show {collection.name}` lists them"
+    elif row.restores is not None:
+        problem = "takes another one back: to exclude the documents again, remove them again"
+    elif row not in in_force(collection):
+        problem = "was taken back before: nothing is changed"
+    else:
+        return CollectionRemoval(rule={}, digests=b"", documents=row.documents, restores=key_of(row))
+    raise CorpusError(f"removal {number} of {collection.name} {problem}")
 
 
 def write_removal(
-    session: Session, name: str, selection: Selection, reason: str | None = None
+    session: Session, name: str, removal: CollectionRemoval, reason: str | None = None
 ) -> CollectionRemoval:
-    """Take documents down: they leave with the next rebuild and do not come back.
-
-    The removal is stored in the database and in a file beside the scan.
-
-    Args:
-        session: open session.
-        name: name of the collection.
-        selection: the documents.
-        reason: a note.
+    """Store a removal, or its restoration, in the database and in a file beside the scan.
 
     Raises:
         CatalogueError: no such collection.
     """
-    collection = get_collection(session, name, lock=True)
-    row = CollectionRemoval(
-        collection_id=collection.id,
-        rule=storable(selection.rule),
-        digests=selection.digests.tobytes(),
-        documents=len(selection.digests),
-        reason=storable(reason),
-    )
-    session.add(row)
+    removal.collection_id = get_collection(session, name, lock=True).id
+    removal.reason = storable(reason)
+    session.add(removal)
     session.flush()
-    session.refresh(row)
-    write_file(removed_folder(name), row)
-    return row
+    session.refresh(removal)
+    write_file(removed_folder(name), removal)
+    return removal

@@ -114,8 +114,15 @@ class Failed:
     error: ApiError
 
 
+@dataclass(frozen=True)
+class Record:
+    """An answer as the next stores know it: its line in a response log, and the digest of that line's document."""
+
+    line: bytes
+    digest: bytes
+
+
 Event: TypeAlias = Delta | Answered | Failed
-Record: TypeAlias = Callable[[Answered], Mapping[str, Any]]
 
 
 class Terms(NamedTuple):
@@ -128,7 +135,7 @@ class Terms(NamedTuple):
     lead: str = ""  # dropped if an answer begins with it
     tools: bool = False  # whether an answer may call tools
     bearer: str = ""  # name of the client's token
-    record: Record | None = None  # returns the record of an answer for the response log
+    record: Callable[[Answered], Record] | None = None  # None: such answers are not remembered
 
 
 class EndedError(Exception):

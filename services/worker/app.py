@@ -54,7 +54,7 @@ class WorkerSite:
             finally:
                 self._reading -= 1
             bearer = grant.name if self.permissions.needs_token else ""
-            terms = make_terms(body, engine, words.id, bearer, log=settings.response_log is not None)
+            terms = make_terms(body, engine, words.id, bearer)
             exchange = Exchange(self._decoder, requests, terms, words, request)
         except ApiError:
             self._figures.refused.inc()

@@ -7,9 +7,9 @@ this thread; answers are submitted, cancelled and read from the event loop.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import Any, Literal
+from typing import Literal
 
 from draftstore.errors import GrammarError, ProbabilityError, counted
 from services.worker.answers import Answer, Answered, EndedError, Failed
@@ -31,12 +31,12 @@ class Decoder:
         figures: WorkerMetrics,
         queue: int,
         changed: Callable[[], None] = lambda: None,
-        keep: Callable[[Mapping[str, Any]], None] | None = None,
+        keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Prepare a decoder; once `queue` answers are waiting, it refuses requests.
 
-        The decoding thread calls the functions: to load the model, when `state` has changed, and with records of
-        finished answers for the response log.
+        The decoding thread calls the functions: to load the model, when `state` has changed, and with lines of finished
+        answers for the response log.
         """
         self._load, self._figures, self._most, self._changed, self._keep = load, figures, queue, changed, keep
         self._waiting: deque[Answer] = deque()
@@ -219,6 +219,17 @@ class Decoder:
         rounded = {name: spent and round(spent, 4) for name, spent in times.items()}
         bearer = {"bearer": terms.bearer} if terms.bearer else {}
         LOG.info("answer ended", extra={**names, **tokens, **drafts, **rounded, **bearer})
-        if isinstance(event, Answered) and self._keep and terms.record and event.text:
-            self._keep(terms.record(event))
+        if isinstance(event, Answered):
+            self._remember(answer, event)
         answer.post(event)
+
+    def _remember(self, answer: Answer, event: Answered) -> None:
+        """Pass a finished answer to the response log and to the live store, under the same digest."""
+        if answer.terms.record is None or self.engine is None or not event.text:
+            return
+        try:
+            record = answer.terms.record(event)
+            self._keep(record.line)
+            self.engine.remember(answer, record.digest)
+        except Exception:  # the answer itself is complete
+            LOG.exception("an answer is not remembered", extra={"id": answer.terms.id})

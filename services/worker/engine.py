@@ -38,5 +38,8 @@ class Engine(Protocol):
     def step(self) -> list[tuple[Answer, Exception | None]]:
         """Run forward passes that answers take; return the ended ones, each with what ended it (None: its limit)."""
 
+    def remember(self, answer: Answer, digest: bytes) -> None:
+        """Append a finished answer to the live store, if there is one; `digest` identifies its document."""
+
     def close(self) -> None:
         """Close stores and connections."""

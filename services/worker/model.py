@@ -97,16 +97,14 @@ class BatchEngine:
                 error = reason
             if error is not None or member.over:
                 ended.append((answer, error))
-        for answer, error in ended:
+        for answer, _ in ended:
             self.leave(answer)
-            if (
-                answer.request.live
-                and (error is None or isinstance(error, EndedError))
-                and not answer.cancelled
-            ):
-                logged = answer.terms.record is not None
-                self._drafters.remember(answer.request.prompt, answer.tokens, elsewhere=logged)
         return ended
+
+    def remember(self, answer: Answer, digest: bytes) -> None:
+        """Append a finished answer to the live store; never raises."""
+        if answer.request.live:
+            self._drafters.remember(answer.request.prompt, answer.tokens, digest)
 
     def close(self) -> None:
         """Close stores and connections."""
@@ -147,6 +145,9 @@ class PlainEngine:
         except Exception as error:  # noqa: BLE001 (reported)
             return [(answer, error)]
         return [(answer, None)]
+
+    def remember(self, answer: Answer, digest: bytes) -> None:
+        """Do nothing: there is no live store."""
 
     def close(self) -> None:
         """Do nothing."""

@@ -1,6 +1,7 @@
 """Conversion of request bodies for the decoder: token ids, limits, and records for the response log."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -12,11 +13,14 @@ from draftstore.decoding.conversation import Content, answer_lead, encode_conver
 from draftstore.decoding.grammars import Grammar
 from draftstore.errors import DraftstoreError, GrammarError, counted
 from draftstore.hf.requests import GenerationRequest, Sampling
+from draftstore.text.digests import identify
+from draftstore.text.records import content_of
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.answers import Answered, Terms
+from services.worker.answers import Answered, Record, Terms
 from services.worker.bodies import AnyBody, Body, ChatBody, CompletionBody
 from services.worker.engine import Engine, Facts
 from services.worker.problems import ApiError
+from services.worker.response_log import as_line
 from services.worker.settings import WorkerSettings
 
 USUAL_TOKENS = 16
@@ -62,10 +66,10 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
     return requests
 
 
-def make_terms(body: AnyBody, engine: Engine, id_: str, bearer: str, log: bool) -> Terms:
-    """Return what the answers to a request have in common; `log` tells whether they go to the response log."""
+def make_terms(body: AnyBody, engine: Engine, id_: str, bearer: str) -> Terms:
+    """Return what the answers to a request have in common."""
     tools = isinstance(body, ChatBody) and bool(body.callable_tools)
-    lead, record = _lead(body, engine.tokenizer), _recorder(body, engine, id_) if log else None
+    lead, record = _lead(body, engine.tokenizer), _recorder(body, engine, id_)
     return Terms(id_, engine.tokenizer, engine.facts.ends, body.stop, lead, tools, bearer, record)
 
 
@@ -172,18 +176,25 @@ def _lead(body: AnyBody, tokenizer: TextTokenizer) -> str:
     return answer_lead(tokenizer, ()) if isinstance(body, ChatBody) else ""
 
 
-def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], Mapping[str, Any]]:
-    """Return a function from an answer to its record in the response log."""
+def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], Record]:
+    """Return a function from an answer to its record."""
     created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    head, bos = {"id": id_, "created": created, "model": engine.facts.name}, engine.tokenizer.bos_ids
+    head = {"id": id_, "created": created, "model": engine.facts.name}
 
-    def record(answer: Answered) -> Mapping[str, Any]:
+    def record(answer: Answered) -> Record:
         named = head | ({"id": f"{id_}-{answer.choice}"} if answer.choice else {})
-        if isinstance(body, ChatBody):
-            return named | {"messages": [*body.conversation, {"role": "assistant", "content": answer.text}]}
-        prompt = body.prompt[answer.choice // (body.n or 1)]
-        if not isinstance(prompt, str):  # the tokenizer will add BOS again
-            prompt = engine.tokenizer.decode(prompt[len(bos) * (tuple(prompt[: len(bos)]) == bos) :])
-        return named | {"text": prompt + answer.text}
+        line = as_line(named | _content(body, engine.tokenizer, answer))
+        return Record(line, identify(content_of(json.loads(line))[1]).document)
 
     return record
+
+
+def _content(body: AnyBody, tokenizer: TextTokenizer, answer: Answered) -> dict[str, Any]:
+    """Return the prompt and its answer: a conversation or a text."""
+    if isinstance(body, ChatBody):
+        return {"messages": [*body.conversation, {"role": "assistant", "content": answer.text}]}
+    prompt = body.prompt[answer.choice // (body.n or 1)]
+    if not isinstance(prompt, str):  # the tokenizer will add BOS again
+        bos = tokenizer.bos_ids
+        prompt = tokenizer.decode(prompt[len(bos) * (tuple(prompt[: len(bos)]) == bos) :])
+    return {"text": prompt + answer.text}

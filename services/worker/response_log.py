@@ -47,10 +47,8 @@ class ResponseLog:
         self._thread = threading.Thread(target=self._main, name="response-log", daemon=True)
         self._thread.start()
 
-    def put(self, record: Mapping[str, Any]) -> None:
-        """Queue a record; it is dropped if it is longer than the file may be, or the disk is too slow."""
-        # Every line feed inside a text is escaped, and no tokenizer emits lone surrogates.
-        line = json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
+    def put(self, line: bytes) -> None:
+        """Queue a line; it is dropped if it is longer than the file may be, or the disk is too slow."""
         if len(line) <= self._most:
             with suppress(queue.Full):
                 self._lines.put_nowait(line)
@@ -85,6 +83,11 @@ class ResponseLog:
         if os.write(self._file, line) < len(line):
             os.ftruncate(self._file, size)
             raise OSError("the disk is full")
+
+
+def as_line(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of the log; lone surrogates, which only clients send, become question marks."""
+    return json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def older(path: Path) -> Path:

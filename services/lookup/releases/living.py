@@ -44,7 +44,9 @@ class Living:
         self.store.agree(Vocabulary(request.vocab_size, request.fingerprint))
         for strategy in RULES:  # now: later a draft would wait for an append
             self._drafter(strategy)
-        self.store.append([Document(ids, lead, request.elsewhere) for ids, lead in request.documents])
+        digests = request.digests or [b""] * len(request.documents)
+        pairs = zip(request.documents, digests, strict=True)
+        self.store.append([Document(*document, digest) for document, digest in pairs])
         return {"appended": len(request.documents), "tokens": len(self.store)}
 
     def draft(self, request: DraftRequest) -> DraftBatch:

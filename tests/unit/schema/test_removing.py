@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,19 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
-from draftstore.text.scans import Scan
+from draftstore.live.log import Document, Vocabulary
+from draftstore.live.store import LiveStore
+from draftstore.text.digests import identify
+from draftstore.text.scans import Scan, documents_of, open_scan
 from draftstore.text.tokenizer import TextTokenizer
 from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
-from schema.collections.removal_files import removed_folder
-from schema.collections.removing import select_documents, write_removal
-from tests.unit.schema.test_collecting import ask, home, texts
+from schema.collections.removal_files import key_of, removed_folder, scan_path
+from schema.collections.removing import restoration_of, select_documents, write_removal
+from tests.conftest import small_tokenizer_folder
+from tests.unit.schema.test_collecting import ask, home, run, texts
 
 __all__ = ["home"]
 
@@ -32,7 +36,7 @@ RECORDS = [
 ]
 
 
-def write(path: Path, records: list[dict[str, str]]) -> Path:
+def write(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
@@ -51,19 +55,20 @@ LATER = int(time.time()) + 1_000
 """A time after the adding of every source."""
 
 
-def scanned(session: Session, now: float = LATER + 100) -> tuple[Collection, Scan]:
+def scanned(
+    session: Session, now: float = LATER + 100, tokenizer: TextTokenizer | None = None
+) -> tuple[Collection, Scan]:
     collection = collecting.get_collection(session, "chat")
-    return collection, collecting.scan_collection(collection, None, now=now)
+    return collection, collecting.scan_collection(collection, tokenizer, now=now)
 
 
 Remove = Callable[..., CollectionRemoval]
 
 
 @pytest.fixture
-def remove(session: Session, collection: Collection, small_tokenizer: TextTokenizer) -> Remove:
+def remove(session: Session, collection: Collection) -> Remove:
     def removed(**criteria: Any) -> CollectionRemoval:
-        found = scanned(session)
-        return write_removal(session, "chat", select_documents(*found, **criteria))
+        return write_removal(session, "chat", select_documents(*scanned(session), **criteria).removal)
 
     return removed
 
@@ -124,7 +129,6 @@ def test_by_source_and_time(session: Session, remove: Remove, file: Path, tmp_pa
     ("criteria", "reason"),
     [
         ({"document": "a", "containing": "x"}, "say what to remove"),
-        ({"document": "zz"}, "no document 'zz'"),
         ({"source": -1}, "has no source -1"),
         ({"containing": ""}, "empty text"),
     ],
@@ -139,10 +143,79 @@ def test_equal_texts_count_once_and_only_those_wanted_go(
 ) -> None:
     write(file, [*RECORDS, RECORDS[1]])
     found = scanned(session)
-    assert len(select_documents(*found, containing="jane").digests) == 2
-    write_removal(session, "chat", select_documents(*found, document="b"))
+    assert select_documents(*found, containing="jane").removal.documents == 2
+    write_removal(session, "chat", select_documents(*found, document="b").removal)
     selection = select_documents(*scanned(session), containing="jane")
-    assert (len(selection.digests), selection.wanted) == (2, 1)
+    assert (selection.removal.documents, selection.wanted) == (2, 1)
+
+
+def test_a_text_is_found_in_any_case_and_stays_out_so(
+    session: Session, remove: Remove, collection: Collection, file: Path
+) -> None:
+    write(file, [*RECORDS, {"text": "write to JANE@Example.com"}, {"text": "STRASSE"}])
+    assert select_documents(*scanned(session), containing="jane@example.com").other_case == 1
+    assert select_documents(*scanned(session), containing="Jane@", ignore_case=True).other_case == 0
+    assert remove(containing="jane@EXAMPLE.com", ignore_case=True).documents == 3
+    assert remove(containing="stra\N{LATIN SMALL LETTER SHARP S}e", ignore_case=True).documents == 1
+    write(file, [*RECORDS, {"text": "later from jANE@example.com"}])
+    assert left(session) == ["def a", "short"]
+
+
+def turns(*said: str, first: str = "user") -> list[dict[str, str]]:
+    roles = ("user", "assistant") if first == "user" else ("assistant", "user")
+    return [{"role": roles[place % 2], "content": each} for place, each in enumerate(said)]
+
+
+def test_a_conversation_goes_under_other_roles_as_plain_text_and_where_it_goes_on(
+    session: Session, collection: Collection, file: Path, small_tokenizer: TextTokenizer
+) -> None:
+    def active() -> list[str]:
+        collection, scan = scanned(session, tokenizer=small_tokenizer)
+        wanted = collecting.wanted_of(collection, scan, now=LATER + 100)
+        return [each.id for each in documents_of(scan, wanted)]
+
+    said = "where is Jane?", "in the garden"
+    records = [
+        {"id": "first", "messages": turns(*said)},
+        {"id": "goes on", "messages": turns(*said, "and Tom?", "with her")},
+        {"id": "is asked", "messages": turns(*said, "and Tom?")},
+        {"id": "roles", "messages": turns(*said, first="assistant")},
+        {"id": "plain", "text": "\n".join(said)},
+        {"id": "other", "messages": turns("where is Tom?", "in the garden")},
+    ]
+    write(file, records)
+    found = select_documents(*scanned(session, tokenizer=small_tokenizer), document="first")
+    assert (found.removal.documents, found.wanted, found.contained) == (1, 1, 4)
+    row = write_removal(session, "chat", found.removal)
+    digests = identify(records[0]["messages"])
+    assert (row.digests, row.texts, row.answers) == (digests.document, digests.text, digests.answer)
+    assert active() == ["other"]
+    for record in records:
+        record["id"] = f"{record['id']} again"
+    write(file, records[1:])
+    assert active() == ["other again"]
+
+
+def test_a_removal_taken_back_stays_so_in_older_databases_and_without_files(
+    session: Session, remove: Remove, file: Path
+) -> None:
+    first = remove(document="a")
+    remove(containing="no id")
+    collection = collecting.get_collection(session, "chat")
+    row = write_removal(session, "chat", restoration_of(collection, first.id), "a mistake")
+    assert (row.restores, row.documents, row.reason) == (key_of(first), 1, "a mistake")
+    expected = ["def a", "jane@", "short"]
+    assert left(session) == expected
+    for lost in ("restores IS NOT NULL", "restores IS NULL", "true"):  # as in dumps from before them
+        session.execute(text(f"DELETE FROM collection_removals WHERE {lost}"))
+        session.expire_all()
+        assert left(session) == expected
+    kept = {path: path.read_bytes() for path in removed_folder("chat").iterdir()}
+    assert len(kept) == 3
+    for path in kept:
+        path.unlink()
+    assert left(session) == expected
+    assert {path: path.read_bytes() for path in removed_folder("chat").iterdir()} == kept
 
 
 def test_an_older_database_brings_no_document_back(session: Session, remove: Remove, file: Path) -> None:
@@ -168,7 +241,7 @@ def test_lost_files_are_written_again_from_the_database(session: Session, remove
     assert kept.read_bytes() == content
 
 
-@pytest.mark.parametrize("content", [b"{}", None])
+@pytest.mark.parametrize("content", [b'{"identity": 2}', None])
 def test_a_damaged_file_stops_every_reading(session: Session, remove: Remove, content: bytes | None) -> None:
     remove(document="a")
     (kept,) = removed_folder("chat").glob("*.json")
@@ -194,23 +267,137 @@ def test_a_rule_for_a_source_follows_its_place(session: Session, remove: Remove,
 
 
 @pytest.mark.usefixtures("database")
-def test_the_command_asks_says_what_goes_and_shows_it(file: Path) -> None:
-    ask("add", "chat", file)
-    runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
-    assert runner.invoke(corpus, command, input="n\n").exit_code == 1
-    assert ask("show", "chat")["removals"] == []
-    done = runner.invoke(corpus, command, input="y\n")
-    assert "1 document matched (1 active): remove them from chat permanently?" in done.stderr
-    assert done.stdout.startswith("removal 1: 1 document matched (1 active)")
-    removed = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
-    assert removed == {"removal": 2, "documents": 2, "active": 2, "later": True}
-    assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0
-    where = ("--where", f"source={file}", "--where", "before=2999-01-01T00:00+01:00")
-    assert ask("remove", "chat", *where, "--yes")["documents"] == 4
-    shown = ask("show", "chat")
-    assert (shown["documents"], shown["active"], shown["removed"]) == (4, 0, 4)
-    assert (shown["removals"][1]["reason"], shown["removals"][1]["containing"]) == ("asked", True)
-    assert shown["removals"][3]["rule"]["place"] == str(file)
-    for wrong in ("source=/nowhere", "before=soon"):
-        asked = runner.invoke(corpus, ["remove", "chat", "--where", wrong])
-        assert (asked.exit_code, "Error" in asked.stderr) == (2, True)
+class TestCommands:
+    def test_it_asks_says_what_goes_and_shows_it(self, file: Path) -> None:
+        ask("add", "chat", file)
+        runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
+        assert runner.invoke(corpus, command, input="n\n").exit_code == 1
+        assert ask("show", "chat")["removals"] == []
+        done = runner.invoke(corpus, command, input="y\n")
+        assert "1 document matched (1 active): remove them from chat?" in done.stderr
+        assert done.stdout.startswith("removal 1: 1 document matched (1 active)")
+        removed = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
+        assert removed == {
+            "removal": 2, "documents": 2, "active": 2, "contained": 0, "other_case": 0, "force_needed": False,
+            "later": True,
+        }  # fmt: skip
+        where = ("--where", f"source={file}", "--where", "before=2999-01-01T00:00+01:00")
+        assert ask("remove", "chat", *where, "--yes")["documents"] == 4
+        shown = ask("show", "chat")
+        assert (shown["documents"], shown["active"], shown["removed"]) == (4, 0, 4)
+        assert (shown["removals"][1]["reason"], shown["removals"][1]["containing"]) == ("asked", True)
+        assert shown["removals"][2]["rule"]["place"] == str(file)
+        for wrong in (
+            ("--where", "source=/nowhere"),
+            ("--where", "before=soon"),
+            ("--document", "a", "--ignore-case"),
+        ):
+            asked = runner.invoke(corpus, ["remove", "chat", *wrong])
+            assert (asked.exit_code, "Error" in asked.stderr) == (2, True)
+
+    def test_a_dry_run_removes_nothing(self, file: Path) -> None:
+        run("add", "chat", file)
+        said = run("remove", "chat", "--containing", "jane@", "--dry-run")
+        assert said == "would be removed from chat: 2 documents matched (2 active)\n"
+        found = ask("remove", "chat", "--document", "a", "--dry-run")
+        assert (found["removal"], found["documents"], found["force_needed"]) == (None, 1, False)
+        assert ask("show", "chat")["removals"] == []
+        refused("no document of chat matches", "--containing", "Tom", "--dry-run")
+
+    def test_other_case_is_said(self, file: Path) -> None:
+        write(file, [*RECORDS, {"text": "JANE@EXAMPLE.COM"}])
+        run("add", "chat", file)
+        command = ["remove", "chat", "--containing", "jane@example.com", "--dry-run"]
+        said = CliRunner().invoke(corpus, command).stderr
+        assert "1 further document with the text in other case: --ignore-case includes them" in said
+        removed = CliRunner().invoke(corpus, [*command[:-1], "--ignore-case", "--yes", "--json"])
+        assert ("in other case" in removed.stderr, json.loads(removed.stdout)["documents"]) == (False, 3)
+
+    def test_what_matches_nothing_is_written_only_for_later(self, file: Path) -> None:
+        run("add", "chat", file)
+        for criterion in (("--document", "zz"), ("--containing", "Tom"), ("--where", "before=2020-01-31")):
+            refused("no document of chat matches, nothing is written: --later writes", *criterion, "--yes")
+        refused("a line number makes no rule", "--document", "chats.jsonl#99", "--later", "--yes")
+        assert ask("show", "chat")["removals"] == []
+        written = ask("remove", "chat", "--containing", "Tom", "--later", "--yes")
+        assert (written["documents"], written["later"]) == (0, True)
+        write(file, [{"text": "Tom is here"}, RECORDS[3]])
+        assert (ask("scan", "chat")["active"], ask("show", "chat")["removed"]) == (1, 1)
+
+    def test_much_of_a_collection_goes_only_by_force(self, file: Path) -> None:
+        write(file, [{"id": str(number), "text": f"the text {number}"} for number in range(110)])
+        run("add", "chat", file)
+        assert ask("remove", "chat", "--containing", "text 10", "--dry-run")["documents"] == 11
+        refused(r"110 documents matched \(110 active\): more than a tenth of chat; .* without --force",
+                "--containing", "e", "--yes")  # fmt: skip
+        refused("without --force", "--where", "before=2999-01-01", "--yes")
+        assert ask("show", "chat")["removals"] == []
+        said = run("remove", "chat", "--containing", "e", "--dry-run")
+        assert said.endswith("110 documents matched (110 active); --force would be needed\n")
+        assert ask("remove", "chat", "--containing", "text 10", "--yes")["active"] == 11  # a tenth, not more
+        write(file, [{"id": "all", "text": f"the text {number}"} for number in range(110)])
+        assert ask("remove", "chat", "--document", "all", "--yes")["documents"] == 110
+        assert ask("remove", "chat", "--containing", "e", "--force", "--yes")["active"] == 0
+
+    def test_a_removal_is_taken_back_and_made_again(self, file: Path) -> None:
+        run("add", "chat", file)
+        run("remove", "chat", "--document", "b", "--yes")
+        run("remove", "chat", "--containing", "jane@", "--yes")
+        runner = CliRunner()
+        assert runner.invoke(corpus, ["restore", "chat", "2"], input="n\n").exit_code == 1
+        assert ask("show", "chat")["active"] == 2
+        done = runner.invoke(corpus, ["restore", "chat", "2", "--reason", "another Jane"], input="y\n")
+        assert done.stdout.startswith(
+            "removal 2 is taken back: the next rebuild includes its 2 documents again"
+        )
+        assert "do not come back" in done.stdout
+        assert ask("scan", "chat")["active"] == 3  # the other removal is in force
+        assert ask("restore", "chat", "1", "--yes") == {"removal": 4, "restores": 1, "documents": 1}
+        shown = ask("show", "chat")
+        assert (shown["active"], shown["removed"]) == (4, 0)
+        assert [row["restored"] for row in shown["removals"]] == [True, True, False, False]
+        assert [row["restores"] for row in shown["removals"]] == [None, None, 2, 1]
+        assert "takes back removal 2 (reason: another Jane)" in run("show", "chat")
+        for number, reason in (
+            (9, "does not exist"),
+            (2, "was taken back before"),
+            (3, "takes another one back"),
+        ):
+            with pytest.raises(CorpusError, match=f"removal {number} of chat {reason}"):
+                run("restore", "chat", number, "--yes")
+        assert ask("remove", "chat", "--document", "b", "--yes")["removal"] == 5
+        assert (ask("show", "chat")["active"], ask("show", "chat")["removals"][4]["restored"]) == (3, False)
+
+
+@pytest.mark.usefixtures("database")
+def test_live_logs_follow_a_removal_and_its_end(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
+    folder, model = tmp_path / "live", small_tokenizer_folder(tmp_path / "model")
+    run("add", "chat", "--live", folder, "--tokenizer", model)
+    live = LiveStore(10_000, folder)
+    live.agree(Vocabulary(small_tokenizer.vocab_size, small_tokenizer.fingerprint))
+
+    def answer(question: str, said: str) -> Document:
+        digest = identify(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+        ).document
+        ids = (small_tokenizer.encode(each, bos=False) for each in (question, said))
+        return Document.of(*ids, digest)
+
+    jane, tom = answer("where is Jane?", "in the garden"), answer("where is Tom?", "in the garden")
+    live.append([jane, tom, answer("and Ann?", "at SEA")])
+    assert ask("remove", "chat", "--containing", "sea", "--ignore-case", "--yes")["overwritten"] == 1
+    scan = open_scan(scan_path("chat"))
+    assert scan is not None
+    removed = ask("remove", "chat", "--document", scan.frame["id"][0], "--yes")
+    assert (removed["documents"], removed["contained"], removed["overwritten"]) == (1, 0, 1)
+    live.append([jane, tom])
+    assert (live.refused, ask("scan", "chat")["active"]) == (1, 1)
+    run("restore", "chat", removed["removal"], "--yes")
+    live.append([jane])
+    assert (live.refused, ask("scan", "chat")["active"]) == (1, 2)
+    live.close()
+
+
+def refused(reason: str, *criteria: str) -> None:
+    with pytest.raises(CorpusError, match=reason):
+        run("remove", "chat", *criteria)

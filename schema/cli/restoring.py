@@ -1,0 +1,50 @@
+"""`draftstore corpus restore`: the end of a removal."""
+
+import click
+
+from draftstore.cli.output import json_option, print_result
+from draftstore.errors import CorpusError, DraftstoreError, counted
+from schema.cli.common import catalogue_session, confirm
+from schema.cli.corpus_fields import scan_with_progress
+from schema.collections import collecting
+from schema.collections.live_logs import forget, live_logs
+from schema.collections.removing import restoration_of, write_removal
+
+
+@click.command()
+@click.argument("name")
+@click.argument("removal", type=int)
+@click.option("--reason", metavar="TEXT", help="Reason, as a note.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def restore(name: str, removal: int, reason: str | None, yes: bool, as_json: bool) -> None:
+    """Take the removal with this id back: the next rebuild includes its documents again, as far as sources have them.
+
+    A document that another removal refuses stays out. Answers that were overwritten in live logs do not come back. A
+    removal of the same documents afterwards is a new one, in force.
+
+    \b
+    Example:
+      draftstore corpus restore chat 2 --reason "it was another Jane"
+    """
+    with catalogue_session() as session:
+        collection = collecting.get_collection(session, name)
+    row = restoration_of(collection, removal)
+    documents = counted(row.documents, "document")
+    if not yes:
+        confirm(
+            f"take removal {removal} of {name} back ({documents})? Overwritten live answers do not come back"
+        )
+    with catalogue_session() as session:
+        number = write_removal(session, name, row, reason).id
+        collection = collecting.get_collection(session, name)
+    try:
+        if live_logs(collection):
+            forget(collection, scan_with_progress(collection, collecting.open_tokenizer(collection)))
+    except (DraftstoreError, OSError) as error:
+        raise CorpusError(f"removal {removal} is taken back, but not in all live logs: {error}") from None
+    text = (
+        f"removal {removal} is taken back: the next rebuild includes its {documents} again, unless another removal "
+        "refuses them; answers overwritten in live logs do not come back"
+    )
+    print_result({"removal": number, "restores": removal, "documents": row.documents}, as_json, text)

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar

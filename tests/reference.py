@@ -728,8 +728,55 @@ def visited_lists(
     return visited
 
 
+QUESTIONERS = {"", "developer", "function", "human", "system", "tool", "user"}
+
+
 def plain_digest(text: str) -> bytes:
-    """Return the digest of a plain text as a document: BLAKE2b, tagged, of one line of JSON."""
-    turn = {"content": text} if text else {}
-    line = json.dumps(turn, ensure_ascii=False, separators=(",", ":")) + "\n"
-    return hashlib.blake2b(line.encode(), digest_size=16, person=b"document").digest()
+    """Return the digest of a plain text as a document."""
+    return turns_digest([("", text, "")])
+
+
+def turns_digest(turns: Iterable[Sequence[str]]) -> bytes:
+    """Return the digest of turns of role, content and tool calls: BLAKE2b, tagged, of their lengths and texts."""
+    coded = [[part.encode("utf-8", "surrogatepass") for part in turn] for turn in turns]
+    lines = [" ".join(str(len(part)) for part in turn).encode() + b"\n" + b"".join(turn) for turn in coded]
+    return hashlib.blake2b(b"".join(lines), digest_size=16, person=b"document").digest()
+
+
+def text_digest(turns: Iterable[Sequence[str]]) -> bytes | None:
+    """Return the digest of the turns' texts, joined by line feeds; None if they are blank."""
+    text = "\n".join("\n".join(part for part in turn[1:] if part) for turn in turns)
+    data = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16, person=b"text").digest() if text.strip() else None
+
+
+def identity_of(content: Any) -> tuple[bytes, bytes | None, bytes | None, tuple[bytes, ...]]:
+    """Return the digests of a text or a conversation: document, text, answer, beginnings that end in an answer."""
+    turns = [("", content, "")] if isinstance(content, str) else list(map(_turn, content))
+    answers = [place for place, (role, *_) in enumerate(turns, 1) if role not in QUESTIONERS]
+    last = "\n".join(filter(None, turns[answers[-1] - 1][1:])) if answers else ""
+    beginnings = [turns[:place] for place in answers if place < len(turns)]
+    pairs = [(turns_digest(each), text_digest(each)) for each in beginnings]
+    known = tuple(digest for pair in pairs if pair[1] is not None for digest in pair if digest is not None)
+    answer = plain_digest(last) if last.strip() else None
+    return turns_digest(turns), text_digest(turns), answer, known
+
+
+def _turn(message: Any) -> tuple[str, str, str]:
+    calls = without_empty(message.get("tool_calls") or [])
+    text = json.dumps(calls, ensure_ascii=False, sort_keys=True, separators=(",", ":")) if calls else ""
+    return message["role"], message["content"], text
+
+
+def without_empty(value: Any) -> Any:
+    """Return a JSON value without keys whose values are null or empty, or become so."""
+    if isinstance(value, list):
+        return [without_empty(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: without_empty(item) for key, item in value.items()}
+    return {
+        key: item
+        for key, item in kept.items()
+        if not (item is None or (isinstance(item, str | list | dict) and not item))
+    }

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 

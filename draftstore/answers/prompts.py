@@ -1,7 +1,7 @@
 """Prompts from JSON Lines files, as text or conversations and as the token ids that the model sees.
 
-A record has `prompt` (a text, or a list of messages), or `messages` (a conversation; the turns before the assistant's
-first one are the prompt, so all answers in the output are the model's own), or `text`.
+A record has `prompt` (a text, or a list of messages), or `messages` or `conversations` (the turns before the
+assistant's first one are the prompt, so all answers in the output are the model's own), or `text`.
 """
 
 import sys
@@ -21,9 +21,9 @@ from draftstore.hf.requests import Drawing
 from draftstore.options import Shown
 from draftstore.storage.report import ReadReport, RecordProblem
 from draftstore.text.chat import as_messages
-from draftstore.text.records import read_objects, record_id
+from draftstore.text.records import CONVERSATIONS, read_objects, record_id
 
-KEYS = ("prompt", "messages", "text")
+KEYS = ("prompt", *CONVERSATIONS, "text")
 
 
 class ResponseOptions(Drawing):
@@ -32,7 +32,8 @@ class ResponseOptions(Drawing):
     prompts: Annotated[tuple[Path, ...], Shown(metavar="FILE...")] = Field(
         min_length=1,
         description="JSON Lines (.jsonl, .ndjson, .json; compressed: .gz, .zst) with `prompt` (a text or messages), "
-        "`messages` (the turns before the assistant's first are the prompt) or `text`; may be repeated.",
+        "`messages` or `conversations` (the turns before the assistant's first are the prompt), or `text`; may be "
+        "repeated.",
         examples=[["/data/prompts.jsonl.zst"]],
     )
     max_tokens: int = Field(128, ge=1, description="Maximum number of tokens in an answer.")

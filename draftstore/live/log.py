@@ -37,6 +37,7 @@ MODE = 0o600
 LIVE, REST = ".live", ".rest"
 SEGMENT_SECONDS = 3600.0
 """Age at which a segment is closed; a nightly rebuild removes all but the last hour from memory."""
+BEAT_SECONDS = 1.0
 LOGGED_TOKENS = 64
 """Maximum bytes of the log per byte of ids in memory; beyond that, the oldest segments are deleted."""
 _HEAD = struct.Struct(f"<IBBHIId{DIGEST_BYTES}s")
@@ -136,11 +137,10 @@ def is_open(path: Path) -> bool:
     return False
 
 
-def applied(path: Path) -> int:
-    """Return the latest state of take-downs that the process of a segment has applied; 0: none."""
-    return max(
-        (int(r.document.created) for r in _records(path.read_bytes()) if r.kind == _APPLIED), default=0
-    )
+def applied(path: Path) -> tuple[int, int]:
+    """Return the latest state of take-downs that the process of a segment has applied, and its signs of life so far."""
+    states = [int(r.document.created) for r in _records(path.read_bytes()) if r.kind == _APPLIED]
+    return max(states, default=0), len(states)
 
 
 def put_to_rest(folder: Path, held: Callable[[Document], bool]) -> int:
@@ -166,6 +166,7 @@ class Writer:
         """Write to a folder, creating it if necessary; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
+        self._signed = time.monotonic()
         self._file = -1
         self._open()
 
@@ -176,15 +177,20 @@ class Writer:
             b"".join(_encode(each._replace(created=each.created or now), _DOCUMENT) for each in taken)
         )
 
-    def beat(self) -> None:
-        """Show those who wait for this process that it is at work."""
-        os.utime(self._file)
-
     def apply(self, state: int) -> None:
         """Record, unless already done, that memory is free of everything taken down up to a state."""
         if state != self._state:
-            self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
             self._state = state
+            self._sign()
+
+    def beat(self) -> None:
+        """Show those who wait for a state, once per second, that this process is at work on it."""
+        if time.monotonic() - self._signed > BEAT_SECONDS:
+            self._sign()
+
+    def _sign(self) -> None:
+        self._write(_encode(Document(np.empty(0, np.int32), created=float(self._state)), _APPLIED))
+        self._signed = time.monotonic()
 
     def roll(self) -> None:
         """Begin a new segment if the current one is old or large."""

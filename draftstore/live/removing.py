@@ -14,7 +14,7 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError
 from draftstore.live.log import (
@@ -94,9 +94,10 @@ class TakeDowns:
         if not self.answers or not identified(document, tokenizer).alone:
             return False
         ids = document.ids[document.lead :].tolist()
-        ended = _without_ends(ids, tokenizer)
-        inside = not tokenizer.special_ids.isdisjoint(ended)
-        return len(ended) == len(ids) or inside or "\ufffd" in tokenizer.decode(ended)
+        whole = _without_ends(ids, tokenizer)
+        text = tokenizer.decode(whole)
+        told = len(whole) < len(ids) and tokenizer.special_ids.isdisjoint(whole) and "\ufffd" not in text
+        return bool(text.strip()) and not told
 
 
 class Held(NamedTuple):
@@ -185,30 +186,30 @@ def _erase(folder: Path, rules: TakeDowns) -> int:
 
 def _wait(folder: Path, state: int) -> None:
     """Wait until all processes have applied a state of take-downs, as long as they are at work."""
-    seen: dict[Path, tuple[Any, float]] = {}
+    seen: dict[Path, tuple[int, float]] = {}
+    pause = 0.02
     while late := memory_behind(folder, state):
-        for path in late:
-            with suppress(FileNotFoundError):
-                beat = path.stat().st_mtime_ns
-                known, since = seen.setdefault(path, (beat, time.monotonic()))
-                if beat != known:
-                    seen[path] = beat, time.monotonic()
-                elif time.monotonic() - since > SILENT_SECONDS:
-                    raise DraftstoreError(
-                        f"the documents are removed from the live log {folder}, but the process that writes "
-                        f"{path.name} has given no sign of life for {SILENT_SECONDS:g} s and may hold them: stop it, "
-                        "then run `draftstore corpus prove-removed`"
-                    )
-        time.sleep(0.02)
+        for path, signs in late.items():
+            known, since = seen.setdefault(path, (signs, time.monotonic()))
+            if signs != known:
+                seen[path] = signs, time.monotonic()
+            elif time.monotonic() - since > SILENT_SECONDS:
+                raise DraftstoreError(
+                    f"the documents are removed from the live log {folder}, but the process that writes {path.name} "
+                    f"has given no sign of life for {SILENT_SECONDS:g} s and may hold them: stop it, then run "
+                    "`draftstore corpus prove-removed`"
+                )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
 
 
-def memory_behind(folder: Path, state: int) -> list[Path]:
-    """Return the segments of running processes whose memory has not applied a state of take-downs."""
-    behind = []
+def memory_behind(folder: Path, state: int) -> dict[Path, int]:
+    """Return the segments of running processes whose memory has not applied a state, with their signs of life."""
+    behind = {}
     for path in segments(folder, LIVE):
         with suppress(FileNotFoundError):
-            if is_open(path) and applied(path) < state:
-                behind.append(path)
+            if is_open(path) and (found := applied(path))[0] < state:
+                behind[path] = found[1]
     return behind
 
 

@@ -212,7 +212,8 @@ class LiveStore:
     def _forgets(self, document: Document) -> bool:
         """Return True if a document of the log was taken down, and show that this process is at work."""
         assert self._writer is not None
-        self._writer.beat()
+        with self._lock:
+            self._writer.beat()
         return self._refuses(document)
 
     def _read_new(self, present: Sequence[Path]) -> None:
@@ -223,7 +224,8 @@ class LiveStore:
                 with suppress(FileNotFoundError):
                     documents, self._seen[path] = read_since(path, self._seen.get(path, 0))
                     for document in documents:
-                        self._take(self._memory, document)
+                        if not self._refuses(document):
+                            self._take(self._memory, document)
 
     def _read_anew(self, present: Sequence[Path]) -> None:
         """Reload memory from the log, from the newest segment back until it is full."""
@@ -249,20 +251,21 @@ class LiveStore:
                     room -= sum(len(document.ids) for document in found)
         memory = Memory(self._memory.vocab_size, self._tokens)
         for document in sorted(documents, key=lambda document: document.created):
-            self._take(memory, document)
+            if not self._forgets(document):
+                self._take(memory, document)
         with self._lock:
             for document in (*self._unlogged, *(self._unread or ())):
-                self._take(memory, document)
+                if not self._refuses(document):
+                    self._take(memory, document)
             self._memory, self._unread, self._seen = memory, None, seen
             for drafter in self._drafters:
                 drafter.memory = memory
         self._loaded = True
 
     def _take(self, memory: Memory, document: Document) -> None:
-        """Append a document from the log, unless it is invalid or was taken down."""
+        """Append a document from the log, unless it is invalid."""
         with suppress(TokenRangeError):
-            if not self._forgets(document):
-                memory.append(document.ids)
+            memory.append(document.ids)
 
     def _run(self) -> None:
         while not self._stop.wait(FOLLOW_SECONDS):

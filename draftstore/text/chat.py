@@ -27,9 +27,9 @@ DOCUMENT_DATE = datetime(2026, 1, 1)
 def as_messages(value: Sequence[Any], key: str) -> list[Message]:
     """Return a parsed JSON list as a conversation; `key` names it in errors.
 
-    Content is text: that of a list of text parts is joined, null is empty, and beside tool calls it may be absent.
-    Arguments of tool calls that are JSON in a string are parsed, as templates expect them. Turns of ShareGPT, `from`
-    and `value`, become `role` and `content`.
+    Null and empty keys are dropped. Content is text: a list of text parts is joined, null is empty, and beside tool
+    calls it may be absent. Arguments of tool calls that are JSON in a string are parsed, as templates expect them.
+    Turns of ShareGPT, `from` and `value`, become `role` and `content`.
 
     Raises:
         TokenizerError: a message is not an object, or has no role or text.
@@ -40,33 +40,38 @@ def as_messages(value: Sequence[Any], key: str) -> list[Message]:
 def _as_message(message: Any, place: str) -> Message:
     if not isinstance(message, dict):
         raise TokenizerError(f"{place} is {type_name(message)}, expected an object")
-    if "from" in message and "role" not in message:
-        rest = {key: value for key, value in message.items() if key not in ("from", "value")}
-        message = {
-            "role": SHAREGPT.get(message["from"], message["from"]),
-            "content": message.get("value"),
-            **rest,
-        }
-    calls, role = message.get("tool_calls"), message.get("role")
-    if not isinstance(role, str):
-        raise TokenizerError(f"{place} has no text under 'role'")
-    if "content" not in message and not calls:
-        raise TokenizerError(f"{place} has no text under 'content'")
-    found = {**message, "content": text_of(message.get("content"), place)}
-    return (
-        found | {"tool_calls": [_parsed_call(call) for call in calls]} if isinstance(calls, list) else found
-    )
+    given = {name: value for name, value in message.items() if value not in (None, "", [])}
+    sharegpt = "from" in given and "role" not in given
+    names = ("from", "value") if sharegpt else ("role", "content")
+    role, content, calls = given.pop(names[0], None), given.pop(names[1], None), given.get("tool_calls")
+    try:
+        content = text_of(content)
+    except ValueError as error:
+        raise TokenizerError(f"{place}: {error}") from None
+    known = {
+        names[0]: isinstance(role, str),
+        names[1]: isinstance(content, str) and (names[1] in message or calls),
+    }
+    for name in names:
+        if not known[name]:
+            raise TokenizerError(f"{place} has no text under {name!r}")
+    if isinstance(calls, list):
+        given["tool_calls"] = [_parsed_call(call) for call in calls]
+    return {"role": SHAREGPT.get(role, role) if sharegpt else role, "content": content, **given}
 
 
-def text_of(content: Any, place: str) -> str:
-    """Return the text of a turn's content: text, null, or a list of text parts; TokenizerError for anything else."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
+def text_of(content: Any) -> Any:
+    """Return a turn's content as text: null is empty, text parts are joined; anything but a list or null stays.
+
+    Raises:
+        ValueError: a part is not text.
+    """
+    if not isinstance(content, list):
+        return "" if content is None else content
+    for part in content:
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise TokenizerError(f"{place} has content that is not text: {str(part)[:80]}")
-    return "".join(part["text"] for part in parts)
+            raise ValueError(f"this model reads only text, not {str(part)[:80]}")
+    return "".join(part["text"] for part in content)
 
 
 def _parsed_call(call: Any) -> Any:

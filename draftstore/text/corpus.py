@@ -53,8 +53,8 @@ def read_files(
 ) -> Iterator[Document]:
     """Stream the documents of files, opened by `read`.
 
-    A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
-    under `column`): a list of objects with `role` and `content`, which `render` turns into text.
+    A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages`,
+    `conversations` or `column`: a list of turns (`chat.as_messages`), which `render` turns into text.
     """
     for file in files:
         before = report.documents

@@ -22,6 +22,7 @@ IDENTITY = 2
 """Version of the digests; in version 1, a document was known by its rendered text."""
 QUESTIONERS = frozenset({"", "developer", "function", "human", "system", "tool", "user"})
 """Roles whose turns are not answers."""
+JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
 
 
 class Identity(NamedTuple):
@@ -35,37 +36,40 @@ class Identity(NamedTuple):
 
 def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
     """Return the digests of a plain text, or of a conversation as `as_messages` returns it."""
-    if isinstance(content, str):
-        document, text = (
-            _hasher(b"document", _line({"content": content})),
-            _hasher(b"text", _encoded(content)),
-        )
-        return Identity(document.digest(), text.digest() if content.strip() else None)
-    document, text = _hasher(b"document"), _hasher(b"text")
-    blank, answer, beginnings = True, "", list[bytes]()
-    for place, message in enumerate(content, 1):
-        said = _said(message)
-        document.update(_line({key: message.get(key) for key in ("role", "content", "tool_calls")}))
-        text.update(_encoded("\n" * (place > 1) + said))
-        blank &= not said.strip()
-        if message.get("role", "") in QUESTIONERS:
+    turns = [{"content": content}] if isinstance(content, str) else content
+    document, text, blank = _hasher(b"document"), _hasher(b"text"), True
+    answer, beginnings = "", list[bytes]()
+    for place, message in enumerate(turns, 1):
+        role, content, calls = message.get("role", ""), message.get("content") or "", _calls_of(message)
+        said = f"{content}\n{calls}" if content and calls else content or calls
+        document.update(_turn(role, content, calls))
+        text.update(_encoded(said if place == 1 else "\n" + said))
+        blank = blank and _is_blank(said)
+        if role in QUESTIONERS:
             continue
         answer = said
-        if place < len(content):
-            beginnings += [document.digest()] if blank else [document.digest(), text.digest()]
-    last = answer_digest(answer) if answer.strip() else None
+        if place < len(turns) and not blank:
+            beginnings += [document.digest(), text.digest()]
+    last = None if _is_blank(answer) else answer_digest(answer)
     return Identity(document.digest(), None if blank else text.digest(), last, tuple(beginnings))
 
 
 def answer_digest(text: str) -> bytes:
     """Return the digest of an answer as a document of its own, whatever white space surrounds it."""
-    return identify(text.strip()).document
+    digest: bytes = _hasher(b"document", _turn("", text.strip(), "")).digest()
+    return digest
 
 
-def _said(message: Mapping[str, Any]) -> str:
-    """Return the text of a turn: its content, then its tool calls as JSON."""
-    calls = _pruned(message.get("tool_calls"))
-    return "\n".join(filter(None, (message.get("content"), _json(calls) if calls else "")))
+def _turn(role: str, content: str, calls: str) -> bytes:
+    """Return a turn as it is hashed: the lengths in UTF-8 of role, content and tool calls, then these."""
+    parts = _encoded(role), _encoded(content), _encoded(calls)
+    return b"%d %d %d\n" % (len(parts[0]), len(parts[1]), len(parts[2])) + b"".join(parts)
+
+
+def _calls_of(message: Mapping[str, Any]) -> str:
+    """Return the tool calls of a turn as JSON, always the same for the same calls; without any, nothing."""
+    calls = _pruned(message["tool_calls"]) if message.get("tool_calls") else None
+    return JSON.encode(calls) if calls else ""
 
 
 def _pruned(value: Any) -> Any:
@@ -76,13 +80,8 @@ def _pruned(value: Any) -> Any:
     return [_pruned(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _json(value: Any) -> str:
-    """Return a JSON value on one line, always the same for the same value."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
-
-
-def _line(turn: Mapping[str, Any]) -> bytes:
-    return _encoded(_json(_pruned(turn)) + "\n")
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
 
 
 def _encoded(text: str) -> bytes:

@@ -109,7 +109,7 @@ def kind_of_file(path: Path) -> str:
 
 
 def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Stream the documents of one file; their text is under `column`, or `render`ed from `messages` or `conversations`.
+    """Stream the documents of one file: texts under `column`, or conversations that `render` turns into text.
 
     Raises:
         CorpusError: a Parquet file lacks the column.
@@ -209,9 +209,17 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
             batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, row in enumerate(rows, start=1):
-                yield number, row
+                yield number, _without_nulls(row)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         yield number + 1, _broken_off(f"{file.path}:row {number + 1}", error)
+
+
+def _without_nulls(value: Any, depth: int = 0) -> Any:
+    """Return a row without the null keys that structs add within messages; their own are left to `as_messages`."""
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if item is not None or depth < 2}
+        return {key: _without_nulls(item, depth + 1) for key, item in kept.items()}
+    return [_without_nulls(item, depth) for item in value] if isinstance(value, list) else value
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:

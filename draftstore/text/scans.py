@@ -12,8 +12,8 @@
     first_seen   i64, unix seconds of the first of the consecutive scans that found the document
     refused      bool, whether it contains a text that no document may contain
 
-There is a row for every document with text, in the order of reading, including duplicates: one may outlive the other.
-The texts themselves are not stored.
+There is a row for every document with text, in the order of sources and of reading, including duplicates: one may
+outlive the other. The texts themselves are not stored.
 """
 
 import dataclasses

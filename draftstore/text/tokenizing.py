@@ -48,9 +48,9 @@ SHARDS = "tokens"
 REPORT = "report.json"
 
 CORPUS = (
-    "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text` or "
-    "`messages`; text and source files; all but .parquet also compressed (.gz, .zst). In a folder, the uncompressed "
-    "text and source files are read, or those that match `glob`."
+    "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text`, `messages` "
+    "or `conversations`; text and source files; all but .parquet also compressed (.gz, .zst). In a folder, the "
+    "uncompressed text and source files are read, or those that match `glob`."
 )
 
 
@@ -76,7 +76,7 @@ class ReadOptions(Options):
     column: str = Field(
         "text",
         min_length=1,
-        description="Key or column of the text in a record; conversations under `messages` are read, too.",
+        description="Key or column of the text in a record; else `messages` or `conversations` are read.",
         examples=["text", "content"],
     )
     glob: Annotated[tuple[str, ...], Shown(unset="text and source", metavar="PATTERN...")] = Field(

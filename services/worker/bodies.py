@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from draftstore.options import worded
-from draftstore.text.chat import Message
+from draftstore.text.chat import Message, text_of
 from draftstore.trees.frontier import MAX_BUDGET
 from services.worker.problems import ApiError
 
@@ -23,16 +23,6 @@ def _as_stops(value: Any) -> Any:
 def _as_prompts(value: Any) -> Any:
     """Return prompts, each a text or a list of ids."""
     return value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
-
-
-def _as_text(value: Any) -> Any:
-    """Return the content of a message, possibly given in parts, as text."""
-    if not isinstance(value, list):
-        return "" if value is None else value
-    for part in value:
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise ValueError(f"this model reads only text, not {str(part)[:80]}")
-    return "".join(part["text"] for part in value)
 
 
 def _as_calls(value: Any) -> Any:
@@ -57,7 +47,7 @@ Limit = Count | Literal[-1]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-Text = Annotated[str, BeforeValidator(_as_text)]
+Text = Annotated[str, BeforeValidator(text_of)]
 Prompt: TypeAlias = str | list[int]
 
 

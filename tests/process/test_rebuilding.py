@@ -15,7 +15,6 @@ from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
 from draftstore.stores.rest import updating
 from draftstore.text.digests import digest_keys, stack_digests
-from tests.reference import plain_digest
 from draftstore.text.records import Document
 from draftstore.text.scans import documents_of
 from pipelines import rebuilding, releasing, steps
@@ -31,6 +30,7 @@ from schema.collections.removal_files import collection_folder
 from schema.db.database import make_engine
 from schema.db.home import HOME_VARIABLE
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
+from tests.reference import plain_digest
 from tests.unit.hf.test_loading import model_folder
 
 __all__ = ["model_folder"]  # a fixture

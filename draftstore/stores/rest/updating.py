@@ -98,13 +98,11 @@ def update_rest(
 
     Raises:
         BuildError: a document is neither in `base` nor in `added`, or see `build_store`.
-        StoreError: the base cannot be opened, or does not list its documents.
+        StoreError: the base cannot be opened, does not list its documents, or has other digests or ids for them.
         TokenizerError: the base was built with another tokenizer.
     """
     threads = workers or os.cpu_count() or 1
-    segments = (
-        [] if base is None else _segments_of(RestStore.open(base, tokenizer.identity), contents.digests)
-    )
+    segments = [] if base is None else _segments_of(_open_base(base, tokenizer), contents.digests)
     _require_all(contents, [old.digests for old in segments], added)
     plan = contents.plan(tokenizer)
 
@@ -127,6 +125,16 @@ def update_rest(
         return ReadReport(counts["documents"])
 
     return build_store(out, plan, contents.name, False, fill, sources=lambda: contents.sources)
+
+
+def _open_base(path: Path, tokenizer: TextTokenizer) -> RestStore:
+    """Open a store whose documents would get the same digests and ids today."""
+    store = RestStore.open(path, tokenizer.identity)
+    made = store.manifest.parameters.get("plan", {})
+    for key, value in made_with(tokenizer).items():
+        if made.get(key) != value:
+            raise StoreError(f"{path} was built with another {key}: its documents are tokenized again")
+    return store
 
 
 def read_documents(store: RestStore) -> NDArray[np.uint8]:

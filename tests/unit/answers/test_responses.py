@@ -129,6 +129,7 @@ def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: P
         {"id": "a", "prompt": "The quick"},
         {"id": "b", "prompt": turns},
         {"id": "c", "messages": [*turns, {"role": "user", "content": "more"}]},
+        {"id": "d", "conversations": [{"from": "human", "value": "ha"}, {"from": "gpt", "value": "ho"}]},
         {"id": 7, "text": "The lazy"},
     )
     loaded = load_model(chat_folder, dtype="float64", device="cpu")
@@ -139,6 +140,7 @@ def test_questions_are_asked_in_the_chat_template(chat_folder: Path, tmp_path: P
         "a": [{"role": "user", "content": "The quick"}],
         "b": turns,
         "c": turns[:1],
+        "d": [{"role": "user", "content": "ha"}],
         "7": [{"role": "user", "content": "The lazy"}],
     }
     assert {record["id"]: record["prompt"] for record in records} == expected
@@ -200,7 +202,7 @@ def test_what_cannot_be_answered_is_counted(model_folder: Path, tmp_path: Path) 
     assert [record["prompt"] for record in read_records(made.path)] == ["The quick", "The lazy"]
     assert (counts["bad_records"], counts["repeated"], counts["too_long"]) == (7, 1, 1)
     assert [problem.reason for problem in made.problems][1:5] == [
-        "has none of 'prompt', 'messages', 'text'",
+        "has none of 'prompt', 'messages', 'conversations', 'text'",
         "'prompt' is an int, expected text or a list of messages",
         "'prompt' holds no question",
         "'messages' holds no question",

@@ -17,23 +17,24 @@ from hypothesis import strategies as st
 
 from draftstore.live import log
 from draftstore.live.log import LIVE, REST, Document, Vocabulary, Writer
-from draftstore.live.removing import answer_text, still_held, take_down
+from draftstore.live.removing import Held, TakeDowns, answer_text, still_held, take_down
 from draftstore.live.store import LiveStore
 from draftstore.live.texts import adopt
-from draftstore.text.digests import text_digest
+from draftstore.text.digests import answer_digest, identify
 from draftstore.text.fragments import Fragment
 from draftstore.text.tokenizer import TextTokenizer
 from tests.fakes.waiting import until
 
 TOKENS = 10_000
 documents = st.builds(
-    lambda ids, lead, elsewhere: Document(np.array(ids, np.int32), min(lead, len(ids)), elsewhere, 7.0),
-    st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 8), st.booleans(),
-)  # fmt: skip
+    lambda ids, lead, digest, alone: Document(np.array(ids, np.int32), min(lead, len(ids)), digest, alone, 7.0),
+    st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 8), st.binary(min_size=16, max_size=16),
+    st.booleans(),
+) | st.builds(lambda ids: Document(np.array(ids, np.int32)), st.lists(st.integers(0, 70_000), max_size=3))  # fmt: skip
 
 
-def plain(found: Any) -> list[tuple[list[int], int, bool]]:
-    return [(each.ids.tolist(), each.lead, each.elsewhere) for each in found]
+def plain(found: Any) -> list[tuple[list[int], int, bytes, bool]]:
+    return [(each.ids.tolist(), each.lead, each.digest, each.alone) for each in found]
 
 
 def ids(*numbers: int) -> Document:
@@ -52,7 +53,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 
 @given(st.lists(documents, max_size=6), st.data())
-def test_a_cut_costs_what_was_not_whole_and_damage_its_own_record(
+def test_a_cut_costs_what_was_not_whole_and_a_flipped_bit_its_own_record(
     written: list[Document], data: st.DataObject
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -68,12 +69,16 @@ def test_a_cut_costs_what_was_not_whole_and_damage_its_own_record(
         assert (plain(found), position) == (plain(written[:there]), ends[there])
         writer.path.write_bytes(whole)
         assert plain(log.read_since(writer.path, position)[0]) == plain(written[there:])
-        for number, document in enumerate(written):
-            at = ends[number + 1] - 1 if len(document.ids) else ends[number]  # ids, or the checksum
-            writer.path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert log.damage(writer.path) == 0
+        for number in range(len(written)):
+            at = data.draw(st.integers(ends[number], ends[number + 1] - 1))
+            writer.path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
             left = [other for place, other in enumerate(written) if place != number]
             assert plain(other for _, other in log.documents(writer.path)) == plain(left)
-        writer.close()
+            last = number + 1 == len(written)  # of an open segment: it may be incomplete
+            assert log.damage(writer.path) == (0 if last else ends[number + 1] - ends[number])
+        os.close(writer._file)
+        assert log.damage(writer.path) == (ends[-1] - ends[-2] if written else 0)
 
 
 def test_what_is_erased_goes_in_place_while_others_are_appended(writer: Writer) -> None:
@@ -131,7 +136,7 @@ def test_every_segment_says_which_take_downs_its_process_has_applied(
         before = writer.path
         writer.roll()
         assert writer.path != before
-        assert [log.applied(before), log.applied(writer.path)] == [state, state]
+        assert [log.applied(path)[0] for path in (before, writer.path)] == [state, state]
 
 
 def test_a_full_disk_costs_the_log_and_not_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +183,9 @@ from draftstore.live.removing import tokenizer_of
 store, tokenizer = LiveStore(10_000, Path(sys.argv[1])), tokenizer_of(Path(sys.argv[1]))
 store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
 for line in sys.stdin:
-    store.append([Document.of(np.array([5, 6]), tokenizer.encode(line[:-1], bos=False))])
+    text, _, digest = line[:-1].partition("|")
+    ids = tokenizer.encode(text, bos=False)
+    store.append([Document.of(np.array([5, 6]), ids, bytes.fromhex(digest))])
     print(len(store), store.refused, flush=True)
 """
 
@@ -202,24 +209,42 @@ def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_app
 
         follower = LiveStore(TOKENS, folder)
         try:
-            sizes = [say(text)[0] for text in ("a harmless answer", "the number of jane is 42", "forget me")]
-            until(lambda: len(follower) == sizes[2])
-            digest, fragment = text_digest("forget me").hex(), Fragment.of("jane is 42")
-            assert still_held(folder, [digest], [fragment]) == (2, 2)
-            assert take_down(folder, [digest], [fragment]) == 2
-            assert still_held(folder, [], []) == (0, 0)
+            talk = identify(
+                [{"role": "user", "content": "?"}, {"role": "assistant", "content": "forget me, too"}]
+            )
+            texts = (
+                "a harmless answer",
+                "the number of jane is 42",
+                "forget me",
+                f"forget me, too|{talk.document.hex()}",
+            )
+            sizes = [say(text)[0] for text in texts]
+            until(lambda: len(follower) == sizes[-1])
+            rules = TakeDowns(
+                documents=frozenset([talk.document.hex()]),
+                answers=frozenset([answer_digest(" forget me\n").hex()]),
+                containing=(Fragment.of("Jane IS 42", ignore_case=True),),
+            )
+            held = Held(str(folder))
+            assert still_held(folder, rules) == held._replace(log=3, unclear=1)
+            assert take_down(folder, rules) == 3
+            assert still_held(folder, rules) == held._replace(unclear=1)
             assert len(follower) == sizes[0]
             assert say("forget me") == (sizes[0], 1)
             assert say("so jane is 42 is it") == (sizes[0], 2)
+            assert say(f"forget me, too, ended otherwise|{talk.document.hex()}") == (sizes[0], 3)
+            size, _ = say(f"forget me, too|{identify('of another conversation').document.hex()}")
             size, _ = say("well")
             until(lambda: len(follower) == size)
-            assert take_down(folder, [digest], []) == 0  # nothing new
+            assert take_down(folder, rules) == 0  # nothing new
             (path,) = (path for path in log.segments(folder) if read(path))
             found = [answer_text(each, small_tokenizer) for _, each in log.documents(path)]
-            assert found == ["a harmless answer", "well"]
+            assert found == ["a harmless answer", "forget me, too", "well"]
             stuck = Writer(folder, TOKENS)  # a process that does not follow
-            assert still_held(folder, [], []) == (0, 1)
+            assert still_held(folder, rules) == held._replace(memory=1, unclear=2)
             stuck.close()
+            assert take_down(folder, TakeDowns()) == 0
+            assert say("forget me")[1] == 3, "taken back"
         finally:
             given.close()
             follower.close()
@@ -232,8 +257,8 @@ def test_a_take_down_does_not_wait_for_a_process_that_has_taken_nothing_yet(
     adopt(folder, small_tokenizer)
     store = LiveStore(TOKENS, folder)
     try:
-        assert take_down(folder, [], [Fragment.of("forget me")]) == 0
-        assert still_held(folder, [], []) == (0, 0)
+        assert take_down(folder, TakeDowns(containing=(Fragment.of("forget me"),))) == 0
+        assert still_held(folder, TakeDowns()) == Held(str(folder))
         store.agree(Vocabulary(small_tokenizer.vocab_size, small_tokenizer.fingerprint))
         store.append([Document(small_tokenizer.encode("please forget me", bos=False))])
         assert (len(store), store.refused) == (0, 1)

@@ -12,7 +12,6 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
-from tests.reference import plain_digest
 from draftstore.text.scans import documents_of
 from schema.catalogue.builds import CatalogueError, add_build
 from schema.cli.corpora import corpus
@@ -21,6 +20,7 @@ from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
 from schema.collections.removal_files import collection_folder
 from schema.models import Release
+from tests.reference import plain_digest
 
 
 @pytest.fixture(autouse=True)

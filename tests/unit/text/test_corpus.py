@@ -13,6 +13,7 @@ from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.report import LINKS, ReadReport
 from draftstore.text.chat import Message
 from draftstore.text.corpus import corpus_fingerprint, find_files, read_corpus
+from draftstore.text.digests import identify
 from draftstore.text.records import Document, read_json_records
 
 
@@ -66,6 +67,54 @@ def test_conversations_are_rendered(tmp_path: Path) -> None:
     assert report.empty_documents == 1
 
 
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+WRITTEN = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+ASKED, SUNNY = {"role": "user", "content": "weather?"}, {"role": "tool", "content": "sunny"}
+FORMS: dict[str, list[Any]] = {
+    "null": [ASKED, {"role": "assistant", "content": None, "tool_calls": [WRITTEN]}, SUNNY],
+    "absent": [ASKED, {"role": "assistant", "tool_calls": [CALL], "refusal": None, "audio": []}, SUNNY],
+    "parts": [
+        {"role": "user", "content": [{"type": "text", "text": "wea"}, {"type": "text", "text": "ther?"}]},
+        {"role": "assistant", "content": [], "tool_calls": [CALL]},
+        {"role": "tool", "content": [{"type": "text", "text": "sunny"}]},
+    ],
+    "ShareGPT": [
+        {"from": "human", "value": "weather?"},
+        {"from": "gpt", "value": "", "tool_calls": [CALL]},
+        {"from": "observation", "value": "sunny"},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["lines", "parquet"])
+def test_turns_may_lack_text_have_parts_or_be_of_sharegpt(tmp_path: Path, form: str, kind: str) -> None:
+    key, given = "conversations" if form == "ShareGPT" else "messages", []
+
+    def keep(messages: Sequence[Message]) -> str:
+        given.append(messages)
+        return render(messages)
+
+    if kind == "lines":
+        path = write(tmp_path / "c.jsonl", lines({key: FORMS[form]}))
+    else:
+        path = write_parquet(tmp_path / "c.parquet", {key: [FORMS[form]]})
+    [document] = read_corpus([path], render=keep, report=ReadReport())
+    assert given == [[ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}, SUNNY]]
+    assert document.identity == identify(given[0])
+
+
+def test_struct_columns_fill_what_other_calls_and_turns_lack(tmp_path: Path) -> None:
+    other = {"function": {"name": "time", "arguments": {"zone": "CET"}}}
+    turns = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL, other]}, SUNNY]
+    parquet = write_parquet(tmp_path / "c.parquet", {"id": ["1"], "messages": [turns]})
+    plain = write(tmp_path / "c.jsonl", lines({"id": "1", "messages": turns}))
+    seen: list[Any] = []
+    for path in (parquet, plain):
+        list(read_corpus([path], render=lambda messages: seen.append(messages) or "x", report=ReadReport()))
+    assert seen[0] == seen[1]
+
+
 def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", lines({"content": "yes", "text": "no"}, {"text": "no"}))
     documents, report = read(path, column="content")
@@ -84,6 +133,15 @@ BAD_LINES = [
     (b'{"messages": {"role": "user"}}', "'messages' is a dict"),
     (b'{"messages": ["hi"]}', r"messages\[0\] is a str"),
     (b'{"messages": [{"role": "user"}]}', r"messages\[0\] has no text under 'content'"),
+    (b'{"messages": [{"role": "user", "text": "hi"}]}', r"messages\[0\] has no text under 'content'"),
+    (b'{"messages": [{"role": "user", "content": 1}]}', r"messages\[0\] has no text under 'content'"),
+    (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "only text, not .*image_url"),
+    (b'{"messages": [{"content": "hi"}]}', r"messages\[0\] has no text under 'role'"),
+    (
+        b'{"conversations": [{"from": ["human"], "value": "hi"}]}',
+        r"conversations\[0\] has no text under 'from'",
+    ),
+    (b'{"conversations": [{"from": "human"}]}', r"conversations\[0\] has no text under 'value'"),
     (b'{"text": "\xff"}', "utf-8"),
     (b'{"text": "\\ud800"}', "surrogate"),
     (b'{"a":' * 100_000, "recursion"),

@@ -1,21 +1,39 @@
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import CorpusError
-from draftstore.text.fragments import Fragment
+from draftstore.text import fragments
+from draftstore.text.fragments import Fragment, found_in
 
-LETTERS = st.text("ab\0é😀", max_size=12)
+LETTERS = "aAb\0éÉßS😀\ud800İ"
 
 
-@given(text=LETTERS, fragment=st.text("ab\0é😀", min_size=1, max_size=4))
-def test_a_fragment_is_found_where_the_text_contains_it(text: str, fragment: str) -> None:
-    assert Fragment.of(fragment).occurs_in(text) == (fragment in text)
+@given(
+    text=st.text(LETTERS, max_size=40),
+    wanted=st.lists(st.tuples(st.text(LETTERS, min_size=1, max_size=9), st.booleans()), max_size=5),
+    window=st.integers(1, 20),
+)
+def test_fragments_are_found_where_the_text_contains_one(
+    text: str, wanted: list[tuple[str, bool]], window: int
+) -> None:
+    expected = any(
+        part.casefold() in text.casefold() if ignore_case else part in text for part, ignore_case in wanted
+    )
+    with patch.object(fragments, "WINDOW", window):
+        found = found_in([Fragment.of(part, ignore_case=ignore_case) for part, ignore_case in wanted], text)
+    assert found == expected
+
+
+def test_a_fragment_is_found_at_any_place_of_a_long_text() -> None:
+    long, fragment = "x" * 200_000, Fragment.of("x" * 70_000 + "y")
+    assert [found_in([fragment], text) for text in (long, long + "y", "y" + long)] == [False, True, False]
 
 
 def test_nothing_of_the_text_is_kept() -> None:
     assert "secret" not in repr(Fragment.of("a secret name"))
-    assert Fragment.of("a").key != Fragment.of("b").key
 
 
 def test_an_empty_text_is_refused() -> None:

@@ -16,10 +16,10 @@ from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS
 from draftstore.text.digests import stack_digests
-from tests.reference import plain_digest
 from draftstore.text.fragments import Fragment
 from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
 from draftstore.text.sources import Source, log_files
+from tests.reference import plain_digest
 
 
 def write(path: Path, *texts: str) -> Path:
@@ -185,12 +185,15 @@ class TestLogs:
         source = Source(1, str(path), log=True)
         assert texts_of(scan_sources([source], tmp_path / "scan", now=1)) == ["live"]
         scan = scan_sources([source], tmp_path / "scan", now=2)
-        assert [(row[0], row[5]) for row in rows(scan)] == [(plain_digest("live"), 1), (plain_digest("new"), 2)]
+        assert [(row[0], row[5]) for row in rows(scan)] == [
+            (plain_digest("live"), 1),
+            (plain_digest("new"), 2),
+        ]
 
 
 @pytest.mark.parametrize("metadata", [{}, {METADATA: "[]"}])
 def test_a_damaged_scan_is_refused(tmp_path: Path, metadata: dict[str, str]) -> None:
-    row = (bytes(16), "a", 1, 1, False, 1, 0, 1)  # of a file that nobody names
+    row = (bytes(16), None, None, [], "a", 1, 1, False, 1, 0, 1)  # of a file that nobody names
     pl.DataFrame([row], COLUMNS, orient="row").write_parquet(tmp_path / "scan", metadata=metadata)
     with pytest.raises(CorpusError, match=r"cannot be read .*remove it"):
         scan_sources([], tmp_path / "scan")

@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftstore.decoding.conversation import encode_conversation
 from draftstore.errors import TokenizerError
+from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 ALPHABET = st.characters(exclude_categories=["Cs"])
@@ -152,6 +155,17 @@ def test_the_template_sees_what_transformers_gives_it(small_tokenizer: TextToken
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
     tokenizer = load_tokenizer(edit(small_tokenizer, tmp_path / "t", config, template))
     assert tokenizer.render_chat(CHAT, True) == '<s>{"a": "<é>"}4True</s>True'
+
+
+def test_documents_are_rendered_on_a_fixed_date_and_requests_on_the_day(
+    small_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    template = "{{ strftime_now('%Y-%m-%d') }}"
+    tokenizer = load_tokenizer(edit(small_tokenizer, tmp_path / "t", {"add_bos_token": False}, template))
+    before = date.today()
+    found = tokenizer.decode(encode_conversation(tokenizer, CHAT))
+    assert found in (str(before), str(date.today()))
+    assert tokenizer.render_document(CHAT) == str(DOCUMENT_DATE.date()) != found
 
 
 def test_the_template_has_a_fingerprint_of_its_own(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Token shards as a store, and builds that use them instead of rereading the texts."""
 
+import json
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ from draftstore.errors import BuildError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text import tokenizing
 from draftstore.text.corpus import read_corpus
 from draftstore.text.records import Document
-from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CorpusOptions, Gathered, build_tokens
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizing import CorpusOptions, Gathered, TextBuild, build_tokens
 from draftstore.text.tokens import open_shards
 from tests.conftest import write_texts
 from tests.unit.stores.rest.test_build import contents, names, no_space
@@ -88,19 +91,63 @@ def test_gathered_documents_give_the_shards_of_their_files(
     assert taken.manifest.counts["documents"] == 30
 
 
-@pytest.mark.parametrize("change", ["corpus", "column", "tokens"])
+def changed(tokenizer: TextTokenizer, change: str, folder: Path, patch: pytest.MonkeyPatch) -> TextTokenizer:
+    """Return a tokenizer with another template, or change what else documents are made with."""
+    if change == "identity":
+        patch.setattr(tokenizing, "IDENTITY", 99)
+    elif change == "date":
+        patch.setattr(tokenizing, "DOCUMENT_DATE", datetime(2000, 1, 1))
+    elif change == "template":
+        folder.mkdir()
+        tokenizer.save(folder)
+        (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        return load_tokenizer(folder)
+    return tokenizer
+
+
+MADE_WITH = ["template", "identity", "date"]
+
+
+@pytest.mark.parametrize("change", MADE_WITH)
+def test_a_build_made_with_something_else_resumes_and_reuses_nothing(
+    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text(json.dumps({"messages": chat}) + "\n")
+    options = CorpusOptions(corpus=(corpus,), name="small")
+    store = build_tokens(options, small_tokenizer, tmp_path / "tokens")
+    TextBuild(options, small_tokenizer, {"kind": "rest"}).fill(tmp_path)
+    tokenizer = changed(small_tokenizer, change, tmp_path / "other", monkeypatch)
+    calls: list[int] = []
+    build = TextBuild(
+        options, tokenizer, {"kind": "rest"}, on_progress=lambda documents, *_: calls.append(documents)
+    )
+    [(tokens, _)] = build.fill(tmp_path).arrays()
+    assert calls == [0, 1]
+    assert tokenizer.decode(tokens) == ("hi" if change == "template" else "USER: hi ASSISTANT: hello")
+    with pytest.raises(BuildError, match="is another build"):
+        build_tokens(options, tokenizer, store.path)
+
+
+@pytest.mark.parametrize("change", ["corpus", "column", "tokens", *MADE_WITH])
 def test_shards_of_something_else_are_refused(
-    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, change: str
+    options: RestOptions,
+    small_tokenizer: TextTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
 ) -> None:
     tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
-    other = options
+    other, tokenizer = options, changed(small_tokenizer, change, tmp_path / "other", monkeypatch)
     if change == "corpus":
         other = options.changed(corpus=(write_texts(tmp_path / "d.jsonl", 3, seed=5),))
     elif change == "column":
         other = options.changed(column="body")
-    else:
+    elif change == "tokens":
         tokens = build_rest(options, small_tokenizer, tmp_path / "rest", workers=1).path
     expected = StoreError if change == "tokens" else BuildError
-    with pytest.raises(expected, match="kind 'rest'" if change == "tokens" else "differ in inputs"):
-        build_rest(other, small_tokenizer, tmp_path / "taken", workers=1, tokens=tokens)
+    differs = f"differ in {change if change in MADE_WITH else 'inputs'} from"
+    with pytest.raises(expected, match="kind 'rest'" if change == "tokens" else differs):
+        build_rest(other, tokenizer, tmp_path / "taken", workers=1, tokens=tokens)
     assert not (tmp_path / "taken").exists()

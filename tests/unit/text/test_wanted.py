@@ -1,32 +1,70 @@
 """The wanted documents of a scan, against a slow and obvious oracle."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.text.digests import stack_digests
-from tests.reference import plain_digest
 from draftstore.text.scans import COLUMNS, Scan
 from draftstore.text.wanted import Cap, Removal, removed_rows, wanted_digests
+from tests.reference import identity_of
 
 Row = tuple[str, int, str, int, bool]
-"""Text, source, id, first seen, refused."""
+"""Name of its content, source, id, first seen, refused."""
+
+ASKED, ANSWERED = {"role": "user", "content": "a"}, {"role": "assistant", "content": "bb"}
+CONTENTS: dict[str, Any] = {
+    "a": "a",
+    "bb": "bb",
+    "a, then bb": "a\nbb",
+    "blank": " ",
+    "asked": [ASKED, ANSWERED],
+    "other roles": [ANSWERED | {"content": "a"}, ASKED | {"content": "bb"}],
+    "no more": [ASKED, ANSWERED, {"role": "user", "content": "ccc"}],
+    "longer": [ASKED, ANSWERED, {"role": "user", "content": "ccc"}, {"role": "assistant", "content": ""}],
+    "empty answer": [{"role": "assistant", "content": ""}, ASKED],
+}
+IDENTITIES = {name: identity_of(content) for name, content in CONTENTS.items()}
+SIZES = {name: place + 1 for place, name in enumerate(CONTENTS)}
 
 
 def scan_of(rows: Sequence[Row]) -> Scan:
+    identities = [IDENTITIES[row[0]] for row in rows]
     columns = {
-        "digest": [plain_digest(row[0]) for row in rows],
+        "digest": [identity[0] for identity in identities],
+        "text": [identity[1] for identity in identities],
+        "answer": [identity[2] for identity in identities],
+        "beginnings": [list(identity[3]) for identity in identities],
         "id": [row[2] for row in rows],
-        "characters": [len(row[0]) for row in rows],
-        "bytes": [len(row[0]) for row in rows],
+        "characters": [SIZES[row[0]] for row in rows],
+        "bytes": [SIZES[row[0]] for row in rows],
         "refused": [row[4] for row in rows],
         "source": [row[1] for row in rows],
         "file": [0] * len(rows),
         "first_seen": [row[3] for row in rows],
     }
     return Scan((), (), pl.DataFrame(columns, COLUMNS))
+
+
+def removed(rows: Sequence[Row], removals: Sequence[Removal]) -> set[str]:
+    """Return the names of removed contents: same document, same text, or a beginning that is one of these."""
+    gone = {digest for name, _, _, _, refused in rows if refused for digest in IDENTITIES[name][:2]}
+    for removal in removals:
+        gone |= {bytes(digest) for digest in removal.digests}
+        for name, source, identifier, seen, _ in rows:
+            ruled = removal.source is not None or removal.before is not None
+            ruled = ruled and removal.source in (None, source)
+            ruled = ruled and (removal.before is None or seen < removal.before)
+            if identifier == removal.document or ruled:
+                gone |= set(IDENTITIES[name][:2])
+    return {
+        name
+        for name, (document, text, _, beginnings) in IDENTITIES.items()
+        if gone & ({document, text, *beginnings} - {None})
+    }
 
 
 def oracle(
@@ -36,16 +74,7 @@ def oracle(
     retention: dict[int, float],
     caps: dict[int, Cap],
 ) -> list[str]:
-    gone = set()
-    for removal in removals:
-        digests = {bytes(digest) for digest in removal.digests}
-        for text, source, name, seen, refused in rows:
-            ruled = removal.source is not None or removal.before is not None
-            ruled = ruled and removal.source in (None, source)
-            ruled = ruled and (removal.before is None or seen < removal.before)
-            if refused or plain_digest(text) in digests or name == removal.document or ruled:
-                gone.add(text)
-    gone |= {row[0] for row in rows if row[4]}
+    gone = removed(rows, removals)
     wanted = []
     for number in sorted({row[1] for row in rows}):
         texts: dict[str, int] = {}
@@ -58,10 +87,10 @@ def oracle(
             out_first = sorted(
                 texts.items(),
                 key=lambda item: (
-                    (rows[item[1]][3], item[1]) if cap.first_out == "oldest" else (-len(item[0]), item[1])
+                    (rows[item[1]][3], item[1]) if cap.first_out == "oldest" else (-SIZES[item[0]], item[1])
                 ),
             )
-            while sum(len(text) for text, _ in out_first) > cap.bytes:
+            while sum(SIZES[text] for text, _ in out_first) > cap.bytes:
                 out_first.pop(0)
             texts = dict(out_first)
         wanted += list(texts.items())
@@ -71,37 +100,44 @@ def oracle(
     return sorted(first, key=lambda text: first[text])
 
 
-TEXTS = st.sampled_from(["a", "bb", "ccc", "dddd", "eeeee"])
+NAMES = st.sampled_from(list(CONTENTS))
 SOURCES = st.integers(1, 3)
+DIGESTS = st.sampled_from([digest for known in IDENTITIES.values() for digest in known[:2] if digest])
 
 
 @given(data=st.data())
 def test_wanted_is_what_the_oracle_says(data: st.DataObject) -> None:
-    seen = {text: data.draw(st.integers(0, 9)) for text in ["a", "bb", "ccc", "dddd", "eeeee"]}
+    seen = {name: data.draw(st.integers(0, 9)) for name in CONTENTS}
     drawn = data.draw(
-        st.lists(st.tuples(TEXTS, SOURCES, st.sampled_from("xyz"), st.integers(0, 9)), max_size=12)
+        st.lists(st.tuples(NAMES, SOURCES, st.sampled_from("xyz"), st.integers(0, 9)), max_size=12)
     )
-    rows = [(text, source, name, seen[text], refused == 0) for text, source, name, refused in drawn]
+    rows = [
+        (name, source, identifier, seen[name], refused == 0) for name, source, identifier, refused in drawn
+    ]
     removals = data.draw(
         st.lists(
             st.builds(
                 Removal,
-                digests=st.lists(TEXTS.map(plain_digest), max_size=1).map(stack_digests),
+                digests=st.lists(DIGESTS, max_size=1).map(stack_digests),
                 document=st.none() | st.sampled_from("xyz"),
                 source=st.none() | SOURCES,
                 before=st.none() | st.integers(0, 9),
             ),
-            max_size=1,
+            max_size=2,
         )
     )
+    gone = removed(rows, removals)
+    assert removed_rows(scan_of(rows), removals).tolist() == [row[0] in gone for row in rows]
     retention = data.draw(st.dictionaries(SOURCES, st.integers(1, 10).map(float), max_size=2))
     cap = st.builds(Cap, st.integers(0, 12), st.sampled_from(["oldest", "largest"]))
     caps = data.draw(st.dictionaries(SOURCES, cap, max_size=2))
     found = wanted_digests(scan_of(rows), removals, now=10, retention=retention, caps=caps)
     expected = oracle(rows, removals, 10, retention, caps)
-    assert [bytes(digest) for digest in found] == [plain_digest(text) for text in expected]
+    assert [bytes(digest) for digest in found] == [IDENTITIES[name][0] for name in expected]
 
 
-def test_a_removed_text_is_out_wherever_it_lies() -> None:
-    rows = [("a", 1, "x", 0, False), ("b", 1, "y", 0, False), ("a", 2, "z", 0, False)]
-    assert removed_rows(scan_of(rows), [Removal(document="x")]).tolist() == [True, False, True]
+def test_a_removed_document_is_out_under_other_roles_as_text_and_in_what_repeats_it() -> None:
+    names = ["a", "bb", "asked", "other roles", "a, then bb", "no more", "longer"]
+    rows = [(name, 1, name, 0, False) for name in names]
+    removal = Removal(document="asked")
+    assert removed_rows(scan_of(rows), [removal]).tolist() == [False, False, *[True] * 5]

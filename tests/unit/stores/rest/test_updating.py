@@ -1,5 +1,6 @@
 """Stores made from the previous one, against stores of the same documents made in one go."""
 
+import json
 from collections.abc import Iterator, Set
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from draftstore.stores.rest import updating as updating_module
 from draftstore.stores.rest.store import STRATEGIES, RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
 from draftstore.text.digests import digest_keys, stack_digests
-from tests.reference import plain_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards
+from tests.reference import plain_digest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -167,6 +168,19 @@ def test_a_store_without_documents_is_refused(
     start = text.index('"documents.bin"')
     manifest.write_text(text[:start] + text[text.index("},", start) + 2 :].lstrip())
     with pytest.raises(StoreError, match="does not list its documents"):
+        update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
+
+
+@pytest.mark.parametrize("key", ["template", "identity", "date"])
+def test_a_store_that_was_made_with_something_else_is_no_base(
+    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path, key: str
+) -> None:
+    base = make(small_tokenizer, words, tmp_path / "a").path
+    manifest = base / "manifest.json"
+    found = json.loads(manifest.read_text())
+    found["parameters"]["plan"][key] = "another"
+    manifest.write_text(json.dumps(found))
+    with pytest.raises(StoreError, match=f"was built with another {key}"):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
 
 

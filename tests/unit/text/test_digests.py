@@ -1,0 +1,95 @@
+"""The identity of documents, against a slow and obvious oracle, and in whatever form a record is written."""
+
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from draftstore.text.chat import as_messages
+from draftstore.text.digests import identify, split_digests
+from tests.reference import identity_of
+
+TEXTS = st.text("a é\n\x00\ud800😀\u2003", max_size=4)
+LEAVES = st.none() | st.booleans() | st.integers(-2, 2) | st.floats(allow_nan=False) | TEXTS
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+CALLS = st.lists(
+    st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": TEXTS, "arguments": VALUES})}),
+    max_size=2,
+)
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "other"])
+TURNS = st.fixed_dictionaries({"role": ROLES, "content": TEXTS}, optional={"tool_calls": CALLS})
+CHATS = st.lists(TURNS, max_size=5)
+
+
+@given(content=TEXTS | CHATS)
+@example(content=[])
+def test_digests_are_those_of_the_oracle(content: Any) -> None:
+    assert tuple(identify(content)) == identity_of(content)
+
+
+@given(chat=CHATS)
+def test_beginnings_are_those_of_the_conversations_that_end_there(chat: list[Any]) -> None:
+    expected = []
+    for end in range(1, len(chat)):
+        beginning = identify(chat[:end])
+        if chat[end - 1]["role"] in ("assistant", "other") and beginning.text:
+            expected += [beginning.document, beginning.text]
+    assert list(identify(chat).beginnings) == expected
+
+
+@given(texts=st.lists(st.tuples(ROLES, TEXTS), min_size=1), other=CHATS | TEXTS)
+def test_the_text_of_a_conversation_is_known_without_its_roles(texts: list[Any], other: Any) -> None:
+    found = identify([{"role": role, "content": text} for role, text in texts])
+    joined = "\n".join(text for _, text in texts)
+    assert found.text == identify(joined).text
+    assert (found.text is None) == (not joined.strip())
+    assert found.text not in (found.document, identify(joined).document, identify(other).document)
+
+
+def padded(value: Any, draw: Any) -> Any:
+    """Return a JSON value with null and empty keys in all of its objects, in another order."""
+    if isinstance(value, list):
+        return [padded(item, draw) for item in value]
+    if not isinstance(value, dict):
+        return value
+    empty = st.sampled_from([None, "", [], {}, {"deep": None}])
+    more = draw(st.dictionaries(st.sampled_from(["more", "x"]), empty, max_size=2))
+    pairs = [(key, padded(item, draw)) for key, item in value.items()]
+    return {**more, **dict(reversed(pairs))}
+
+
+@given(chat=CHATS, data=st.data())
+def test_null_and_empty_keys_and_other_keys_change_nothing(chat: list[Any], data: st.DataObject) -> None:
+    more = {"weight": 1, "name": "x"}
+    written = [{**padded(message, data.draw), **data.draw(st.sampled_from([{}, more]))} for message in chat]
+    assert identify(as_messages(written, "messages")) == identify(as_messages(chat, "messages"))
+
+
+NAMES = {"user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+@given(chat=st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS})), data=st.data())
+def test_a_turn_is_the_same_in_parts_and_in_the_form_of_sharegpt(
+    chat: list[Any], data: st.DataObject
+) -> None:
+    def written(role: str, content: str) -> dict[str, Any]:
+        form = data.draw(st.sampled_from(["parts", "sharegpt", "null"]))
+        if form == "sharegpt":
+            return {"from": NAMES.get(role, role), "value": content}
+        if form == "null" and not content:
+            return {"role": role, "content": None}
+        cut = data.draw(st.integers(0, len(content)))
+        return {
+            "role": role,
+            "content": [{"type": "text", "text": part} for part in (content[:cut], content[cut:])],
+        }
+
+    assert as_messages([written(**message) for message in chat], "messages") == chat
+
+
+def test_digests_side_by_side_are_split() -> None:
+    assert list(split_digests(bytes(range(32)))) == [bytes(range(16)), bytes(range(16, 32))]

@@ -79,8 +79,8 @@ def holds_removed(ledger: Ledger, release: str) -> str | None:
     """Say which removed documents the live build of a release holds, if it holds any."""
     with ledger.session() as session:
         live = session.get(Release, release)
-        reasons = releasing.find_removed(session, live.build).refused if live else ()
-        return f"build {live.build_id}: {'; '.join(reasons)}" if live and reasons else None
+        reason = releasing.find_removed(session, live.build)[0] if live else ""
+        return f"build {live.build_id}: {reason}" if live and reason else None
 
 
 def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str]) -> None:

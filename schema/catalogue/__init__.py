@@ -24,7 +24,7 @@ from schema.catalogue.builds import (
     record_replay,
     start_build,
 )
-from schema.catalogue.gates import Candidate, RefusedError, Removed, Verdict
+from schema.catalogue.gates import Candidate, RefusedError, Verdict
 from schema.catalogue.pruning import Pruning, prune
 from schema.catalogue.publishing import Moved, publish, rollback, verify_build
 from schema.catalogue.recordings import add_recording, list_recordings, remove_recording
@@ -36,7 +36,6 @@ __all__ = [
     "Moved",
     "Pruning",
     "RefusedError",
-    "Removed",
     "Verdict",
     "add_build",
     "add_recording",

@@ -163,11 +163,9 @@ def _describe(session: Session, build: Build, path: Path) -> None:
 
 def _source(session: Session, manifest: Manifest) -> int | None:
     """Return the build that a store was made from; if that store still lies where it was, it is registered too."""
-    if (digest := source_digest(manifest.parameters)) is None:
-        return None
-    if known := by_digest(session, digest):
+    digest, path = source_digest(manifest.parameters), Path(str(manifest.parameters.get("source")))
+    if digest and (known := by_digest(session, digest)):
         return known
-    path = Path(str(manifest.parameters.get("source")))
     with suppress(StoreError, OSError):
         return add_build(session, path).id if manifest_digest(path) == digest else None
     return None

@@ -21,24 +21,13 @@ MAX_BAD = 0.01
 """Share of the records of a corpus that may be bad."""
 
 
-class Removed(NamedTuple):
-    """What a build holds of documents removed from collections, or cannot be compared with, one sentence each.
-
-    Attributes:
-        refused: of its own collection, or of one that shares a source with it.
-        warned: of other collections.
-    """
-
-    refused: tuple[str, ...] = ()
-    warned: tuple[str, ...] = ()
-
-
 class Candidate(NamedTuple):
     """A finished build, independent of sessions: columns of `builds`, and what was found out about it.
 
     Attributes:
         replays: its result with each recording of the release, in the same order for all builds.
-        removed: which removed documents it holds.
+        removed: which documents it holds that its own collection removed, or one that shares a source; "": none.
+        warning: the same of other collections.
     """
 
     id: int
@@ -49,7 +38,8 @@ class Candidate(NamedTuple):
     size_bytes: int
     manifest: dict[str, Any]
     replays: tuple[Replayed, ...] = ()
-    removed: Removed = Removed()
+    removed: str = ""
+    warning: str = ""
 
     @classmethod
     def of(cls, build: Build) -> "Candidate":
@@ -114,8 +104,7 @@ def judge(
     unknown = sorted(set(force) - checks.keys())
     if unknown:
         raise CatalogueError(f"not a check: {', '.join(unknown)}; expected {', '.join(checks)}")
-    warned = "; ".join(new.removed.warned)
-    verdict = Verdict({}, {}, {}, {"removed": warned} if warned else {})
+    verdict = Verdict({}, {}, {}, {"removed": new.warning} if new.warning else {})
     for name, check in checks.items():
         try:
             reason = check(new, live)
@@ -202,10 +191,6 @@ def _few_bad_records(new: Candidate, _live: Candidate | None) -> str | None:
     return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}; {MAX_BAD:.0%} allowed"
 
 
-def _none_removed(new: Candidate, _live: Candidate | None) -> str | None:
-    return "; ".join(new.removed.refused) or None
-
-
 def _as_long(new: Candidate, live: Candidate | None) -> str | None:
     """Compare accepted lengths where both builds were replayed; raise UnknownFigureError if some were not."""
     if problems := [replay.problem for replay in new.replays if replay.problem]:
@@ -233,7 +218,7 @@ def _compared(check: Callable[..., str | None], **options: str) -> Check:
     return lambda new, live: check(new, live, **options) if live else None
 
 
-ROLLBACK_CHECKS: dict[str, Check] = {"removed": _none_removed}
+ROLLBACK_CHECKS: dict[str, Check] = {"removed": lambda new, _live: new.removed or None}
 """The checks of a rollback."""
 CHECKS: dict[str, Check] = {
     "tokenizer": _compared(_same_tokenizer),

@@ -19,9 +19,6 @@ from draftstore.text.tokens import open_shards
 from schema.catalogue.builds import by_digest, source_digest
 from schema.models import Build
 
-SHARD_DIGESTS = ".digests"
-"""Ending of the files of token shards that hold the digests of documents."""
-
 
 def store_digests(path: Path) -> NDArray[np.uint8] | None:
     """Return the digests of a store's documents, uint8 [n, 16], in its order; None if it does not record them.
@@ -63,7 +60,7 @@ def document_keys(session: Session, build: Build) -> NDArray[np.bytes_]:
     for each in chain(ancestors(build), others):
         path, manifest = Path(each.path), each.manifest or {}
         files = manifest.get("files", {})
-        recorded = [name for name in files if name == DOCUMENTS_FILE or name.endswith(SHARD_DIGESTS)]
+        recorded = [name for name in files if name == DOCUMENTS_FILE or name.endswith(".digests")]
         if not recorded or not path.exists():
             continue
         if manifest_digest(path) != each.digest:
@@ -73,11 +70,12 @@ def document_keys(session: Session, build: Build) -> NDArray[np.bytes_]:
         for name in recorded:
             if hash_file(path / name) != files[name]["sha256"]:
                 raise StoreError(f"{path / name} is damaged")
-        digests = store_digests(path)
-        assert digests is not None
-        return np.unique(digest_keys(digests))
+        if (digests := store_digests(path)) is not None:
+            return np.unique(digest_keys(digests))
     made = ((each.manifest or {}).get("parameters", {}).get("source") for each in ancestors(build))
-    known = [f": `draftstore catalogue add {place}` makes those of its REST store known" for place in made if place]
+    known = [
+        f": `draftstore catalogue add {place}` makes those of its REST store known" for place in made if place
+    ]
     raise StoreError("its documents are not recorded" + "".join(known[-1:]))
 
 

@@ -24,16 +24,7 @@ from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
-from schema.catalogue.gates import (
-    CHECKS,
-    ROLLBACK_CHECKS,
-    Candidate,
-    Check,
-    RefusedError,
-    Removed,
-    Verdict,
-    judge,
-)
+from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, Check, RefusedError, Verdict, judge
 from schema.catalogue.recordings import Replayed, Rule, rules_of
 from schema.catalogue.releases import build_before, get_release, last_lengths
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
@@ -45,8 +36,8 @@ Transaction = Callable[[], AbstractContextManager[Session]]
 """Begins a transaction, committed at the end of the block: `sessionmaker(engine).begin`."""
 Verify = Callable[[Candidate], list[str]]
 """Returns the problems of a store, one sentence each."""
-Removals = Callable[[Session, Build], Removed]
-"""Returns which removed documents a build holds; `schema.collections.releasing` knows the collections."""
+Removals = Callable[[Session, Build], tuple[str, str]]
+"""Returns which removed documents a build holds: `Candidate.removed` and `Candidate.warning`."""
 GATES = "gates"
 """Key of the verdicts, by release, in the parameters of a build."""
 PASSED = Verdict({}, {}, {}, {})
@@ -140,7 +131,8 @@ def _require_passed(
     """Return the verdict of the gates; if they refuse the build, the catalogue records the reasons."""
     with transaction() as session:
         if removals:
-            new = new._replace(removed=removals(session, get_build(session, new.id)))
+            removed, warning = removals(session, get_build(session, new.id))
+            new = new._replace(removed=removed, warning=warning)
         verdict = judge(new, live, force, checks)
         if verdict.refused:
             _record(get_build(session, new.id, lock=True), name, verdict)

@@ -37,7 +37,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, wanted_digests
 from schema.catalogue.builds import CatalogueError, storable
-from schema.catalogue.lineage import ancestors
+from schema.catalogue.lineage import descends_from
 from schema.collections.live_logs import adopt_live_logs, live_reading
 from schema.collections.models import Collection, CollectionSource
 from schema.collections.removal_files import (
@@ -171,7 +171,7 @@ def _require_own_releases(session: Session, name: str) -> None:
             f"{max(rival, name, key=len)}: choose another name"
         )
     for release in session.scalars(select(Release).where(Release.name.in_(releases_of(name)))):
-        if all(build.parameters.get("collection") != name for build in ancestors(release.build)):
+        if not descends_from(release.build, name):
             raise CatalogueError(
                 f"the release {release.name} holds build {release.build_id}, a {release.build.kind} store that the "
                 f"collection {name} did not make: choose another name, or `draftstore releases remove {release.name}`"

@@ -7,65 +7,57 @@ Commands and flows publish and roll back with these functions, not with those of
 
 import os
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, counted
 from draftstore.text.scans import open_scan
 from draftstore.text.sources import GLOB_SIGNS
 from schema import catalogue
-from schema.catalogue import Removed
 from schema.catalogue.lineage import descends_from, document_keys, source_places
-from schema.collections.collecting import find_collection, get_collection
+from schema.collections.collecting import get_collection, list_collections
 from schema.collections.models import Collection
 from schema.collections.proving import removed_keys, vouched
 from schema.collections.removal_files import collection_folder, in_force, scan_path
 from schema.models import Build
 
 
-def find_removed(session: Session, build: Build) -> Removed:
-    """Return which documents of a build were removed from collections, as of their last scans.
+def find_removed(session: Session, build: Build) -> tuple[str, str]:
+    """Return which documents of a build its collection, or one that shares a source, has removed, and which others.
 
-    A collection or build that cannot be read counts like removed documents, unless somebody vouched for the build.
+    Removals are compared as of the last scans. What cannot be read is returned alike, unless somebody vouched for it.
     """
-    documents = cache(partial(document_keys, session, build))
-    refused, warned = list[str](), list[str]()
-
-    def compare(name: str) -> str | None:
+    found: tuple[list[str], list[str]] = [], []
+    for collection in list_collections(session):
+        name, reason = collection.name, ""
         try:
-            collection = get_collection(session, name)
+            get_collection(session, name)  # is of this version, with all removals
             if not in_force(collection):
-                return None
+                continue
             removed = removed_keys(collection, open_scan(scan_path(name)))
+            number = int(np.isin(document_keys(session, build), removed).sum())
+            if number:
+                reason = f"{counted(number, 'document')} removed from the collection {name}"
         except (DraftstoreError, OSError) as error:
-            return str(error)
-        try:
-            number = int(np.isin(documents(), removed).sum())
-        except (DraftstoreError, OSError) as error:
-            unknown = f"build {build.id} cannot be compared with what was removed from the collection {name}: {error}"
-            return None if vouched(collection, build.id) else unknown
-        return f"{counted(number, 'document')} removed from the collection {name}" if number else None
-
-    for name in session.scalars(select(Collection.name).order_by(Collection.name)):
-        if reason := compare(name):
-            (refused if _concerns(session, name, build) else warned).append(reason)
-    return Removed(tuple(refused), tuple(warned))
+            if not vouched(collection, build.id):
+                reason = f"it cannot be compared with what was removed from the collection {name}: {error}"
+        if reason:
+            found[not _concerns(collection, build)].append(reason)
+    refused, warned = map("; ".join, found)
+    return refused, warned
 
 
 publish = partial(catalogue.publish, removals=find_removed)
 rollback = partial(catalogue.rollback, removals=find_removed)
 
 
-def _concerns(session: Session, name: str, build: Build) -> bool:
+def _concerns(collection: Collection, build: Build) -> bool:
     """Return True if a build was made from a collection or shares a source with it."""
-    places = [source.place for source in find_collection(session, name).sources]
-    return descends_from(build, name) or _overlap(
-        source_places(build), [*places, str(collection_folder(name))]
-    )
+    places = [str(collection_folder(collection.name)), *(source.place for source in collection.sources)]
+    return descends_from(build, collection.name) or _overlap(source_places(build), places)
 
 
 def _overlap(sources: Iterable[str], places: Iterable[str]) -> bool:

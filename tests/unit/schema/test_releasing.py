@@ -46,8 +46,8 @@ def move(*arguments: object) -> tuple[int, str, dict[str, Any]]:
 
 
 def gates(store: Path) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(draftstore("catalogue", "show", str(store), "--json").stdout)
-    return shown["gates"]
+    found: dict[str, Any] = json.loads(draftstore("catalogue", "show", str(store), "--json").stdout)["gates"]
+    return found
 
 
 def test_builds_with_removed_documents_are_refused_unless_the_check_is_named(

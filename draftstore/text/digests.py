@@ -61,8 +61,8 @@ def answer_digest(text: str) -> bytes:
 
 def _turn(role: str, content: str, calls: str) -> bytes:
     """Return a turn as it is hashed: the lengths in UTF-8 of role, content and tool calls, then these."""
-    parts = _encoded(role), _encoded(content), _encoded(calls)
-    return b"%d %d %d\n%b%b%b" % (*map(len, parts), *parts)
+    parts = [_encoded(role), _encoded(content), _encoded(calls)]
+    return b" ".join(b"%d" % len(part) for part in parts) + b"\n" + b"".join(parts)
 
 
 def _calls_of(message: Mapping[str, Any]) -> str:
@@ -87,7 +87,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _hasher(tag: bytes, data: bytes = b"") -> Any:
+def _hasher(tag: bytes, data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES, person=tag)
 
 

@@ -56,7 +56,7 @@ def padded(value: Any, draw: Any) -> Any:
         return [padded(item, draw) for item in value]
     if not isinstance(value, dict):
         return value
-    empty = st.sampled_from([None, "", [], {}, {"deep": None}])
+    empty: Any = st.sampled_from([None, "", [], {}, {"deep": None}])
     more = draw(st.dictionaries(st.sampled_from(["more", "x"]), empty, max_size=2))
     pairs = [(key, padded(item, draw)) for key, item in value.items()]
     return {**more, **dict(reversed(pairs))}

@@ -193,7 +193,7 @@ class TestLogs:
 
 @pytest.mark.parametrize("metadata", [{}, {METADATA: "[]"}])
 def test_a_damaged_scan_is_refused(tmp_path: Path, metadata: dict[str, str]) -> None:
-    row = (bytes(16), None, None, [], "a", 1, 1, False, 1, 0, 1)  # of a file that nobody names
+    row: Any = (bytes(16), None, None, [], "a", 1, 1, False, 1, 0, 1)  # of a file that nobody names
     pl.DataFrame([row], COLUMNS, orient="row").write_parquet(tmp_path / "scan", metadata=metadata)
     with pytest.raises(CorpusError, match=r"cannot be read .*remove it"):
         scan_sources([], tmp_path / "scan")

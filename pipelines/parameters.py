@@ -27,7 +27,9 @@ from draftstore.stores.building import TOKENIZER, TOKENIZERS
 from draftstore.text.tokenizing import CORPUS, CorpusOptions, ReadOptions
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["chat-vicuna"])]
-Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "replay"]
+Gate = Literal[
+    "tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "removed", "replay"
+]
 """Names of `schema.catalogue.gates.CHECKS`."""
 OPTION = re.compile(r"`[^`]*`|--(?P<name>[a-z][a-z-]*)( (?P<value>[a-z,-]+)$)?")
 """A whole command, which is left unchanged, or an option, with its value at the end of a message."""

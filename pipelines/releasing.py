@@ -1,6 +1,6 @@
 """The last steps of the flows: releases move to new builds, and old builds are removed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipelines.corpora import DEMO_FILE
@@ -8,6 +8,7 @@ from pipelines.ledger import Built, Ledger
 from schema import catalogue
 from schema.catalogue.gates import replay_rows
 from schema.catalogue.lineage import source_places
+from schema.collections import releasing
 from schema.collections.collecting import list_collections, releases_of
 from schema.db.home import data_home
 from schema.models import Release
@@ -58,15 +59,35 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = (
     """Point a release at a verified build, unless it already points there; log what the gates measured.
 
     Raises:
-        CatalogueError: the store fails verification, or is a demonstration and the release is not.
-        RefusedError: the build is too different from the live one or performs worse.
+        CatalogueError: the store fails verification, or is a demonstration and the release is not, or the release
+            already points there and the build holds removed documents.
+        RefusedError: the build is too different from the live one, performs worse, or holds removed documents.
         DatabaseError: the database cannot be used.
     """
     if _is_demonstration(built.manifest.corpus.get("sources", [])):
         require_free(ledger, release)
-    moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
+    moved = releasing.publish(ledger.session, release, built.build_id, force=force)
     for sentence in moved.verdict.sentences():
         ledger.logger.warning("release %s: %s", release, sentence)
     for row in replay_rows(moved.build, moved.live):
         ledger.logger.info("%(recording)s: accepted length %(accepted_length).3f with build %(build)d", row)
     ledger.logger.info("the release %s points at build %d", release, built.build_id)
+    require_renewed(ledger, [release], force)
+
+
+def holds_removed(ledger: Ledger, release: str) -> str | None:
+    """Say which removed documents the live build of a release holds, if it holds any."""
+    with ledger.session() as session:
+        live = session.get(Release, release)
+        reasons = releasing.find_removed(session, live.build).refused if live else ()
+        return f"build {live.build_id}: {'; '.join(reasons)}" if live and reasons else None
+
+
+def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str]) -> None:
+    """Fail if a run leaves a release at a build that holds removed documents, unless `force` names that check."""
+    for release in releases if "removed" not in force else ():
+        if reason := holds_removed(ledger, release):
+            raise catalogue.CatalogueError(
+                f"the release {release} stays at {reason}: renew that store as well (`rebuild` with `distilling` and "
+                f"`dense`), or `draftstore releases remove {release}`"
+            )

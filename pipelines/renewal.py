@@ -25,9 +25,10 @@ from pipelines import tasks
 from pipelines.ledger import Built, Ledger
 from pipelines.parameters import Checks, Head, Name, flow_of
 from pipelines.rebuilding import LaggingStore, Survey, is_due
+from pipelines.releasing import holds_removed, require_renewed
 from pipelines.steps import parameters_of
 from schema.catalogue.releases import is_rolled_back
-from schema.collections.collecting import TREES, VECTORS, list_collections
+from schema.collections.collecting import TREES, VECTORS, list_collections, releases_of
 from schema.collections.live_logs import live_logs
 
 
@@ -127,14 +128,15 @@ def _rebuild(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]
             log(
                 "%s: less than %.0f %% of documents are new since its build", store.release, 100 * store.after
             )
+    require_renewed(ledger, releases_of(name), force)
     return result
 
 
 def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> None:
-    """Move a release to a build, unless it was rolled back from that one."""
+    """Move a release to a build, unless it was rolled back from that one to one without removed documents."""
     with ledger.session() as session:
         rolled_back = is_rolled_back(session, release, built.build_id)
-    if not rolled_back:
+    if not rolled_back or holds_removed(ledger, release):
         tasks.publish(ledger, release, built, force)
         return
     ledger.logger.warning(

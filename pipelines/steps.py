@@ -95,8 +95,8 @@ def parameters_of(options: Options, by: Options) -> dict[str, Any]:
     """Return what determines a store besides its texts and name, as JSON values: its options and the model."""
     own = options.plan(*CorpusOptions.model_fields)
     if isinstance(by, ModelSources):
-        identity = weights_fingerprint(by.model)
-        own |= {"model": model_name(by.model), "identity": identity, "model_dtype": by.model_dtype}
+        weights = weights_fingerprint(by.model)
+        own |= {"model": model_name(by.model), "weights": weights, "model_dtype": by.model_dtype}
     return own
 
 

@@ -94,9 +94,10 @@ class TakeDowns:
         if not self.answers or not identified(document, tokenizer).alone:
             return False
         ids = document.ids[document.lead :].tolist()
-        ended = _without_ends(ids, tokenizer)
-        inside = not tokenizer.special_ids.isdisjoint(ended)
-        return len(ended) == len(ids) or inside or "\ufffd" in tokenizer.decode(ended)
+        whole = _without_ends(ids, tokenizer)
+        text = tokenizer.decode(whole)
+        told = len(whole) < len(ids) and tokenizer.special_ids.isdisjoint(whole) and "\ufffd" not in text
+        return bool(text.strip()) and not told
 
 
 class Held(NamedTuple):

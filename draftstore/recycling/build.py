@@ -15,7 +15,7 @@ from draftstore.recycling.paths import WIDTH
 from draftstore.recycling.store import KIND, MATRIX_FILE
 from draftstore.search.ngrams import count_ngrams, running_total
 from draftstore.storage.files import remove
-from draftstore.storage.manifest import MANIFEST_NAME, model_name, save_manifest
+from draftstore.storage.manifest import MANIFEST_NAME, manifest_digest, model_name, save_manifest
 from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
@@ -63,6 +63,7 @@ def build_recycling(
     data = np.where(matrix < 0, sentinel(dtype), matrix).astype(dtype).tobytes()
     plan = {
         "kind": KIND,
+        "source": manifest_digest(rest),
         "target_model": target_model,
         "tokenizer": corpus.tokenizer.fingerprint,
         "vocab_size": len(matrix),
@@ -73,7 +74,7 @@ def build_recycling(
         kind=KIND,
         name=name or out.name,
         created=build_time(),
-        parameters={"plan": plan},
+        parameters={"plan": plan, "source": str(rest.resolve())},
         counts={
             "documents": corpus.counts["documents"],
             "tokens": corpus.counts["tokens"],

@@ -56,13 +56,14 @@ def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
 
 def answer_digest(text: str) -> bytes:
     """Return the digest of an answer as a document of its own, whatever white space surrounds it."""
-    return _hasher(b"document", _turn("", text.strip(), "")).digest()
+    digest: bytes = _hasher(b"document", _turn("", text.strip(), "")).digest()
+    return digest
 
 
 def _turn(role: str, content: str, calls: str) -> bytes:
     """Return a turn as it is hashed: the lengths in UTF-8 of role, content and tool calls, then these."""
-    parts = [_encoded(role), _encoded(content), _encoded(calls)]
-    return b" ".join(b"%d" % len(part) for part in parts) + b"\n" + b"".join(parts)
+    parts = _encoded(role), _encoded(content), _encoded(calls)
+    return b"%d %d %d\n" % (len(parts[0]), len(parts[1]), len(parts[2])) + b"".join(parts)
 
 
 def _calls_of(message: Mapping[str, Any]) -> str:
@@ -87,7 +88,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _hasher(tag: bytes, data: bytes = b"") -> hashlib.blake2b:
+def _hasher(tag: bytes, data: bytes = b"") -> Any:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES, person=tag)
 
 

@@ -3,11 +3,12 @@
     transaction = sessionmaker(make_engine()).begin
     with transaction() as session:
         build_id = catalogue.add_build(session, Path("stores/chat")).id
-    catalogue.publish(transaction, "chat-vicuna", build_id)
+    releasing.publish(transaction, "chat-vicuna", build_id)
 
 Functions that take a session run in the caller's transaction, which the caller commits: the block takes effect as a
 whole or not at all. `publish` and `rollback` take a function that begins transactions, because they read a whole store
-between two of them. For other queries see `schema.views`.
+between two of them; call those of `schema.collections.releasing`, which know what was removed from collections. For
+other queries see `schema.views`.
 """
 
 from schema.catalogue.builds import (
@@ -23,7 +24,7 @@ from schema.catalogue.builds import (
     record_replay,
     start_build,
 )
-from schema.catalogue.gates import Candidate, RefusedError, Verdict
+from schema.catalogue.gates import Candidate, RefusedError, Removed, Verdict
 from schema.catalogue.pruning import Pruning, prune
 from schema.catalogue.publishing import Moved, publish, rollback, verify_build
 from schema.catalogue.recordings import add_recording, list_recordings, remove_recording
@@ -35,6 +36,7 @@ __all__ = [
     "Moved",
     "Pruning",
     "RefusedError",
+    "Removed",
     "Verdict",
     "add_build",
     "add_recording",

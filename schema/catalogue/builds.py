@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
 from schema.catalogue import holds
 from schema.db.partitions import drop_partition
@@ -161,13 +162,26 @@ def _describe(session: Session, build: Build, path: Path) -> None:
 
 
 def _source(session: Session, manifest: Manifest) -> int | None:
-    """Return the build that a store was made from, if the catalogue knows it."""
-    plan = manifest.parameters.get("plan")
+    """Return the build that a store was made from; if that store still lies where it was, it is registered too."""
+    if (digest := source_digest(manifest.parameters)) is None:
+        return None
+    if known := by_digest(session, digest):
+        return known
+    path = Path(str(manifest.parameters.get("source")))
+    with suppress(StoreError, OSError):
+        return add_build(session, path).id if manifest_digest(path) == digest else None
+    return None
+
+
+def source_digest(parameters: dict[str, Any]) -> str | None:
+    """Return the digest of the store that one with these parameters was made from; None: it was made from texts."""
+    plan = parameters.get("plan")
     digest = plan.get("source") if isinstance(plan, dict) else None
-    return _by_digest(session, digest) if isinstance(digest, str) else None
+    return digest if isinstance(digest, str) else None
 
 
-def _by_digest(session: Session, digest: str) -> int | None:
+def by_digest(session: Session, digest: str) -> int | None:
+    """Return the newest build of a store with this digest."""
     newest = select(Build.id).filter_by(digest=digest, state="finished").order_by(Build.id.desc()).limit(1)
     return session.scalars(newest).one_or_none()
 
@@ -196,7 +210,7 @@ def find_build(session: Session, reference: str | int | Path) -> Build:
         return get_build(session, int(str(reference)))
     path = Path(str(reference))
     build = _registered(session, path)
-    build_id = build.id if build else _by_digest(session, manifest_digest(path))
+    build_id = build.id if build else by_digest(session, manifest_digest(path))
     if build_id is None:
         raise CatalogueError(
             f"the catalogue does not know the store {path}: `draftstore catalogue add {path}` adds it"

@@ -1,8 +1,9 @@
 """Gates: the checks that a build must pass before a release moves to it.
 
 Each check compares the new build with the live one and returns why the release should not move; checks are overridden
-by name. Most of them compare manifests. The last one compares the accepted lengths of both builds on the recordings of
-the release (`schema.catalogue.recordings`); it passes until they have been replayed.
+by name. Most of them compare manifests. `removed` compares documents with those removed from collections
+(`schema.collections.releasing`), and `replay` the accepted lengths of both builds on the recordings of the release
+(`schema.catalogue.recordings`); it passes until they have been replayed.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,11 +21,24 @@ MAX_BAD = 0.01
 """Share of the records of a corpus that may be bad."""
 
 
+class Removed(NamedTuple):
+    """What a build holds of documents removed from collections, or cannot be compared with, one sentence each.
+
+    Attributes:
+        refused: of its own collection, or of one that shares a source with it.
+        warned: of other collections.
+    """
+
+    refused: tuple[str, ...] = ()
+    warned: tuple[str, ...] = ()
+
+
 class Candidate(NamedTuple):
-    """A finished build, independent of sessions: columns of `builds`, and its replays.
+    """A finished build, independent of sessions: columns of `builds`, and what was found out about it.
 
     Attributes:
         replays: its result with each recording of the release, in the same order for all builds.
+        removed: which removed documents it holds.
     """
 
     id: int
@@ -35,6 +49,7 @@ class Candidate(NamedTuple):
     size_bytes: int
     manifest: dict[str, Any]
     replays: tuple[Replayed, ...] = ()
+    removed: Removed = Removed()
 
     @classmethod
     def of(cls, build: Build) -> "Candidate":
@@ -76,28 +91,32 @@ class RefusedError(CatalogueError):
 
 
 class Verdict(NamedTuple):
-    """The result of all checks: sentences, by name, for those that failed, were overridden, or were not made."""
+    """The result of all checks: sentences, by name, for those that failed, were overridden, were not made, or warn."""
 
     refused: dict[str, str]
     forced: dict[str, str]
     skipped: dict[str, str]
+    warned: dict[str, str]
 
     def sentences(self) -> list[str]:
         """Return one sentence for each check that did not pass."""
         return [
             f"{check} {how}: {reason}"
-            for how, reasons in zip(("refused", "overridden", "not checked"), self, strict=True)
+            for how, reasons in zip(("refused", "overridden", "not checked", "warning"), self, strict=True)
             for check, reason in reasons.items()
         ]
 
 
-def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -> Verdict:
-    """Run all checks; raise CatalogueError if a name in `force` is not that of a check."""
-    unknown = sorted(set(force) - CHECKS.keys())
+def judge(
+    new: Candidate, live: Candidate | None, force: Collection[str], checks: "Mapping[str, Check]"
+) -> Verdict:
+    """Run checks; raise CatalogueError if a name in `force` is not that of one of them."""
+    unknown = sorted(set(force) - checks.keys())
     if unknown:
-        raise CatalogueError(f"not a check: {', '.join(unknown)}; expected {', '.join(CHECKS)}")
-    verdict = Verdict({}, {}, {})
-    for name, check in CHECKS.items():
+        raise CatalogueError(f"not a check: {', '.join(unknown)}; expected {', '.join(checks)}")
+    warned = "; ".join(new.removed.warned)
+    verdict = Verdict({}, {}, {}, {"removed": warned} if warned else {})
+    for name, check in checks.items():
         try:
             reason = check(new, live)
         except UnknownFigureError as error:
@@ -183,6 +202,10 @@ def _few_bad_records(new: Candidate, _live: Candidate | None) -> str | None:
     return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}; {MAX_BAD:.0%} allowed"
 
 
+def _none_removed(new: Candidate, _live: Candidate | None) -> str | None:
+    return "; ".join(new.removed.refused) or None
+
+
 def _as_long(new: Candidate, live: Candidate | None) -> str | None:
     """Compare accepted lengths where both builds were replayed; raise UnknownFigureError if some were not."""
     if problems := [replay.problem for replay in new.replays if replay.problem]:
@@ -210,6 +233,8 @@ def _compared(check: Callable[..., str | None], **options: str) -> Check:
     return lambda new, live: check(new, live, **options) if live else None
 
 
+ROLLBACK_CHECKS: dict[str, Check] = {"removed": _none_removed}
+"""The checks of a rollback."""
 CHECKS: dict[str, Check] = {
     "tokenizer": _compared(_same_tokenizer),
     "model": _compared(_same_model),
@@ -218,6 +243,7 @@ CHECKS: dict[str, Check] = {
     "corpus": _compared(_shrinkage, part="corpus", name="characters"),
     "tokens": _compared(_shrinkage, part="counts", name="tokens"),
     "bad-records": _few_bad_records,
+    **ROLLBACK_CHECKS,
     "replay": _as_long,
 }
-"""All checks by the name that overrides them."""
+"""The checks of a publication by the name that overrides them."""

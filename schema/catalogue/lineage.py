@@ -1,22 +1,26 @@
 """The lineage of a build: the sources of its text, and the documents that it holds."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, object_session
 
 from draftstore.errors import StoreError
 from draftstore.storage.files import hash_file
 from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.stores.rest.store import DOCUMENTS_FILE, read_digests
-from draftstore.stores.rest.store import KIND as REST
-from draftstore.text.digests import DIGEST_BYTES
+from draftstore.text.digests import DIGEST_BYTES, IDENTITY, digest_keys
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokens import open_shards
+from schema.catalogue.builds import by_digest, source_digest
 from schema.models import Build
+
+SHARD_DIGESTS = ".digests"
+"""Ending of the files of token shards that hold the digests of documents."""
 
 
 def store_digests(path: Path) -> NDArray[np.uint8] | None:
@@ -33,32 +37,53 @@ def store_digests(path: Path) -> NDArray[np.uint8] | None:
 
 
 def ancestors(build: Build) -> Iterator[Build]:
-    """Yield a build, the build that it was made from, and so on."""
+    """Yield a build, the build that it was made from, and so on, also those registered after it."""
     each: Build | None = build
     while each is not None:
         yield each
-        each = each.source
+        each = each.source or _made_from(each)
 
 
-def document_digests(session: Session, build: Build) -> NDArray[np.uint8]:
-    """Return the digests of the documents that a build was made from, uint8 [n, 16].
+def _made_from(build: Build) -> Build | None:
+    session, digest = object_session(build), source_digest((build.manifest or {}).get("parameters", {}))
+    found = session and digest and by_digest(session, digest)
+    return session.get(Build, found) if session and found else None
 
-    They come from the REST store or token shards that the build is or descends from, or that hold the same tokens;
-    raise StoreError if there are none, or they are damaged.
+
+def document_keys(session: Session, build: Build) -> NDArray[np.bytes_]:
+    """Return the digests of the documents that a build was made from, S16 [n], sorted and unique.
+
+    They come from the first store that records them: its own, one that it descends from, or one of the same tokens.
+
+    Raises:
+        StoreError: no store does, it is damaged, or it knows documents by other digests.
     """
-    origin = next((each for each in ancestors(build) if each.kind in (REST, TOKENS)), None)
-    if origin is None and build.corpus_id is not None:
-        alike = select(Build).filter_by(corpus_id=build.corpus_id, state="finished")
-        alike = alike.where(Build.kind.in_((REST, TOKENS))).order_by(Build.id.desc())
-        origin = next((each for each in session.scalars(alike) if Path(each.path).exists()), None)
-    if origin is None or (digests := store_digests(path := Path(origin.path))) is None:
-        raise StoreError("its documents are not recorded")
-    if manifest_digest(path) != origin.digest:
-        raise StoreError(f"{path} holds a different store than build {origin.id}")
-    entry = load_manifest(path).files.get(DOCUMENTS_FILE)
-    if entry is not None and hash_file(path / DOCUMENTS_FILE) != entry.sha256:
-        raise StoreError(f"{path / DOCUMENTS_FILE} is damaged")
-    return digests
+    alike = select(Build).filter_by(corpus_id=build.corpus_id, state="finished").order_by(Build.id.desc())
+    others = session.scalars(alike) if build.corpus_id is not None else ()
+    for each in chain(ancestors(build), others):
+        path, manifest = Path(each.path), each.manifest or {}
+        files = manifest.get("files", {})
+        recorded = [name for name in files if name == DOCUMENTS_FILE or name.endswith(SHARD_DIGESTS)]
+        if not recorded or not path.exists():
+            continue
+        if manifest_digest(path) != each.digest:
+            raise StoreError(f"{path} holds a different store than build {each.id}")
+        if manifest["parameters"]["plan"].get("identity") != IDENTITY:
+            raise StoreError(f"{path} is of an earlier version, which knew documents by other digests")
+        for name in recorded:
+            if hash_file(path / name) != files[name]["sha256"]:
+                raise StoreError(f"{path / name} is damaged")
+        digests = store_digests(path)
+        assert digests is not None
+        return np.unique(digest_keys(digests))
+    made = ((each.manifest or {}).get("parameters", {}).get("source") for each in ancestors(build))
+    known = [f": `draftstore catalogue add {place}` makes those of its REST store known" for place in made if place]
+    raise StoreError("its documents are not recorded" + "".join(known[-1:]))
+
+
+def descends_from(build: Build, collection: str) -> bool:
+    """Return True if a build was made from a collection, or from a build that was."""
+    return any(each.parameters.get("collection") == collection for each in ancestors(build))
 
 
 def source_places(build: Build) -> list[str]:

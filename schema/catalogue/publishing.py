@@ -10,7 +10,7 @@ release. Readers see the old or the new build.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,16 @@ from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
-from schema.catalogue.gates import Candidate, RefusedError, Verdict, judge
+from schema.catalogue.gates import (
+    CHECKS,
+    ROLLBACK_CHECKS,
+    Candidate,
+    Check,
+    RefusedError,
+    Removed,
+    Verdict,
+    judge,
+)
 from schema.catalogue.recordings import Replayed, Rule, rules_of
 from schema.catalogue.releases import build_before, get_release, last_lengths
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
@@ -36,9 +45,11 @@ Transaction = Callable[[], AbstractContextManager[Session]]
 """Begins a transaction, committed at the end of the block: `sessionmaker(engine).begin`."""
 Verify = Callable[[Candidate], list[str]]
 """Returns the problems of a store, one sentence each."""
+Removals = Callable[[Session, Build], Removed]
+"""Returns which removed documents a build holds; `schema.collections.releasing` knows the collections."""
 GATES = "gates"
 """Key of the verdicts, by release, in the parameters of a build."""
-PASSED = Verdict({}, {}, {})
+PASSED = Verdict({}, {}, {}, {})
 
 
 class Moved(NamedTuple):
@@ -68,6 +79,7 @@ def publish(
     force: Collection[str] = (),
     verify: Verify | None = None,
     measure: "Measure | None" = None,
+    removals: Removals | None = None,
 ) -> Moved:
     """Point a release at a build; publishing the live build again changes nothing.
 
@@ -78,11 +90,13 @@ def publish(
         force: names of checks to override (`schema.catalogue.gates.CHECKS`).
         verify: returns the problems of the store; None: `verify_build`.
         measure: replays a recording; None: `schema.catalogue.replaying.measure`.
+        removals: finds removed documents; None: there are no collections.
 
     Raises:
         CatalogueError: no such build, it is unfinished, fails verification or cannot draft, the name is invalid, or
             another process moved the release meanwhile.
-        RefusedError: the build is too different from the live one; the catalogue records the reasons, too.
+        RefusedError: the build is too different from the live one, or holds removed documents; the catalogue records
+            the reasons, too.
     """
     if not re.fullmatch(RELEASE_NAME, name):
         raise CatalogueError(
@@ -103,25 +117,34 @@ def publish(
         with transaction() as session:
             return _move(session, name, new, live, "publish", PASSED)
     new = new._replace(replays=tuple(Replayed(rule) for rule in rules))
-    _require_passed(transaction, name, new, live, force)  # takes milliseconds, so before the store is read
+    _require_passed(transaction, name, new, live, force, removals)  # is fast, so before the store is read
     _require_whole(new, verify or verify_build)
     if rules:
         new, live = _replayed(rules, new, live, measure)
         with transaction() as session:
             _record_replays(session, [new, live] if live else [new])
-    verdict = _require_passed(transaction, name, new, live, force)
+    verdict = _require_passed(transaction, name, new, live, force, removals)
     with transaction() as session:
         return _move(session, name, new, live, "publish", verdict)
 
 
 def _require_passed(
-    transaction: Transaction, name: str, new: Candidate, live: Candidate | None, force: Collection[str]
+    transaction: Transaction,
+    name: str,
+    new: Candidate,
+    live: Candidate | None,
+    force: Collection[str],
+    removals: Removals | None,
+    checks: Mapping[str, Check] = CHECKS,
 ) -> Verdict:
     """Return the verdict of the gates; if they refuse the build, the catalogue records the reasons."""
-    verdict = judge(new, live, force)
-    if verdict.refused:
-        with transaction() as session:
+    with transaction() as session:
+        if removals:
+            new = new._replace(removed=removals(session, get_build(session, new.id)))
+        verdict = judge(new, live, force, checks)
+        if verdict.refused:
             _record(get_build(session, new.id, lock=True), name, verdict)
+    if verdict.refused:
         raise RefusedError(name, verdict.refused, new, live)
     return verdict
 
@@ -151,24 +174,33 @@ def _record_replays(session: Session, builds: list[Candidate]) -> None:
                 )  # fmt: skip
 
 
-def rollback(transaction: Transaction, name: str, *, verify: Verify | None = None) -> Moved:
+def rollback(
+    transaction: Transaction,
+    name: str,
+    *,
+    force: Collection[str] = (),
+    verify: Verify | None = None,
+    removals: Removals | None = None,
+) -> Moved:
     """Point a release at the previous build; repeated calls go back through all published builds.
 
     A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
     back to 1. Builds dropped since are skipped. A large store takes no longer, because its bytes were verified when
-    it was published.
+    it was published. The only check is that for removed documents. See `publish` for the arguments.
 
     Raises:
         CatalogueError: no such release, no previous build, its files are missing or changed in size, or another
             process moved the release meanwhile.
+        RefusedError: the build holds removed documents.
     """
     with transaction() as session:
         release = get_release(session, name)
         live = Candidate.of(release.build)
         new = _candidate(get_build(session, build_before(session, release)))
     _require_whole(new, verify or verify_present)
+    verdict = _require_passed(transaction, name, new, live, force, removals, ROLLBACK_CHECKS)
     with transaction() as session:
-        return _move(session, name, new, live, "rollback", PASSED)
+        return _move(session, name, new, live, "rollback", verdict)
 
 
 def verify_present(build: Candidate) -> list[str]:
@@ -232,7 +264,7 @@ def _move(
     if _candidate(build) != new._replace(replays=()):
         raise CatalogueError(f"build {new.id} has just been changed by another process: try again")
     before = live and live.id
-    if before != new.id and action == "publish":
+    if before != new.id and (action == "publish" or any(verdict)):
         _record(build, name, verdict)
     made = insert(Release).values(name=name, build_id=new.id).on_conflict_do_nothing()
     is_new = live is None and session.scalars(made.returning(Release.name)).one_or_none() is not None

@@ -129,7 +129,7 @@ def _lines(fields: dict[str, Any], corpus: Corpus | None) -> Iterator[tuple[str,
     yield from ((f"seconds: {step}", f"{seconds:,.2f}") for step, seconds in fields["timings"].items())
     yield "live as", fields["releases"] or "no release points at it"
     for release, verdict in fields["gates"].items():
-        for sentence in Verdict(**{"refused": {}, "forced": {}, "skipped": {}, **verdict}).sentences():
+        for sentence in Verdict(*(verdict.get(how, {}) for how in Verdict._fields)).sentences():
             yield f"checks of {release}", sentence
     for replay in fields["replays"]:
         length = f"accepted length {replay['accepted_length']:.3f}, p99 {replay['lookup_p99_us']:,.0f} µs"

@@ -12,9 +12,10 @@ from draftstore.cli.options import Group
 from draftstore.cli.output import Columns, json_option, print_json, print_result, print_rows, print_table, say
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
-from schema.catalogue.gates import CHECKS, replay_rows
+from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, replay_rows
 from schema.catalogue.recordings import Replayed, Rule
 from schema.cli.common import build_fields, catalogue_session
+from schema.collections import releasing
 from schema.models import Build
 
 
@@ -71,9 +72,10 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
     """Point a release at a build, after verifying every byte of its store.
 
     A build is refused, with exit status 3, if its tokenizer, model, kind or strategy differs from the live one's, if
-    its corpus or tokens are more than 20 % smaller, or if more than 1 % of its records are bad; --force names checks to
-    override. Both builds replay the recordings of the release (`draftstore recordings`), and one that accepts fewer
-    tokens is refused too. A directory that is not in the catalogue is registered first.
+    its corpus or tokens are more than 20 % smaller, if more than 1 % of its records are bad, or if it holds documents
+    removed from its collection or one with the same sources; --force names checks to override. Both builds replay the
+    recordings of the release (`draftstore recordings`), and one that accepts fewer tokens is refused too. A directory
+    that is not in the catalogue is registered first.
 
     \b
     Examples:
@@ -82,7 +84,7 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
     """
     build_id = int(build) if build.isdecimal() else _registered(Path(build))
     try:
-        moved = catalogue.publish(
+        moved = releasing.publish(
             catalogue_session,
             name,
             build_id,
@@ -98,15 +100,25 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
 
 @releases.command()
 @click.argument("name")
+@click.option(
+    "--force",
+    default="",
+    metavar="CHECK",
+    help=f"Roll back even if this check fails: {', '.join(ROLLBACK_CHECKS)}.",
+)
 @json_option
-def rollback(name: str, as_json: bool) -> None:
+def rollback(name: str, force: str, as_json: bool) -> None:
     """Point a release at its previous build; repeat to go further back. A large store takes no longer.
+
+    A build that holds documents removed from its collection or one with the same sources is refused, with exit status
+    3; `--force removed` overrides that, and the next rebuild moves the release again.
 
     \b
     Example:
       draftstore releases rollback chat-vicuna
     """
-    _print_move(catalogue.rollback(catalogue_session, name), as_json)
+    checks = force.split(",") if force else ()
+    _print_move(releasing.rollback(catalogue_session, name, force=checks), as_json)
 
 
 @releases.command()
@@ -196,7 +208,7 @@ def _print_move(moved: Moved, as_json: bool) -> None:
     """Print the builds that a release points at now and pointed at before, and the checks that did not pass."""
     build, before = moved.build, moved.before
     if as_json:
-        checks = {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped}
+        checks = {how: reasons for how, reasons in moved.verdict._asdict().items() if how != "refused"}
         fields = _fields(moved.name, build, moved.moved_at) | {"before": before} | checks
         print_json(fields | {"replays": replay_rows(build, moved.live)})
         return

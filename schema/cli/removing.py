@@ -8,16 +8,18 @@ import click
 from draftstore.cli.common import status
 from draftstore.cli.output import json_option, print_json, print_result, print_table, say
 from draftstore.errors import CorpusError, DraftstoreError, counted
+from draftstore.live.removing import Held
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import Held, check_live_logs, forget, live_logs
+from schema.collections.live_logs import check_live_logs, forget, live_logs
 from schema.collections.models import Collection
-from schema.collections.proving import Checked, check_live_builds, removed_keys
+from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch, vouched
 from schema.collections.removing import Selection, select_documents, write_removal
 
 NOT_PROVEN = 5
-"""Exit status if a live build still holds removed documents or cannot be checked."""
+"""Exit status if a live build or log holds removed documents, or cannot be checked and nobody vouched for it."""
+LOG_COLUMNS = ("removed documents", "processes that may hold some", "not comparable", "damaged bytes")
 LIMITS = (
     "not checked: the sources themselves, except live logs; builds that are not live; backups and copies of stores or "
     "of the database; logs; and the memory of lookup services and decoders until they follow the release"
@@ -157,33 +159,46 @@ def _matched(name: str, found: Selection, *, later: bool, allowed: bool) -> str:
 
 @click.command("prove-removed")
 @click.argument("name")
+@click.option(
+    "--vouch",
+    "things",
+    multiple=True,
+    metavar="ID|DIR",
+    help="Vouch for a live build, or the folder of a live log, that cannot be checked; valid until the next removal. "
+    "May be repeated.",
+)
 @json_option
-def prove(name: str, as_json: bool) -> None:
+def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
     """Prove that no live build holds removed documents, by the digests of the documents that it was built from.
 
-    A live build of any release with a source of the collection must hold only active documents. Live logs and the
-    memory of the processes that write them are checked too. Run it after the rebuild. If a build or log fails the
-    check or cannot be checked, the exit status is 5.
+    Live builds of every release are checked; those made from the collection must hold only active documents. Live logs
+    and the memory of the processes that write them are checked too. Run it after the rebuild. If a build or log holds
+    removed documents, or cannot be checked and nobody vouched for it, the exit status is 5.
 
     \b
-    Example:
+    Examples:
       draftstore corpus prove-removed chat
+      draftstore corpus prove-removed chat --vouch 11
     """
     with catalogue_session() as session:
-        collection = collecting.get_collection(session, name)
+        collection = collecting.get_collection(session, name, lock=True)
+        vouch(session, collection, things)
     scan = scan_with_progress(collection, collecting.open_tokenizer(collection))
     with status("comparing documents"), catalogue_session() as session:
         removed = removed_keys(collection, scan)
         checked = check_live_builds(session, collection, scan, removed)
-    held = check_live_logs(collection)
-    proven = all(row.clean for row in checked) and not any(row.log or row.memory for row in held)
+    held = [(row, vouched(collection, row.place)) for row in check_live_logs(collection, scan)]
+    unheld = (
+        not (row.log or row.memory or ((row.unclear or row.damaged) and not said)) for row, said in held
+    )
+    proven = all(row.clean for row in checked) and all(unheld)
     if as_json:
         print_json(
             {
                 "proven": proven,
                 "documents": len(removed),
                 "checked": [row._asdict() for row in checked],
-                "live_logs": [row._asdict() for row in held],
+                "live_logs": [row._asdict() | {"vouched": said} for row, said in held],
                 "not_looked_at": LIMITS.partition(": ")[2],
             }
         )
@@ -193,21 +208,36 @@ def prove(name: str, as_json: bool) -> None:
         raise click.exceptions.Exit(NOT_PROVEN)
 
 
-def _show(name: str, removed: int, checked: list[Checked], held: list[Held], proven: bool) -> None:
+def _show(
+    name: str, removed: int, checked: list[Checked], held: list[tuple[Held, str | None]], proven: bool
+) -> None:
     rows = []
     for row in checked:
         figures = (row.documents, row.removed, row.unwanted) if not row.problem else ("?", "?", "?")
         rows.append((row.build, row.kind, row.releases, *figures))
     columns = ("build", "kind", "live as", "documents", "removed", "not active")
-    print_table(columns, rows, empty=f"no live build has a source of {name}")
+    print_table(columns, rows, empty="no build is live")
     if held:
-        print_table(("live log", "removed documents", "processes that may hold some"), held)
+        print_table(("live log", *LOG_COLUMNS), [log for log, _ in held])
+    for log, said in held:
+        if (log.unclear or log.damaged) and not said:
+            say(
+                f"{log.place}: somebody must vouch for what cannot be compared: `--vouch {log.place}`",
+                err=True,
+            )
     for row in checked:
-        if not row.clean:
+        if row.vouched:
+            say(
+                f"build {row.build} could not be checked; somebody vouched for it on {row.vouched:.10}",
+                err=True,
+            )
+        elif not row.clean:
             say(f"build {row.build}: {row.problem or _advice(row)}", err=True)
     what = counted(removed, "removed document")
     if proven:
-        say(f"proven for {name}: {what}; no live build holds one, or other inactive documents of its sources")
+        say(
+            f"proven for {name}: {what}; no live build holds one, or other inactive documents of the collection"
+        )
     else:
         say(f"NOT proven for {name}: {what}", err=True)
     say(LIMITS, err=True)

@@ -85,5 +85,8 @@ def _take_downs(collection: Collection, scan: Scan | None) -> TakeDowns:
         removed = scan.frame.filter(removed_rows(scan, removals_of(collection)))
         documents |= set(removed["digest"])
         answers |= set(removed["answer"].drop_nulls())
-    hexadecimal = (frozenset(map(bytes.hex, digests)) for digests in (documents, answers))
-    return TakeDowns(0, *hexadecimal, fragments_of(collection))
+    return TakeDowns(
+        documents=frozenset(map(bytes.hex, documents)),
+        answers=frozenset(map(bytes.hex, answers)),
+        containing=fragments_of(collection),
+    )

@@ -1,32 +1,33 @@
 """The proof that removed documents are gone: builds are immutable and record the digests of their documents.
 
-A live build from a source of the collection may hold only wanted documents. That covers what digests of removed texts
-cannot: the same file read with another chat template gives other texts, none of which the collection wants.
+A live build made from the collection may hold only wanted documents; any other one no removed document. What cannot be
+compared is proven only if somebody vouched for it since the last removal.
 """
 
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from datetime import datetime
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError
 from draftstore.stores.crest.counts import KIND as NGRAMS
-from draftstore.text.digests import digest_keys
+from draftstore.text.digests import DIGEST_BYTES, digest_keys
 from draftstore.text.scans import Scan
-from draftstore.text.sources import GLOB_SIGNS
 from draftstore.text.wanted import removed_rows
-from schema.catalogue.lineage import document_digests, source_places
-from schema.collections.collecting import removals_of, wanted_of
+from schema.catalogue import CatalogueError
+from schema.catalogue.lineage import descends_from, document_keys
+from schema.collections.collecting import wanted_of
+from schema.collections.live_logs import live_logs
 from schema.collections.models import Collection
-from schema.collections.removal_files import collection_folder
+from schema.collections.removal_files import in_force, removals_of
 from schema.models import Build, Release
 
-AGAIN = "build it again from the collection, or publish another build"
+AGAIN = "build it again from the collection, publish another build, or vouch for it:"
 
 
 class Checked(NamedTuple):
@@ -38,35 +39,61 @@ class Checked(NamedTuple):
         releases: names of the releases that point at it.
         documents: number of its documents, if known.
         removed: how many of them were removed from the collection.
-        unwanted: how many others the collection does not want, if the build has a source of the collection.
+        unwanted: how many others the collection does not want, if the build was made from it.
         problem: why the build could not be checked; None if it was.
+        vouched: when somebody vouched for a build that could not be checked; None: nobody since the last removal.
     """
 
     build: int
     kind: str
     releases: list[str]
-    documents: int
-    removed: int
-    unwanted: int
+    documents: int = 0
+    removed: int = 0
+    unwanted: int = 0
     problem: str | None = None
+    vouched: str | None = None
 
     @property
     def clean(self) -> bool:
         """Whether it holds only wanted documents."""
-        return not self.removed and not self.unwanted and self.problem is None
+        return not self.removed and not self.unwanted and (self.problem is None or self.vouched is not None)
 
 
-def removed_keys(collection: Collection, scan: Scan) -> NDArray[np.bytes_]:
+def removed_keys(collection: Collection, scan: Scan | None) -> NDArray[np.bytes_]:
     """Return the digests of all removed documents, S16 [n], including those that rules have matched since."""
-    removals = removals_of(collection)
-    keys = [scan.keys[removed_rows(scan, removals)], *(digest_keys(removal.digests) for removal in removals)]
-    return np.unique(np.concatenate(keys))
+    found = np.frombuffer(b"".join(row.digests for row in in_force(collection)), f"S{DIGEST_BYTES}")
+    ruled = found[:0] if scan is None else scan.keys[removed_rows(scan, removals_of(collection))]
+    return np.unique(np.concatenate([found, ruled]))
+
+
+def vouched(collection: Collection, thing: object) -> str | None:
+    """Return when somebody vouched for a build (id) or live log (folder); None: not since the last removal."""
+    said = collection.vouched.get(str(thing))
+    removals = [row.created_at for row in in_force(collection)]
+    return said if said and all(each <= datetime.fromisoformat(said) for each in removals) else None
+
+
+def vouch(session: Session, collection: Collection, things: Iterable[str]) -> None:
+    """Record that somebody vouches for live builds, by their ids, and for live logs, by their folders.
+
+    Raises:
+        CatalogueError: there is no such live build or log.
+    """
+    now = session.scalars(select(func.clock_timestamp())).one().isoformat()
+    live = {str(build.id) for build, _ in _live_builds(session)} | set(map(str, live_logs(collection)))
+    for thing in things:
+        found = live & {thing, os.path.abspath(thing)}  # noqa: PTH100 (links may move on purpose)
+        if not found:
+            raise CatalogueError(
+                f"{thing} is neither the id of a live build nor a live log of {collection.name}: nothing to vouch for"
+            )
+        collection.vouched = collection.vouched | dict.fromkeys(found, now)
 
 
 def check_live_builds(
     session: Session, collection: Collection, scan: Scan, removed: NDArray[np.bytes_]
 ) -> list[Checked]:
-    """Compare the documents of live builds with those of a collection; clean builds of other sources are omitted.
+    """Compare the documents of all live builds with those of a collection.
 
     Args:
         session: open session.
@@ -75,22 +102,19 @@ def check_live_builds(
         removed: S16 [n], see `removed_keys`.
     """
     wanted = digest_keys(wanted_of(collection, scan))
-    places = [*(source.place for source in collection.sources), str(collection_folder(collection.name))]
     checked = []
     for build, releases in _live_builds(session):
-        row = Checked(build.id, build.kind, releases, 0, 0, 0)
-        sources = source_places(build)
-        ours = build.parameters.get("collection") == collection.name or _overlap(sources, places)
+        row = Checked(build.id, build.kind, releases)
         try:
-            digests = document_digests(session, build)
+            keys = document_keys(session, build)
         except (DraftstoreError, OSError) as error:
-            checked.append(row._replace(problem=f"{error}: {AGAIN}"))
+            problem, said = f"{error}; {AGAIN} `--vouch {build.id}`", vouched(collection, build.id)
+            checked.append(row._replace(problem=problem, vouched=said))
             continue
-        keys = np.unique(digest_keys(digests))
         gone = int(np.isin(keys, removed).sum())
-        unwanted = int((~np.isin(keys, wanted)).sum()) - gone if ours or not sources else 0
-        if ours or gone or unwanted:
-            checked.append(row._replace(documents=len(keys), removed=gone, unwanted=unwanted))
+        ours = descends_from(build, collection.name)
+        unwanted = int((~np.isin(keys, wanted)).sum()) - gone if ours else 0
+        checked.append(row._replace(documents=len(keys), removed=gone, unwanted=unwanted))
     return checked
 
 
@@ -104,30 +128,3 @@ def _live_builds(session: Session) -> Iterator[tuple[Build, list[str]]]:
         live.setdefault(build.id, [])
     for build in session.scalars(select(Build).where(Build.id.in_(live)).order_by(Build.id)):
         yield build, live[build.id]
-
-
-def _overlap(sources: Iterable[str], places: Iterable[str]) -> bool:
-    """Return True if one of the sources is, contains or is inside one of the places: files, folders or URLs."""
-    ends = [_end(place) for place in places]
-    return any(_holds(one, other) or _holds(other, one) for one in map(_end, sources) for other in ends)
-
-
-def _holds(folder: str, path: str) -> bool:
-    """Return True if a path is a folder or is inside it; if one of them is relative, True if it may be."""
-    if "://" in folder + path or Path(folder).is_absolute() == Path(path).is_absolute():
-        return f"{path}/".startswith(f"{folder}/")
-    if Path(path).is_absolute():
-        return f"/{folder}/" in f"{path}/"
-    parts = Path(path).parts
-    return any(Path(folder, *parts[start:]).exists() for start in range(len(parts)))
-
-
-def _end(place: str) -> str:
-    """Return a place without links, and of a pattern only the folder before its first wildcard."""
-    if "://" in place:
-        return place.rstrip("/")
-    if not Path(place).exists() and (sign := GLOB_SIGNS.search(place)):
-        place = place[: sign.start()].rpartition("/")[0]
-    if Path(place).is_absolute():
-        return os.path.realpath(place)
-    return "/".join(part for part in Path(os.path.normpath(place)).parts if part != "..")

@@ -53,7 +53,7 @@ def select_documents(
     containing: str | None = None,
     ignore_case: bool = False,
 ) -> Selection:
-    """Find the documents of a scan to take down, by one of three criteria; there may be none.
+    """Find the documents of a scan to take down: one by its id, or by source and time, or by a text; there may be none.
 
     Args:
         collection: the collection.
@@ -66,13 +66,8 @@ def select_documents(
         ignore_case: whether to find it in any case.
 
     Raises:
-        CorpusError: not exactly one criterion is given; an empty text; no such source; a file changed since the scan.
+        CorpusError: an empty text; no such source; a file changed since the scan.
     """
-    given = [document is not None, source is not None or before is not None, containing is not None]
-    if sum(given) != 1:
-        raise CorpusError(
-            "say what to remove: a document, or by source and time, or by a text that it contains"
-        )
     place = next((row.place for row in collection.sources if row.id == source), None)
     if source is not None and place is None:
         raise CorpusError(

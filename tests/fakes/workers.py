@@ -83,6 +83,7 @@ class FakeEngine:
         self.facts = Facts(MODEL, positions, vocab_size, ends, ("request",))
         self.grammars = Grammars(tokenizer, vocab_size, ends)
         self.works: list[GenerationRequest] = []
+        self.remembered: list[tuple[list[int], bytes]] = []
         self.closed = False
         self.most = most
         self._chunk = chunk
@@ -136,6 +137,9 @@ class FakeEngine:
         for answer, _ in ended:
             self.leave(answer)
         return ended
+
+    def remember(self, answer: Answer, digest: bytes) -> None:
+        self.remembered.append((answer.tokens, digest))
 
     def close(self) -> None:
         self.closed = True
@@ -258,7 +262,8 @@ def running_worker(engine: Any, *grants: Grant, log: Path | None = None, **setti
     chosen = WorkerSettings(port=0, response_log=log, **settings)
     figures = WorkerMetrics()
     responses = ResponseLog(log, 10**6, figures.logged) if log else None
-    decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
+    keep: Callable[[bytes], None] = responses.put if responses else lambda _: None
+    decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=keep)
     site = WorkerSite(decoder, figures, Permissions(grants or None), chosen)
     loop = Loop()
     listening = socket.create_server(("127.0.0.1", 0))

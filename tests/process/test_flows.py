@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import click
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from draftstore.errors import (
     BuildError,
@@ -39,6 +41,8 @@ from pipelines.parameters import Corpus
 from pipelines.renewal import Dense, Distilling
 from pipelines.retries import is_transient
 from schema.catalogue import CatalogueError, rollback
+from schema.cli.corpora import corpus
+from schema.cli.releases import releases
 from schema.collections.collecting import NewSource, add_sources
 from schema.db.database import connect, migrate
 from schema.db.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
@@ -51,6 +55,12 @@ from tests.unit.hf.test_loading import model_folder
 __all__ = ["model_folder"]  # a fixture
 
 NGRAMS = 300
+
+
+def run(group: click.Group, *arguments: str) -> int:
+    """Run a command and return its exit status."""
+    result = CliRunner().invoke(group, arguments)
+    return getattr(result.exception, "exit_code", result.exit_code)
 
 
 class Site:
@@ -343,6 +353,34 @@ class TestRebuild:
             rollback(ledger.session, "small")
         rebuild(distilling=None)
         assert rows("SELECT build_id FROM releases") == [(first["rest"]["build"],)]
+
+    def test_removed_documents_that_come_back_leave_with_the_next_run(
+        self, rebuild: Callable[..., Any], site: Site
+    ) -> None:
+        (first,) = rebuild()
+        assert run(corpus, "remove", "small", "--document", f"{site.corpus.name}#7", "--yes") == 0
+        (second,) = rebuild()
+        for kind, release in (("rest", "small"), ("crest", "small-crest")):
+            old, new = str(first[kind]["build"]), second[kind]["build"]
+            for move in (("rollback", release), ("publish", release, old)):
+                assert run(corpus, "prove-removed", "small") == 0
+                assert run(releases, *move) == 3
+                assert run(releases, *move, "--force", "removed") == 0
+                assert run(corpus, "prove-removed", "small") == 5
+                rebuild()  # nothing is new
+                assert rows("SELECT build_id FROM releases WHERE name = %s", release) == [(new,)]
+
+    def test_a_run_that_leaves_removed_documents_live_fails(
+        self, rebuild: Callable[..., Any], flows: Any, site: Site
+    ) -> None:
+        rebuild()
+        flows.build_rest(**site.request, release="live")
+        assert run(corpus, "remove", "small", "--document", f"{site.corpus.name}#7", "--yes") == 0
+        with pytest.raises(CatalogueError, match=r"small-crest stays at build \d+: 1 document removed from"):
+            rebuild(distilling=None)
+        with pytest.raises(CatalogueError, match=r"live stays at build \d+: 1 document removed from"):
+            flows.build_rest(**site.request, release="live")
+        rebuild(distilling=None, force=["removed"])
 
     def test_what_the_published_store_holds_leaves_live_memory_and_the_log_what_expired(
         self, rebuild: Callable[..., Any], site: Site, tmp_path: Path

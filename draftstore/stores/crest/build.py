@@ -218,7 +218,6 @@ def _make_store(
     built = options.plan("name")
     parameters = built | {
         "entries_version": ENTRIES_VERSION,
-        "source": str(source.path),
         "entries_sha256": entries_digest(sorted((item.key, item.value) for item in packed)),
         "raw_bytes": sum(item.raw_bytes for item in packed),
         "value_bytes": sum(len(item.value) for item in packed),

@@ -82,7 +82,7 @@ def build_counts(
         on_rows = running_total(progress("counting", "tokens"), len(store.index.suffixes))
         tables = count_ngrams(store.index, max_n, on_rows=on_rows)
         sizes = _write(tables, directory, store.manifest.token_dtype, max_n)
-        manifest = derive_manifest(store, KIND, title, plan, {"source": str(rest), "max_n": max_n})
+        manifest = derive_manifest(store, KIND, title, plan, {"max_n": max_n})
         manifest.counts["entries"] = sum(sizes)
         manifest.counts.update({f"n{n}": size for n, size in enumerate(sizes, 1)})
         manifest.files.update(hash_files(directory))
@@ -104,7 +104,7 @@ def new_store(partial: Path, source: Path) -> Path:
 def derive_manifest(
     source: RestStore, kind: str, name: str, plan: dict[str, Any], parameters: dict[str, Any]
 ) -> Manifest:
-    """Return the manifest of a store derived from a REST store: same corpus and tokenizer; no entries or files yet."""
+    """Return the manifest of a store derived from a REST store, which it names; no entries or files yet."""
     origin = source.manifest
     return Manifest(
         kind=kind,
@@ -113,7 +113,7 @@ def derive_manifest(
         vocab_size=origin.vocab_size,
         token_dtype=origin.token_dtype,
         tokenizer=origin.tokenizer,
-        parameters={"plan": plan, **parameters},
+        parameters={"plan": plan, "source": str(source.path.resolve()), **parameters},
         corpus=origin.corpus,
         counts={"documents": origin.counts["documents"], "tokens": origin.counts["tokens"], "entries": 0},
         files={},

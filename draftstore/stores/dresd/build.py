@@ -40,6 +40,7 @@ from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.dresd.quality import figures
 from draftstore.stores.dresd.store import KIND, DresdStore
 from draftstore.stores.kind import Builder
+from draftstore.stores.rest.store import DOCUMENTS_FILE
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import CorpusOptions, TextBuild
 from draftstore.text.tokens import TokenShards, document_starts, write_closed
@@ -132,7 +133,7 @@ def build_dresd(
         projection, explained = fit_projection(partial, size, dims, progress("fitting", "states"))
         embed(partial, reader, sampled, projection, progress("embedding", "tokens"))
         vectors = map_file(partial / VECTORS, HALF).reshape(-1, dims)
-        store = _new_store(partial, projection)
+        store = _new_store(partial, projection, shards)
         entries, lists = group_entries(
             store,
             closed,
@@ -211,13 +212,14 @@ def _find_passages(
     return tokens, passages
 
 
-def _new_store(partial: Path, projection: Projection) -> Path:
-    """Return a new directory for the store with tokens and projection."""
+def _new_store(partial: Path, projection: Projection, shards: TokenShards) -> Path:
+    """Return a new directory for the store with tokens, digests of documents, and projection."""
     store = partial / STORE
     remove(store)
     store.mkdir()
     link_or_copy(partial / TOKENS, store / TOKENS)
     (store / PROJECTION_FILE).write_bytes(projection.to_bytes())
+    (store / DOCUMENTS_FILE).write_bytes(b"".join(digests.tobytes() for digests in shards.digests()))
     return store
 
 

@@ -3,6 +3,7 @@
     manifest.json      see draftstore.storage.manifest; target_model is the model that computed the states
     projection.bin     f32, from hidden states to vectors: weights [dims, hidden_size], then bias [dims]
     tokens.bin         u16 or u32, all documents concatenated, each ended by the sentinel
+    documents.bin      u8 [documents, 16], their digests, in the order of tokens.bin; read only by proofs of removal
     vectors.bin        f16 or i8 [entries, dims], of unit length, sorted by first token, then list
     positions.bin      u32 or u64 [entries], start of the continuation in tokens.bin, right after the first token
     groups.bin         i64 [vocab_size + 1], first entry of each group: the entries of one first token

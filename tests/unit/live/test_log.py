@@ -28,7 +28,8 @@ from tests.fakes.waiting import until
 TOKENS = 10_000
 documents = st.builds(
     lambda ids, lead, digest, alone: Document(np.array(ids, np.int32), min(lead, len(ids)), digest, alone, 7.0),
-    st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 8), st.binary(min_size=16, max_size=16), st.booleans(),
+    st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 8), st.binary(min_size=16, max_size=16),
+    st.booleans(),
 ) | st.builds(lambda ids: Document(np.array(ids, np.int32)), st.lists(st.integers(0, 70_000), max_size=3))  # fmt: skip
 
 

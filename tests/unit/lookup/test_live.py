@@ -1,11 +1,13 @@
 """Live stores behind the protocol: who may append and read, what is refused, and a service that is down."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from draftstore.errors import LookupServiceError
+from draftstore.live.log import documents, segments
 from draftstore.live.target import LiveTarget
 from draftstore.remote import wire
 from draftstore.remote.client import RemoteStore
@@ -24,8 +26,9 @@ def append(
     ids: np.ndarray = TEXT,
     whose: TokenizerIdentity = OURS,
     size: int = 50,
+    digests: Sequence[bytes] = (),
 ) -> wire.Frame:
-    request = AppendRequest(name, size, whose.fingerprint, False, [(ids, min(2, len(ids)))])
+    request = AppendRequest(name, size, whose.fingerprint, [(ids, min(2, len(ids)))], digests)
     return caller.ask(wire.encode_append(caller.next_id(), request))
 
 
@@ -44,11 +47,14 @@ def test_what_was_appended_drafts_under_its_name_alone(tmp_path: Path) -> None:
             assert append(caller, name, TEXT[:0]).header.status == Status.OK
         assert drafted(running) == []
         assert append(caller).header.status == Status.OK
+        assert append(caller, digests=[b"d" * 16]).header.status == Status.OK
         assert drafted(running) == [10, 11, 12, 13]
         assert drafted(running, "others") == []
         assert failure(append(caller, "unknown")).status == Status.NOT_FOUND
     with serving({}, live=live) as again:
         assert drafted(again) == [10, 11, 12, 13], "from the log"
+    written = [found.digest for path in segments(tmp_path / "team") for _, found in documents(path)]
+    assert written == [b"", b"", b"d" * 16]
 
 
 def test_another_vocabulary_is_refused() -> None:
@@ -61,7 +67,7 @@ def test_another_vocabulary_is_refused() -> None:
             (OURS, 50, -TEXT),
         ):
             assert failure(append(caller, ids=ids, whose=whose, size=size)).status == Status.BAD_REQUEST
-        many = AppendRequest("team", 50, OURS.fingerprint, False, [(TEXT[:0], 0)] * 60_000)
+        many = AppendRequest("team", 50, OURS.fingerprint, [(TEXT[:0], 0)] * 60_000)
         assert failure(caller.ask(wire.encode_append(9, many))).status == Status.BAD_REQUEST
         assert drafted(running, tokenizer=OURS) == [10, 11, 12, 13]
         assert drafted(running, tokenizer=OTHERS) == []

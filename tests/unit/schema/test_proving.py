@@ -1,32 +1,39 @@
 """The proof that removed documents are gone, on real stores of every kind."""
 
+import dataclasses
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import select
 
+from draftstore.hf.loading import load_model
+from draftstore.hf.states import ModelStates
+from draftstore.recycling.build import build_recycling
+from draftstore.storage.manifest import load_manifest
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.counts import CountOptions, build_counts
+from draftstore.stores.dresd.build import DresdOptions, build_dresd
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.scans import documents_of
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.cli.common import catalogue_session
 from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.models import Build
 from tests.fakes.dense_stores import make_dense_store
+from tests.unit.hf.test_loading import model_folder
 from tests.unit.schema.test_collecting import ask, home
 from tests.unit.schema.test_sql import run as draftstore
 
-__all__ = ["home"]
+__all__ = ["home", "model_folder"]
 
 SECRET = "jane lives at the end of the lane and her number is 0117 496 0000"
 pytestmark = pytest.mark.usefixtures("database", "no_fsync")
-GATES = "corpus,tokens,strategy,tokenizer,kind"
+GATES = "corpus,tokens,strategy,tokenizer,kind,removed"
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -83,8 +90,10 @@ def publish(release: str, store: Path) -> None:
     draftstore("releases", "publish", release, str(store), "--force", GATES)
 
 
-def prove() -> tuple[int, list[dict[str, Any]]]:
-    result = CliRunner().invoke(corpus, ["prove-removed", "chat", "--json"], catch_exceptions=False)
+def prove(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    result = CliRunner().invoke(
+        corpus, ["prove-removed", "chat", *arguments, "--json"], catch_exceptions=False
+    )
     report = json.loads(result.stdout)
     assert report["proven"] == (result.exit_code == 0)
     return result.exit_code, report["checked"]
@@ -98,13 +107,22 @@ def guilty(rows: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     }
 
 
+def mark(**changes: Any) -> None:
+    """Change the newest build, as another command or version would have registered it."""
+    with catalogue_session() as session:
+        build = session.scalars(select(Build).order_by(Build.id.desc())).first()
+        assert build is not None
+        for name, value in changes.items():
+            setattr(build, name, value)
+
+
 def test_before_the_rebuild_and_after(
     texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path
 ) -> None:
     make("chat", texts)
     make("other", write(tmp_path / "other.jsonl", lines_of("other")))
     status, rows = prove()
-    assert (status, [row["releases"] for row in rows]) == (0, [["chat"]])  # the other one has other sources
+    assert (status, [row["releases"] for row in rows]) == (0, [["chat"], ["other"]])
     assert ask("remove", "chat", "--containing", "0117 496 0000", "--yes")["documents"] == 2
     status, rows = prove()
     assert (status, guilty(rows), rows[0]["documents"]) == (5, {"chat": (2, 0)}, 42)
@@ -112,81 +130,99 @@ def test_before_the_rebuild_and_after(
     assert "NOT proven for chat: 2 removed documents" in told.stderr
     make("chat", wanted())
     status, rows = prove()
-    assert (status, rows[0]["documents"], guilty(rows)) == (0, 40, {})
+    assert (status, [row["documents"] for row in rows], guilty(rows)) == (0, [40, 40], {})
     told = CliRunner().invoke(corpus, ["prove-removed", "chat"])
     assert "\nproven for chat" in told.stdout
     assert "not checked: the sources themselves" in told.stderr
 
 
-def test_another_release_from_the_same_file_is_no_secret(
-    texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path
+def test_only_builds_made_from_the_collection_hold_nothing_else(
+    texts: Path, make: Make, tmp_path: Path
 ) -> None:
-    make("other", texts)
     ask("remove", "chat", "--containing", SECRET, "--yes")
-    make("chat", wanted())
-    assert guilty(prove()[1]) == {"other": (2, 0)}
-    copy = write(tmp_path / "copy.jsonl", [SECRET])
-    make("other", copy)
-    assert guilty(prove()[1]) == {"other": (1, 0)}  # not its sources: the text
     make("other", texts)
+    make("third", write(tmp_path / "copy.jsonl", [SECRET]))
+    assert guilty(prove()[1]) == {"other": (2, 0), "third": (1, 0)}  # whatever their sources
+    clean = write(tmp_path / "lines.jsonl", lines_of("more"))
+    make("other", clean)
+    rest = make("third", clean)
     assert prove()[0] == 0
-    # The same file, read otherwise: the texts are not those that were removed, nor those that are wanted.
-    write(texts, [line + "!" for line in lines_of("chat")])
-    make("other", texts)
-    write(texts, lines_of("chat"))
-    assert guilty(prove()[1]) == {"other": (0, 40)}
+    mark(parameters={"collection": "chat"})
+    build_crest(CrestOptions(name="chat", max_n=2, ngrams=50), rest, tmp_path / "crest")
+    publish("chat-crest", tmp_path / "crest")
+    assert guilty(prove()[1]) == {"third": (0, 40), "chat-crest": (0, 40)}
 
 
 def test_stores_made_from_others_have_their_documents(
-    texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path
+    texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path, small_tokenizer: TextTokenizer
 ) -> None:
     def derive(rest: Path, number: int) -> None:
-        build_crest(CrestOptions(name="chat", max_n=2, ngrams=50), rest, tmp_path / f"crest-{number}")
-        publish("chat-crest", tmp_path / f"crest-{number}")
-        build_counts(rest, tmp_path / f"counts-{number}", CountOptions(max_n=2))
-        draftstore("catalogue", "add", str(tmp_path / f"counts-{number}"))
+        stores = [tmp_path / f"{kind}-{number}" for kind in ("crest", "recycling", "counts")]
+        build_crest(CrestOptions(name="chat", max_n=2, ngrams=50), rest, stores[0])
+        build_recycling(rest, stores[1], target_model="model")
+        build_counts(rest, stores[2], CountOptions(max_n=2), name="counts")
+        publish("chat-crest", stores[0])
+        publish("start", stores[1])
+        draftstore("catalogue", "add", str(stores[2]))
 
-    rest = make("chat", texts)
+    # The commands alone: nobody registered the store that these were made from.
+    rest = tmp_path / "unknown"
+    build_rest(RestOptions(corpus=(texts,), name="chat"), small_tokenizer, rest, workers=1)
     derive(rest, 1)
     ask("remove", "chat", "--containing", SECRET, "--yes")
+    assert guilty(prove()[1]) == {"chat-crest": (2, 0), "start": (2, 0), "": (2, 0)}
     new = make("chat", wanted())
-    assert guilty(prove()[1]) == {"chat-crest": (2, 0), "": (2, 0)}
     derive(new, 2)
     assert guilty(prove()[1]) == {}
-    shutil.rmtree(new)
+    new.rename(tmp_path / "moved")
     status, rows = prove()
     assert status == 5
-    assert all("build it again from the collection" in row["problem"] for row in rows)
+    assert all(f"`draftstore catalogue add {new}`" in row["problem"] for row in rows[1:])
+    draftstore("catalogue", "add", str(tmp_path / "moved"))
+    assert prove()[0] == 0
 
 
-def test_what_cannot_be_looked_into_proves_nothing(
+def test_dense_stores_record_their_documents(texts: Path, tmp_path: Path, model_folder: Path) -> None:
+    text, states = load_tokenizer(str(model_folder)), ModelStates(load_model(str(model_folder)))
+    build_dresd(DresdOptions(corpus=(texts,), name="dense", dims=8), text, states, tmp_path / "dense")
+    publish("dense", tmp_path / "dense")
+    assert prove()[0] == 0
+    ask("remove", "chat", "--containing", SECRET, "--yes")
+    assert guilty(prove()[1]) == {"dense": (2, 0)}
+
+
+def test_what_cannot_be_checked_is_not_proven_until_somebody_vouches(
     texts: Path, make: Make, small_tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     ids = [small_tokenizer.encode(line, bos=False).tolist() for line in lines_of("chat")]
     publish("dense", make_dense_store(tmp_path / "dense", ids, tokenizer=small_tokenizer))
-    file = make("chat", texts) / "documents.bin"
+    clean = write(tmp_path / "other.jsonl", lines_of("other"))
+    file = make("damaged", clean) / "documents.bin"
     file.write_bytes(file.read_bytes()[:-16] + bytes(16))
+    earlier = load_manifest(make("earlier", clean))
+    del earlier.parameters["plan"]["identity"]
+    mark(manifest=json.loads(json.dumps(dataclasses.asdict(earlier))))
     status, rows = prove()
+    dense, damaged, old = rows
     assert status == 5
-    assert rows[0]["problem"].startswith("its documents are not recorded")
-    assert "documents.bin is damaged" in rows[1]["problem"]
+    assert dense["problem"].startswith("its documents are not recorded; build it again")
+    assert "documents.bin is damaged" in damaged["problem"]
+    assert "is of an earlier version" in old["problem"]
+    assert all(f"--vouch {row['build']}`" in row["problem"] for row in rows)
+    options = [part for row in rows[1:] for part in ("--vouch", str(row["build"]))]
+    status, rows = prove(*options)
+    assert (status, [row["vouched"] is not None for row in rows]) == (5, [False, True, True])
+    assert prove("--vouch", str(dense["build"]))[0] == prove()[0] == 0  # it is recorded
+    ask("remove", "chat", "--containing", "chat 7:", "--yes")
+    assert prove()[0] == 5  # it must be said again
+    with catalogue_session() as session:
+        assert len(collecting.get_collection(session, "chat").vouched) == 3
+    result = CliRunner().invoke(corpus, ["prove-removed", "chat", "--vouch", "12345"])
+    assert "12345 is neither the id of a live build nor a live log of chat" in str(result.exception)
 
 
-def test_places_that_hold_a_source(texts: Path, make: Make) -> None:
-    folder = texts.parent
-    (folder / "link.jsonl").symlink_to(texts)
-    make("other", write(folder / "another.jsonl", lines_of("other")))
-    for place, ours in {
-        "texts.jsonl": True,
-        "somewhere/../texts.jsonl": True,
-        f"{folder}": True,
-        f"{folder}/*.jsonl": True,
-        f"{folder}/link.jsonl": True,
-        f"{folder}/texts.jsonl.old": False,
-        f"{folder}/other.jsonl": False,
-        "s3://bucket/texts.jsonl": False,
-    }.items():
-        with catalogue_session() as session:
-            build = session.query(Build).one()
-            build.manifest = dict(build.manifest or {}) | {"corpus": {"sources": [place]}}
-        assert guilty(prove()[1]) == ({"other": (0, 40)} if ours else {}), place
+def test_nobody_vouches_for_removed_documents(texts: Path, make: Make) -> None:
+    make("chat", texts)
+    ask("remove", "chat", "--containing", SECRET, "--yes")
+    [row] = prove()[1]
+    assert prove("--vouch", str(row["build"]))[0] == 5

@@ -128,7 +128,6 @@ def test_by_source_and_time(session: Session, remove: Remove, file: Path, tmp_pa
 @pytest.mark.parametrize(
     ("criteria", "reason"),
     [
-        ({"document": "a", "containing": "x"}, "say what to remove"),
         ({"source": -1}, "has no source -1"),
         ({"containing": ""}, "empty text"),
     ],
@@ -175,7 +174,7 @@ def test_a_conversation_goes_under_other_roles_as_plain_text_and_where_it_goes_o
         return [each.id for each in documents_of(scan, wanted)]
 
     said = "where is Jane?", "in the garden"
-    records = [
+    records: list[dict[str, Any]] = [
         {"id": "first", "messages": turns(*said)},
         {"id": "goes on", "messages": turns(*said, "and Tom?", "with her")},
         {"id": "is asked", "messages": turns(*said, "and Tom?")},
@@ -291,6 +290,7 @@ class TestCommands:
             ("--where", "source=/nowhere"),
             ("--where", "before=soon"),
             ("--document", "a", "--ignore-case"),
+            ("--document", "a", "--containing", "x"),
         ):
             asked = runner.invoke(corpus, ["remove", "chat", *wrong])
             assert (asked.exit_code, "Error" in asked.stderr) == (2, True)
@@ -380,8 +380,8 @@ def test_live_logs_follow_a_removal_and_its_end(tmp_path: Path, small_tokenizer:
         digest = identify(
             [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
         ).document
-        ids = (small_tokenizer.encode(each, bos=False) for each in (question, said))
-        return Document.of(*ids, digest)
+        prompt, output = (small_tokenizer.encode(each, bos=False) for each in (question, said))
+        return Document.of(prompt, output, digest)
 
     jane, tom = answer("where is Jane?", "in the garden"), answer("where is Tom?", "in the garden")
     live.append([jane, tom, answer("and Ann?", "at SEA")])

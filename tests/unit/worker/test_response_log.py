@@ -10,8 +10,10 @@ import pytest
 
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.digests import identify
+from draftstore.text.records import content_of
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.response_log import ResponseLog, older
+from services.worker.response_log import ResponseLog, as_line, older
 from tests.fakes.waiting import until
 from tests.fakes.workers import MODEL, FakeEngine, Worker, running_worker
 
@@ -36,7 +38,8 @@ def wait_for_lines(worker: Worker, outcome: str, lines: int) -> None:
 def test_finished_answers_are_kept_as_a_corpus(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     log = tmp_path / "answers.jsonl"
     ids = small_tokenizer.encode("zero", bos=True).tolist()
-    with running_worker(FakeEngine(small_tokenizer, " naïve\n東京"), log=log) as worker:
+    engine = FakeEngine(small_tokenizer, " naïve\n東京")
+    with running_worker(engine, log=log) as worker:
         replies = [
             worker.ask("chat", messages=CHAT)[1],
             worker.ask("completions", prompt="zero", max_tokens=100)[1],
@@ -47,6 +50,8 @@ def test_finished_answers_are_kept_as_a_corpus(small_tokenizer: TextTokenizer, t
         worker.ask("completions", prompt="zero", max_tokens=100, stop=[" na"])  # nothing was said
         wait_for_lines(worker, "written", 4)
     kept = records(log)
+    digests = [identify(content_of(record)[1]).document for record in kept]
+    assert [digest for _, digest in engine.remembered] == digests, "those of the lines as they were written"
     assert [record["id"] for record in kept[:3]] == [reply["id"] for reply in replies]
     assert {record["model"] for record in kept} == {MODEL}
     turns = [{"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": "Hi"}]
@@ -70,11 +75,11 @@ def test_a_full_log_drops_its_older_half(tmp_path: Path) -> None:
     path, count = tmp_path / "a.jsonl", Counter[str]()
     log = ResponseLog(path, 1000, lambda word: count.update([word]))
     for number in range(40):
-        log.put({"text": f"{number:03}" + "x" * 80})
+        log.put(as_line({"text": f"{number:03}" + "x" * 80}))
         wait_for_count(count, number + 1)
         assert path.stat().st_size <= 500
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 1000
-    log.put({"text": "y" * 500})
+    log.put(as_line({"text": "y" * 500}))
     log.close()
     assert count == {"written": 40, "dropped": 1}
     assert older(path) == tmp_path / "a.1.jsonl"

@@ -27,6 +27,7 @@ CHATS = st.lists(TURNS, max_size=5)
 
 @given(content=TEXTS | CHATS)
 @example(content=[])
+@example(content=[{"role": "assistant", "content": " a "}])
 def test_digests_are_those_of_the_oracle(content: Any) -> None:
     assert tuple(identify(content)) == identity_of(content)
 

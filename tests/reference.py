@@ -758,7 +758,7 @@ def identity_of(content: Any) -> tuple[bytes, bytes | None, bytes | None, tuple[
     beginnings = [turns[:place] for place in answers if place < len(turns)]
     pairs = [(turns_digest(each), text_digest(each)) for each in beginnings]
     known = tuple(digest for pair in pairs if pair[1] is not None for digest in pair if digest is not None)
-    answer = plain_digest(last) if last.strip() else None
+    answer = plain_digest(last.strip()) if last.strip() else None
     return turns_digest(turns), text_digest(turns), answer, known
 
 

@@ -27,6 +27,7 @@ CHATS = st.lists(TURNS, max_size=5)
 
 @given(content=TEXTS | CHATS)
 @example(content=[])
+@example(content=[{"role": "assistant", "content": " a "}])
 def test_digests_are_those_of_the_oracle(content: Any) -> None:
     assert tuple(identify(content)) == identity_of(content)
 
@@ -56,7 +57,7 @@ def padded(value: Any, draw: Any) -> Any:
         return [padded(item, draw) for item in value]
     if not isinstance(value, dict):
         return value
-    empty = st.sampled_from([None, "", [], {}, {"deep": None}])
+    empty: Any = st.sampled_from([None, "", [], {}, {"deep": None}])
     more = draw(st.dictionaries(st.sampled_from(["more", "x"]), empty, max_size=2))
     pairs = [(key, padded(item, draw)) for key, item in value.items()]
     return {**more, **dict(reversed(pairs))}

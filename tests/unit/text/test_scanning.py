@@ -72,6 +72,18 @@ def test_another_way_of_reading_reads_again(tmp_path: Path, change: dict[str, An
     assert rows(again)[0][6] == ("refused" in change)
 
 
+def test_a_conversation_is_the_same_document_under_another_template(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
+    source, path = Source(1, str(file), render=lambda _: "short", template="a"), tmp_path / "scan"
+    first = scan_sources([source], path, now=1)
+    later = replace(source, render=lambda _: "another day", template="b")
+    second = scan_sources([later], path, now=2)
+    assert second.read == 1
+    assert [(*row[:3], row[5]) for row in rows(second)] == [(*row[:3], row[5]) for row in rows(first)]
+    assert texts_of(second, first.digests) == ["another day"]
+
+
 STEP = st.dictionaries(
     st.sampled_from(["a.jsonl", "b.jsonl", "sub/c.jsonl", "d.txt"]),
     st.none() | st.lists(st.sampled_from(["one", "two", "three", "four\n", " "]), max_size=4),
@@ -193,7 +205,7 @@ class TestLogs:
 
 @pytest.mark.parametrize("metadata", [{}, {METADATA: "[]"}])
 def test_a_damaged_scan_is_refused(tmp_path: Path, metadata: dict[str, str]) -> None:
-    row = (bytes(16), None, None, [], "a", 1, 1, False, 1, 0, 1)  # of a file that nobody names
+    row: Any = (bytes(16), None, None, [], "a", 1, 1, False, 1, 0, 1)  # of a file that nobody names
     pl.DataFrame([row], COLUMNS, orient="row").write_parquet(tmp_path / "scan", metadata=metadata)
     with pytest.raises(CorpusError, match=r"cannot be read .*remove it"):
         scan_sources([], tmp_path / "scan")

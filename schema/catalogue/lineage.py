@@ -77,7 +77,9 @@ def document_keys(session: Session, build: Build) -> NDArray[np.bytes_]:
         assert digests is not None
         return np.unique(digest_keys(digests))
     made = ((each.manifest or {}).get("parameters", {}).get("source") for each in ancestors(build))
-    known = [f": `draftstore catalogue add {place}` makes those of its REST store known" for place in made if place]
+    known = [
+        f": `draftstore catalogue add {place}` makes those of its REST store known" for place in made if place
+    ]
     raise StoreError("its documents are not recorded" + "".join(known[-1:]))
 
 

@@ -1,6 +1,7 @@
 """README and docs are run: every command line and Python example, on stores like the quickstart's."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,13 +16,17 @@ from typing import Any
 import pytest
 
 from draftstore.stores.registry import open_store
+from pipelines.renewal import Distilling
 from schema.db.database import READER_VARIABLE, URL_VARIABLE
 from schema.db.home import HOME_VARIABLE
 from tests import ROOT
 from tests.fakes.databases import new_database, reader_of
 from tests.fakes.servers import free_port
 from tests.journey.examples import BLOCKS, COMMANDS, DECODING, LOCAL, MODEL, READ, REMOTE, run
-from tests.journey.pages import Page
+from tests.journey.pages import Page, read_page
+from tests.process.test_flows import orchestrator
+
+__all__ = ["orchestrator"]  # a fixture
 
 SOURCE = ROOT / "services"
 """Enough for the answers to differ: 60,000 tokens, of which the store of limited size keeps some n-grams."""
@@ -137,3 +142,27 @@ def test_the_service_answers_as_the_pages_say(
     )
     assert names["tree"] == local.propose(budget=64)
     assert names["store"].counters["answered"] == names["store"].counters.calls == 1
+
+
+@pytest.mark.slow
+def test_the_pages_in_order_end_in_a_proof(
+    answers: dict[str, str],
+    checkout: Path,
+    orchestrator: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pipelines.renewal import rebuild  # after the orchestrator
+
+    (block,) = re.findall(
+        r"^```sh\n(prefect .+?prove-removed.+?)^```", read_page("docs/corpora.md").text, re.M | re.S
+    )
+    begun, *commands = block.splitlines()
+    assert begun.startswith("prefect deployment run rebuild/default --param collections='[\"python\"]'")
+    monkeypatch.chdir(checkout)
+    rebuild(collections=["python"], distilling=Distilling(ngrams=20_000))
+    (tmp_path / "draftstore").write_text(f'#!/bin/sh\nexec {sys.executable} -m draftstore "$@"\n')
+    (tmp_path / "draftstore").chmod(0o755)
+    found = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for command in commands:
+        subprocess.run(command, shell=True, env=os.environ | found, check=True)

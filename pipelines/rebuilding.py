@@ -5,6 +5,7 @@ Other stores of a collection lag behind: `is_due` tells when they are rebuilt.
 
 import dataclasses
 import hashlib
+import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -244,7 +245,8 @@ def _tokenize(
             documents_of(surveyed.scan, digests),
             surveyed.tokenizer,
             folder,
-            corpus_fingerprint=_fingerprint(surveyed.scan, digests),
+            corpus_fingerprint=_fingerprint(surveyed.scan, digests)
+            + json.dumps(made_with(surveyed.tokenizer)),
             source=f"the collection {surveyed.contents.name}",
             on_progress=on_progress,
         )

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import time
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from draftstore.storage.files import replacing
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.digests import IDENTITY, answer_digest
-from draftstore.text.fragments import Fragment, found_in
+from draftstore.text.fragments import Finder, Fragment
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 SILENT_SECONDS = 10.0
@@ -87,7 +88,11 @@ class TakeDowns:
         found = identified(document, tokenizer)
         if (digest := found.digest.hex()) in self.documents or (found.alone and digest in self.answers):
             return True
-        return bool(self.containing) and found_in(self.containing, tokenizer.decode(document.ids.tolist()))
+        return bool(self.containing) and self._finder(tokenizer.decode(document.ids.tolist()))
+
+    @cached_property
+    def _finder(self) -> Finder:
+        return Finder(self.containing)
 
     def unclear(self, document: Document, tokenizer: TextTokenizer) -> bool:
         """Return True if a document may hold a removed answer that its digest does not tell."""

@@ -7,7 +7,7 @@ pass over a text.
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -44,37 +44,48 @@ class Fragment:
         return cls(len(text), int(_rolls(text, len(text))[0]), _digest(text), ignore_case)
 
 
-def found_in(fragments: Sequence[Fragment], text: str) -> bool:
+class Finder:
+    """Finds fragments in texts; the time for a text depends on how many lengths they have, not on their number."""
+
+    def __init__(self, fragments: Iterable[Fragment]) -> None:
+        """Look for these fragments."""
+        groups: dict[tuple[int, bool], list[Fragment]] = {}
+        for each in fragments:
+            groups.setdefault((each.length, each.folded), []).append(each)
+        self._groups = [(*key, _Hashes(group)) for key, group in groups.items()]
+
+    def __call__(self, text: str) -> bool:
+        """Return True if a text contains one of the fragments."""
+        return any(
+            hashes.occur_in(text.casefold() if folded else text, length)
+            for length, folded, hashes in self._groups
+        )
+
+
+def found_in(fragments: Iterable[Fragment], text: str) -> bool:
     """Return True if a text contains one of the fragments."""
-    return bool(fragments) and any(
-        _has_one(text.casefold() if folded else text, length, rolls, digests)
-        for (length, folded), (rolls, digests) in _grouped(tuple(fragments)).items()
-    )
+    return Finder(fragments)(text)
 
 
-@lru_cache(maxsize=64)
-def _grouped(
-    fragments: tuple[Fragment, ...],
-) -> dict[tuple[int, bool], tuple[NDArray[np.uint64], frozenset[str]]]:
-    """Return the hashes and the digests of the fragments of each length, with case and without."""
-    groups: dict[tuple[int, bool], list[Fragment]] = {}
-    for each in fragments:
-        groups.setdefault((each.length, each.folded), []).append(each)
-    return {
-        key: (np.array([each.roll for each in group], np.uint64), frozenset(each.digest for each in group))
-        for key, group in groups.items()
-    }
+class _Hashes:
+    """The hashes of fragments of one length, and a table of their upper 16 bits."""
 
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        self._rolls = np.array([each.roll for each in fragments], np.uint64)
+        self._digests = frozenset(each.digest for each in fragments)
+        self._table = np.zeros(1 << 16, np.bool_)
+        self._table[self._rolls >> np.uint64(48)] = True
 
-def _has_one(text: str, length: int, rolls: NDArray[np.uint64], digests: frozenset[str]) -> bool:
-    """Return True if a text contains a fragment of this length: by its hash, confirmed by its digest."""
-    step = max(WINDOW - length + 1, length)
-    for start in range(0, len(text) - length + 1, step):
-        window = text[start : start + step + length - 1]
-        hits = np.flatnonzero(np.isin(_rolls(window, length), rolls)).tolist()
-        if any(_digest(window[at : at + length]) in digests for at in hits):
-            return True
-    return False
+    def occur_in(self, text: str, length: int) -> bool:
+        step = max(WINDOW - length + 1, length)
+        for start in range(0, len(text) - length + 1, step):
+            window = text[start : start + step + length - 1]
+            rolls = _rolls(window, length)
+            hits = np.flatnonzero(self._table[(rolls >> np.uint64(48)).astype(np.uint16)])
+            hits = hits[np.isin(rolls[hits], self._rolls)] if len(hits) else hits
+            if any(_digest(window[at : at + length]) in self._digests for at in hits.tolist()):
+                return True
+        return False
 
 
 def _digest(text: str) -> str:

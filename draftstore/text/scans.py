@@ -36,7 +36,7 @@ from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS, ReadReport
 from draftstore.text.corpus import read_files
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, digest_keys, split_digests
-from draftstore.text.fragments import found_in
+from draftstore.text.fragments import Finder
 from draftstore.text.records import CorpusFile, Document
 from draftstore.text.sources import Source
 
@@ -276,7 +276,8 @@ def _table(
 def _read(source: Source, file: CorpusFile, report: ReadReport) -> pl.DataFrame:
     """Read a file of a source into rows, a part at a time: Python objects take ten times the memory of a table."""
     documents, parts = _documents(source, file, report), [pl.DataFrame(schema=ROWS)]
-    while part := [_row(source, document) for document in islice(documents, PART_ROWS)]:
+    refused = Finder(source.refused)
+    while part := [_row(source, document, refused) for document in islice(documents, PART_ROWS)]:
         parts.append(pl.DataFrame(part, ROWS, orient="row"))
     return pl.concat(parts)
 
@@ -289,13 +290,13 @@ def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator
     )  # fmt: skip
 
 
-def _row(source: Source, document: Document) -> tuple[Any, ...]:
+def _row(source: Source, document: Document, refused: Finder) -> tuple[Any, ...]:
     """Return the row of a document, in the order of `ROWS`."""
     text = document.text
-    refused, identity = found_in(source.refused, text), document.identity
+    identity = document.identity
     if source.log and source.find is None and identity.answer is None:  # a prompt and its answer
         identity = identity._replace(answer=identity.document)
-    return *identity, document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused
+    return *identity, document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused(text)
 
 
 def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:

@@ -27,12 +27,13 @@ def adopt_live_logs(session: Session, collection: Collection) -> None:
     """Give a collection's live logs its tokenizer; see `add_sources`."""
     if not (logs := live_logs(collection)):
         return
-    rivals = select(Collection.name).join(CollectionSource).where(Collection.id != collection.id)
-    rivals = rivals.where(CollectionSource.kind == "live", CollectionSource.place.in_(map(str, logs)))
-    if (rival := session.scalars(rivals).first()) is not None:
-        raise CatalogueError(
-            f"the collection {rival} has this live log: only its stores decide what leaves the memory"
-        )
+    rivals = select(Collection.name, CollectionSource.place).join(CollectionSource)
+    rivals = rivals.where(CollectionSource.kind == "live", Collection.id != collection.id)
+    for rival, place in session.execute(rivals):
+        if Path(place).resolve() in [folder.resolve() for folder in logs]:
+            raise CatalogueError(
+                f"the collection {rival} has this live log: only its stores decide what leaves the memory"
+            )
     if collection.tokenizer is None:
         raise TokenizerError(
             f"a live log holds token ids: name the tokenizer of the collection {collection.name} with --tokenizer"

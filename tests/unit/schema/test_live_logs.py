@@ -203,6 +203,9 @@ def test_a_log_belongs_to_one_collection_with_its_tokenizer(tmp_path: Path, toke
     refused(
         CatalogueError, "chat has this live log", "add", "other", "--live", folder, "--tokenizer", tokenizer
     )
+    (tmp_path / "link").symlink_to(folder)
+    link = ("add", "other", "--live", tmp_path / "link", "--tokenizer", tokenizer)
+    refused(CatalogueError, "chat has this live log", *link)
     log.agree(folder, Vocabulary(384, "another"))
     refused(TokenizerError, "holds ids of the tokenizer another", "add", "chat", "--tokenizer", wordy)
     refused(TokenizerError, "holds ids of the tokenizer another", "scan", "chat")

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from sqlalchemy.orm import sessionmaker
+from tokenizers import Tokenizer
 
 from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
 from draftstore.stores.rest import updating
-from draftstore.text.digests import digest_keys, stack_digests
+from draftstore.text.digests import digest_keys, identify, stack_digests
 from draftstore.text.records import Document
 from draftstore.text.scans import documents_of
 from pipelines import rebuilding, releasing, steps
@@ -152,6 +153,56 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     with site.transaction() as session:
         states = [build.state for build in list_builds(session, kind="rest")]
     assert sorted(states) == ["failed", "failed", "finished", "finished"]  # the last kill came after its end
+
+
+TEMPLATE = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+
+
+def set_template(folder: Path, template: str) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+
+
+def test_what_was_removed_stays_out_whatever_renders_and_tokenizes_it(site: Site, tmp_path: Path) -> None:
+    chats = [
+        [{"role": "user", "content": text(n)}, {"role": "assistant", "content": text(n + 100)}]
+        for n in range(9)
+    ]
+    lines = [json.dumps({"id": f"c{n}", "messages": chat}) for n, chat in enumerate(chats)]
+    for file in site.files:
+        file.write_text("\n".join(lines) + "\n")
+    set_template(tmp_path / "tokenizer", TEMPLATE)
+    options = CrestOptions(name="small-crest", max_n=3, ngrams=500)
+    before, _ = site.rebuild()
+    with Ledger() as ledger:
+        releasing.publish(ledger, options.name, steps.make_store(ledger, "crest", options, WORKERS, before))
+    assert not site.due(options, after=1.0)
+    take_down("c3")
+    left = set(
+        digest_keys(stack_digests(identify(chat).document for chat in (*chats[:3], *chats[4:]))).tolist()
+    )
+
+    def rebuilt() -> tuple[Built, Change]:
+        built, change = site.rebuild()
+        assert held(built.path) == left
+        with Ledger() as ledger:
+            crest = steps.make_store(ledger, "crest", options, WORKERS, built)
+            releasing.publish(ledger, options.name, crest, ["tokenizer"])
+        assert not site.due(options, after=1.0)
+        return built, change
+
+    removed, change = rebuilt()
+    assert (change.base, change.removed) == (before.path, 1)
+    set_template(tmp_path / "tokenizer", "New: " + TEMPLATE)
+    assert site.due(options, after=1.0), "the template is another one"
+    rendered, change = rebuilt()
+    assert (rendered.build_id > removed.build_id, change.base) == (True, None)
+    file = tmp_path / "tokenizer" / "tokenizer.json"
+    larger = Tokenizer.from_file(str(file))
+    larger.add_special_tokens(["<more>"])
+    larger.save(str(file))
+    assert site.due(options, after=1.0), "the tokenizer is another one"
+    assert rebuilt()[1].base is None
 
 
 def test_what_has_no_tokens_does_not_hold_up_a_take_down(site: Site, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Passes: their time for the host and on the GPU, the kernels in them, and what the card can do at best."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from statistics import median
 from time import perf_counter
@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.models.llama import modeling_llama as llama
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.cells import Figures
+from benchmarks.cells import Figures
 from draftstore.hf import runner
 from draftstore.hf.checks import vocab_size
 from draftstore.hf.passes import Wants
@@ -24,11 +24,10 @@ DEVICE = "cuda" if CUDA else "cpu"
 POSITIONS = 2048
 TOGETHER = 4096
 """Maximum rows of a pass over several texts here: more than in decoding."""
-PROFILED = 5
-TOP_KERNELS = 24
+PROFILED, TOP_KERNELS = 5, 24
 
 Change = Callable[[], AbstractContextManager[object]]
-"""Makes the context in which a model computes in another way."""
+"""Makes the context of a pass that is computed in another way."""
 
 
 def sync() -> None:
@@ -44,14 +43,16 @@ def pass_times() -> Iterator[Callable[[], list[float]]]:
     A pass that captures its graph is none of them. The time on a GPU includes the launch of the graph.
     """
     name = "_replay" if CUDA else "_compute"
-    original, marks = getattr(Runner, name), list[tuple[Any, Any]]()
+    original, marks = getattr(Runner, name), list[list[Any]]()
 
     def timed(self: Runner, shape: PassShape, *rest: int | None) -> Any:
         usual = not CUDA or self._captured.get(shape) is not None
-        first = _mark()
+        events: Any = [torch.cuda.Event(enable_timing=True) for _ in range(2 * CUDA)]  # type: ignore[no-untyped-call]
+        begin = events[0].record() if CUDA else perf_counter()
         result = original(self, shape, *rest)
+        end = events[1].record() if CUDA else perf_counter()
         if usual:
-            marks.append((first, _mark()))
+            marks.append(events or [begin, end])
         return result
 
     def milliseconds() -> list[float]:
@@ -62,20 +63,11 @@ def pass_times() -> Iterator[Callable[[], list[float]]]:
         yield milliseconds
 
 
-def _mark() -> Any:
-    """Return the present, on the GPU if there is one."""
-    if not CUDA:
-        return perf_counter()
-    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
 class Passes:
     """Passes of a model over some texts, in a pool of random keys and values, which is made for the first pass."""
 
-    def __init__(self, model: Any, texts: int, context: int) -> None:
-        self._model, self.texts, self.context = model, texts, context
+    def __init__(self, model: Any, texts: int, context: int, change: Change = nullcontext) -> None:
+        self._model, self.texts, self.context, self._change = model, texts, context, change
 
     @cached_property
     def _runner(self) -> Runner:
@@ -92,7 +84,8 @@ class Passes:
     def run(self, rows: int, wants: Wants) -> None:
         """Run a pass over a binary tree in every text, until its tokens are on the host."""
         entry = tree_entry(rows, self.context, vocab_size(self._model))
-        self._runner.run([entry] * self.texts, wants)[0].best()
+        with self._change():
+            self._runner.run([entry] * self.texts, wants)[0].best()
 
     def measure(self, rows: int, repeats: int) -> Figures:
         """Return median times of a pass, without and with the 8 candidates of each row."""
@@ -102,75 +95,45 @@ class Passes:
             for _ in range(2):
                 self.run(rows, wants)
             found[f"capture_s{suffix}"] = round(perf_counter() - begin, 3)
-            walls = []
             with pass_times() as times:
-                for _ in range(repeats):
-                    sync()
-                    begin = perf_counter()
-                    self.run(rows, wants)
-                    walls.append(perf_counter() - begin)
+                walls = [_seconds(partial(self.run, rows, wants)) for _ in range(repeats)]
             found[f"wall_ms{suffix}"] = round(1000 * median(walls), 4)
             found[f"gpu_ms{suffix}"] = round(median(times()), 4) if times() else None
         return found | {"captured": not CUDA or None not in self._runner._captured.values()}
 
     def kernels(self, rows: int) -> Figures:
         """Return the time of a pass by kind of kernel, from the profiler."""
-        from torch.profiler import ProfilerActivity, profile
-
         self.measure(rows, 1)
         with profile(activities=[ProfilerActivity.CUDA if CUDA else ProfilerActivity.CPU]) as traced:
             for _ in range(PROFILED):
                 self.run(rows, Wants())
             sync()
         spent = "self_device_time_total" if CUDA else "self_cpu_time_total"
-        kinds = [(each.key, each.count, float(getattr(each, spent))) for each in traced.key_averages()]
+        kinds = [
+            (each.key[:90], each.count // PROFILED, getattr(each, spent)) for each in traced.key_averages()
+        ]
         kinds.sort(key=lambda kind: -kind[2])
         return {
             "total_us": round(sum(time for _, _, time in kinds) / PROFILED, 1),
-            "kernels": sum(count for _, count, _ in kinds) // PROFILED,
-            "top": [
-                [name[:90], count // PROFILED, round(time / PROFILED, 1)]
-                for name, count, time in kinds[:TOP_KERNELS]
-            ],
+            "kernels": sum(count for _, count, _ in kinds),
+            "top": [(name, count, round(time / PROFILED, 1)) for name, count, time in kinds[:TOP_KERNELS]],
         }
 
 
-def within(change: Change, measure: Callable[[], Figures]) -> Figures:
-    """Return the figures of a cell that is measured in a context."""
-    with change():
-        return measure()
+def _seconds(call: Callable[[], object]) -> float:
+    """Return the seconds of a call, with what it leaves to the GPU."""
+    sync()
+    begin = perf_counter()
+    call()
+    sync()
+    return perf_counter() - begin
 
 
 ATTENTION: dict[str, Change] = {
-    "efficient": partial(sdpa_kernel, SDPBackend.EFFICIENT_ATTENTION),
-    "cudnn": partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION),
-    "math": partial(sdpa_kernel, SDPBackend.MATH),
+    name: partial(sdpa_kernel, getattr(SDPBackend, kind))
+    for name, kind in (("efficient", "EFFICIENT_ATTENTION"), ("cudnn", "CUDNN_ATTENTION"), ("math", "MATH"))
 }
-"""Kernels of attention other than torch's own choice. The first two need a GPU."""
-
-
-@contextmanager
-def fused_norms() -> Iterator[None]:
-    """Compute norms in one kernel each instead of seven."""
-
-    def forward(self: Any, states: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.rms_norm(states, self.weight.shape, self.weight, self.variance_epsilon)
-
-    with patch.object(llama.LlamaRMSNorm, "forward", forward):
-        yield
-
-
-@contextmanager
-def compiled_pieces() -> Iterator[None]:
-    """Compile norms, the rotary embedding and the inner layers: most of the small kernels of a pass."""
-    made: Callable[..., Any] = partial(torch.compile, dynamic=False)
-    pieces = ((llama.LlamaRMSNorm, "forward"), (llama.LlamaMLP, "forward"), (llama, "apply_rotary_pos_emb"))
-    one, two, three = (patch.object(place, name, made(getattr(place, name))) for place, name in pieces)
-    try:
-        with one, two, three:
-            yield
-    finally:
-        torch.compiler.reset()
+"""Kernels of attention other than torch's own choice; the first two need a GPU."""
 
 
 def ceilings() -> Figures:
@@ -179,18 +142,9 @@ def ceilings() -> Figures:
     source = torch.empty(size, dtype=torch.uint8, device=DEVICE).random_()
     target = torch.empty_like(source)
     one, two = (torch.randn(side, side, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
-
-    def best(call: Callable[[], object]) -> float:
-        times = []
-        for _ in range(6):
-            sync()
-            begin = perf_counter()
-            call()
-            sync()
-            times.append(perf_counter() - begin)
-        return min(times)
-
-    copy, product = best(lambda: target.copy_(source)), best(lambda: one @ two)
+    copy, product = (
+        min(_seconds(call) for _ in range(6)) for call in (lambda: target.copy_(source), lambda: one @ two)
+    )
     return {
         "copy_tb_per_s": round(2 * size / copy / 1e12, 3),
         "bf16_tflops": round(2 * side**3 / product / 1e12, 1),

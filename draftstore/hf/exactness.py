@@ -138,7 +138,7 @@ class Forced(LogitsProcessor):
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Any, scores: Any) -> Any:  # noqa: D102 (as LogitsProcessor)
         chosen = torch.full_like(scores, -torch.inf)
         chosen[:, self._tokens[input_ids.shape[1]]] = 0.0
         return chosen

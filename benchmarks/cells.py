@@ -2,13 +2,13 @@
 
     figures = cells.measure("curve", "8 x 16", measure)          None: no time was left, or it failed
 
-A cell that fails keeps its error, one that takes too long is interrupted, and the next one is measured. Where a cell
-leaves a GPU that does nothing any more, the process has to end. The next one may resume: it repeats no known cell, not
-even the one that ended the process.
+A cell that fails keeps its error, one that takes too long is interrupted, and the next one is measured. A process that
+resumes what another one left repeats no known cell, not even the one that ended that process.
 """
 
 import json
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,12 +22,12 @@ from draftstore.storage.files import write_json
 
 Figures = dict[str, Any]
 
+GPU_BROKEN = 4
+"""Exit status where a cell leaves a GPU that does nothing any more: another process may resume."""
 ALARM_AGAIN = 5.0
 """Seconds after which an interrupted cell is interrupted again: what it called may have handled the first alarm."""
 TABLE_WIDTH = 110
-HIDDEN = frozenset(
-    {"texts", "rows", "context", "measured_in", "captured", "capture_s_top8", "steps", "seconds"}
-)
+HIDDEN = frozenset({"texts", "rows", "context", "measured_in", "capture_s_top8", "steps", "seconds"})
 """Figures that the table leaves out."""
 
 
@@ -35,27 +35,11 @@ class OutOfTime(BaseException):
     """A cell takes too long; no Exception, since drafters and checks handle these."""
 
 
-class BrokenGPUError(RuntimeError):
-    """No cell of this process can succeed any more, as after an illegal address."""
-
-
 class Cells:
-    """The cells of a run.
-
-    Attributes:
-        stages: figures by stage and name of the cell, in the order of measurement.
-        cut: cells for which no time was left.
-    """
+    """The cells of a run: figures by stage and name, in the order of measurement; those for which no time was left."""
 
     def __init__(self, out: Path, about: Mapping[str, Any], end: float, *, resume: bool) -> None:
-        """Begin, or resume what another process left.
-
-        Args:
-            out: folder of results.json.
-            about: entries that precede the figures there.
-            end: the deadline, as of `perf_counter`.
-            resume: whether to keep the cells that are there.
-        """
+        """Begin with entries of results.json, until a time of `perf_counter`; or resume what is there."""
         self._path, self._about, self._end = out / "results.json", about, end
         known = json.loads(self._path.read_bytes()) if resume and self._path.exists() else {}
         self.stages: dict[str, dict[str, Figures]] = known.get("stages", {})
@@ -74,11 +58,7 @@ class Cells:
     def measure(
         self, stage: str, name: str, measure: Callable[[], Figures], *, need: float = 3.0, most: float = 120.0
     ) -> Figures | None:
-        """Measure a cell unless it is known, or fewer than `need` seconds are left; interrupt it after `most`.
-
-        Raises:
-            BrokenGPUError: it failed, and every other cell would.
-        """
+        """Measure a cell unless it is known, or fewer than `need` seconds are left; interrupt it after `most`."""
         cells = self.stages.setdefault(stage, {})
         if name not in cells:
             if self.left() < need:
@@ -88,8 +68,8 @@ class Cells:
             begin = perf_counter()
             found = self._try(measure, most)
             self.keep(stage, name, found | {"measured_in": round(perf_counter() - begin, 2)})
-            if "error" in found:
-                _require_gpu()
+            if "error" in found and not _gpu_works():
+                sys.exit(GPU_BROKEN)
         return None if "error" in cells[name] else cells[name]
 
     def _try(self, measure: Callable[[], Figures], most: float) -> Figures:
@@ -125,16 +105,15 @@ def failed(error: BaseException) -> Figures:
 
 
 def _line(stage: str, name: str, found: Figures) -> str:
-    short = {
-        key: value for key, value in found.items() if not isinstance(value, list | dict) and key not in HIDDEN
-    }
-    return f"{stage:7} {name:32} " + " ".join(f"{key}={value}" for key, value in short.items())
+    shown = [
+        (key, value) for key, value in found.items() if key not in HIDDEN and not isinstance(value, list)
+    ]
+    return f"{stage:7} {name:32} " + " ".join(f"{key}={value}" for key, value in shown)
 
 
-def _require_gpu() -> None:
-    """Raise a BrokenGPUError if the GPU does nothing any more."""
-    if torch.cuda.is_available():
-        try:
-            torch.ones(1, device="cuda").sum().item()
-        except RuntimeError as error:
-            raise BrokenGPUError(str(error)) from error
+def _gpu_works() -> bool:
+    """Return whether the GPU, if there is one, still does anything: not after an illegal address, for example."""
+    try:
+        return bool(torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu").item())
+    except RuntimeError:
+        return False

@@ -8,10 +8,10 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients lint format prefect bench gpu lock clean
+.PHONY: help quickstart demo setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients lint format prefect bench gpu gpu-prepare lock clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: .venv/.quickstart  ## Install, build stores of this machine's Python source in data/, measure them, draw a draft (2 minutes)
 	$(BIN)/draftstore quickstart --out data/quickstart
@@ -67,8 +67,11 @@ prefect: .venv/.dev  ## Start a Prefect server and serve all flows, until Ctrl-C
 bench: .venv/.dev  ## Measure what REST stores cost by size (minutes; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m benchmarks.stores.scale $(ARGS)
 
-gpu: .venv/.dev  ## Measure everything that needs a GPU, part by part (needs DRAFTSTORE_TEST_DATA; ARGS='--quick' without a GPU)
-	$(BIN)/python -m benchmarks.gpu --work data/gpu $(ARGS)
+gpu: .venv/.dev  ## Measure everything that needs a GPU, in nine minutes (needs DRAFTSTORE_TEST_DATA; ARGS=--quick rehearses)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+gpu-prepare:  ## Make .gpu: what a machine with a GPU and without a network needs beside the checkout (needs DRAFTSTORE_TEST_DATA)
+	PYTHON=$(PYTHON) benchmarks/gpu/prepare.sh
 
 lock:  ## Pin the versions of a fresh install of everything in constraints.txt
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock

@@ -7,7 +7,6 @@ seconds=${1:?"usage: OUT=FOLDER bash .gpu/run.sh SECONDS [options]"}; shift
 : "${OUT:?"an empty folder for the results"}"
 mkdir -p data
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=true
-export TEARDOWN_CUPTI=0  # the profiler, once ended and begun again, may crash a process with CUDA graphs
 python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target data/gpu-site .gpu/wheels/*.whl \
   >"$OUT/install.txt" 2>&1 || { cat "$OUT/install.txt"; exit 2; }
 export PYTHONPATH=$PWD/data/gpu-site

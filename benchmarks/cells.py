@@ -81,6 +81,7 @@ class Cells:
                 return measure()
             finally:
                 self._measuring = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
         except (Exception, OutOfTime) as error:  # noqa: BLE001 (the other cells are measured)
             return failed(error)
 

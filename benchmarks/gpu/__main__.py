@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true", help="only build the store and compile the kernels")
     args = parser.parse_args()
     args.stages = sorted(chosen(parser, args.stages, STAGES), key=list(STAGES).index)
+    if args.quick:
+        torch.set_num_threads(1)  # toys need no more, and several wait for each other where a machine is busy
     signal(SIGTERM, lambda *_: sys.exit(128 + SIGTERM))
     with open_workspace(args) as space:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -88,11 +88,15 @@ class Cells:
     def keep(self, stage: str, name: str, found: Figures) -> None:
         """Save the figures of a cell."""
         self.stages.setdefault(stage, {})[name] = found
-        write_json(self._path, {**self._about, "cut": self.cut, "stages": self.stages})
+        self._save()
         progress(f"{max(0.0, self.left()):6.1f} s left  {_line(stage, name, found)}")
+
+    def _save(self) -> None:
+        write_json(self._path, {**self._about, "cut": self.cut, "stages": self.stages})
 
     def show(self) -> None:
         """Print a line for each cell, and what was cut."""
+        self._save()
         for stage, cells in self.stages.items():
             for name, found in cells.items():
                 print(_line(stage, name, found)[:TABLE_WIDTH])

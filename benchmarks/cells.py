@@ -26,7 +26,7 @@ GPU_BROKEN = 4
 """Exit status where a cell leaves a GPU that does nothing any more: another process may resume."""
 ALARM_AGAIN = 5.0
 """Seconds after which an interrupted cell is interrupted again: what it called may have handled the first alarm."""
-TABLE_WIDTH = 110
+TABLE_WIDTH = 128
 HIDDEN = frozenset({"texts", "rows", "context", "measured_in", "capture_s_top8", "steps", "seconds"})
 """Figures that the table leaves out."""
 

@@ -80,12 +80,13 @@ def force(
 def _figures(answers: Answers, times: Sequence[float]) -> Figures:
     """Return the figures of a run; `outside` is the share of its steps in which the GPU waits for the host."""
     found, tally = answers.figures(), answers.tally
-    figures = {key: found[key] for key in ("tokens_per_second", "accepted_length", "nodes", "seconds")}
+    speed = {"tokens_per_second": found["tokens_per_second"]}
+    drafts = {key: found[key] for key in ("accepted_length", "nodes", "seconds")}
     if not times:
-        return figures | {"captured": False}
+        return speed | {"captured": False} | drafts
     steps, spent = len(times), (tally.draft_ns, tally.forward_ns, tally.accept_ns)
     draft, queue, accept = (each / 1e6 / steps for each in spent)
-    parts = {"draft_ms": draft, "queue_ms": queue, "accept_ms": accept, "step_ms": draft + queue + accept}
-    parts["gpu_ms"] = sum(times) / steps
-    parts["outside"] = 1 - parts["gpu_ms"] / parts["step_ms"]
-    return figures | {name: round(value, 4) for name, value in parts.items()} | {"steps": steps}
+    step, gpu = draft + queue + accept, sum(times) / steps
+    parts = {"outside": 1 - gpu / step, "step_ms": step, "gpu_ms": gpu}
+    parts |= {"draft_ms": draft, "queue_ms": queue, "accept_ms": accept}
+    return speed | drafts | {name: round(value, 4) for name, value in parts.items()} | {"steps": steps}

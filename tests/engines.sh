@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-300}
 [[ $seconds =~ ^[0-9]+$ ]] || { echo "usage: tests/engines.sh [SECONDS]" >&2; exit 2; }
-declare -A needs=([sglang]=430 [vllm]=240 [llama-cpp]=150 [transformers]=200)
+declare -A needs=([sglang]=430 [vllm]=240 [llama-cpp]=150 [transformers]=210)
 shared='assembly\.py|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer)\.py'
 declare -A files=(
   [sglang]="^draftstore/(engines/(sglang|masks)\.py|$shared)|^tests/engines_sglang/"

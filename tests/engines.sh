@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
-# tests/engines.sh [SECONDS]: run real engines, each installed first, for SECONDS (300) as they take on two idle cores:
-# those whose files, or whose shared drafting files, changed in the last three hours of commits; without any, one. They
-# take turns, and the first one runs even if it needs more (SGLang). The last lines say what was run and what was
-# skipped. DRY=1 only says it.
+# tests/engines.sh [SECONDS]: run real engines, and decoding with the oldest transformers, each installed first, for
+# SECONDS (300) as they take on two idle cores: those whose files, or whose shared drafting files, changed in the last
+# three hours of commits; without any, one. They take turns, and the first one runs even if it needs more (SGLang). The
+# last lines say what was run and what was skipped. DRY=1 only says it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-300}
 [[ $seconds =~ ^[0-9]+$ ]] || { echo "usage: tests/engines.sh [SECONDS]" >&2; exit 2; }
-declare -A needs=([sglang]=430 [vllm]=240 [llama-cpp]=150)
-declare -A files=([sglang]='sglang|masks' [vllm]='vllm|rows' [llama-cpp]='llama_cpp')
-shared='^draftstore/(assembly\.py|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer)\.py)'
+declare -A needs=([sglang]=430 [vllm]=240 [llama-cpp]=150 [transformers]=210)
+shared='assembly\.py|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer)\.py'
+declare -A files=(
+  [sglang]="^draftstore/(engines/(sglang|masks)\.py|$shared)|^tests/engines_sglang/"
+  [vllm]="^draftstore/(engines/(vllm|rows)\.py|$shared)|^tests/engines_vllm/"
+  [llama-cpp]='^draftstore/engines/llama_cpp\.py|^tests/engines_llama_cpp/'
+  [transformers]='^draftstore/(decoding|hf)/|^tests/unit/hf/'
+)
 
 newest=$(git log -1 --format=%ct)
 changed=$(git log --since=@$((newest - 10800)) --name-only --format= | sort -u)
-names=(sglang vllm llama-cpp)
-turn=$(($(git rev-list --count HEAD) % 3))
+names=(sglang vllm llama-cpp transformers)
+turn=$(($(git rev-list --count HEAD) % ${#names[@]}))
 first=() others=()
 for name in "${names[@]:turn}" "${names[@]:0:turn}"; do
-  own="^draftstore/engines/(${files[$name]})\.py|^tests/engines_${name//-/_}/"
-  [ "$name" = llama-cpp ] || own="$own|$shared"
-  if grep -qE "$own" <<< "$changed"; then first+=("$name"); else others+=("$name"); fi
+  if grep -qE "${files[$name]}" <<< "$changed"; then first+=("$name"); else others+=("$name"); fi
 done
 [ ${#first[@]} -gt 0 ] || { first=("${others[0]}") others=("${others[@]:1}"); }
 

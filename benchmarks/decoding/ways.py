@@ -15,8 +15,8 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.hf import generate
 
 Prompts = Sequence[NDArray[np.int32]]
-EXCUSED = 1e-4
-"""A difference is attributed to rounding if the two largest logits are no further apart."""
+EXCUSED = {torch.float64: 0.0, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
+"""A difference is attributed to rounding if the two largest logits are no further apart, by type of the model."""
 
 
 class Way(NamedTuple):
@@ -71,14 +71,15 @@ class Answers:
 
 def answer(
     model: Any, prompts: Prompts, way: Way, tokens: int, answers: Answers,
-    drafter: Drafter | None = None, together: int = 1, cache: str | None = None,
+    drafter: Drafter | None = None, together: int = 1, **settings: Any,
 ) -> None:  # fmt: skip
-    """Answer prompts, int32 [any] each, in left-padded batches, and add the outputs to `answers`."""
+    """Answer prompts, int32 [any] each, in left-padded batches, and add the outputs to `answers`.
+
+    Decoding is greedy unless `settings` of `generate` say otherwise.
+    """
     if drafter is None and way.drafter is not None:
         drafter = way.drafter()
-    options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-    if cache is not None:
-        options["cache_implementation"] = cache
+    options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0, **settings}
     for start in range(0, len(prompts), together):
         ids, mask = _padded(prompts[start : start + together])
         ids, mask = ids.to(model.device), mask.to(model.device)
@@ -119,7 +120,7 @@ def _until_end(model: Any, row: list[int]) -> list[int]:
 
 def differences(model: Any, prompts: Prompts, expected: Answers, found: Answers) -> list[dict[str, Any]]:
     """Return where outputs first differ from those of plain `generate`, and whether rounding explains it."""
-    parted = []
+    parted, allowed = [], EXCUSED[model.dtype]
     triples = zip(prompts, expected.outputs, found.outputs, strict=True)
     for number, (prompt, right, other) in enumerate(triples):
         if right != other:
@@ -129,5 +130,5 @@ def differences(model: Any, prompts: Prompts, expected: Answers, found: Answers)
             with torch.inference_mode():
                 first, second = model(text, logits_to_keep=1).logits[0, -1].double().topk(2).values.tolist()
             margin = first - second
-            parted.append({"prompt": number, "place": place, "margin": margin, "excused": margin <= EXCUSED})
+            parted.append({"prompt": number, "place": place, "margin": margin, "excused": margin <= allowed})
     return parted

@@ -1,94 +1,120 @@
-"""Everything that needs a GPU, in one command: `make gpu`, or `python -m benchmarks.gpu`.
+"""Everything that needs a GPU, in one run under a deadline: `make gpu`, or `python -m benchmarks.gpu`.
 
-Parts, each at most nine minutes long; `curve` and `decode` are run for each shape:
+Stages, the most valuable first; an early end loses the last ones only:
 
-tests       all tests marked `gpu`: CUDA graphs, dense states, batches in float32 and float64
-curve       milliseconds per pass by texts and rows, with and without candidates
-decode      tokens per second of 1B and 8B shapes with forced outputs, by batch size, drafts and planner
+gate        a toy model is captured and decoded; the tests marked `gpu`; what the card can do at best
+curve       milliseconds of a pass of an 8B shape by texts and rows, with and without candidates
+decode      tokens per second of forced outputs: no drafts, those of request, store and both; planned, fixed, sampled
+exact       would other ways have emitted the same tokens, in bf16 beside a yardstick; a small trained model
+float32     the same for the 8B shape in float32
+peers       `generate` of transformers: either cache, and its own drafts from the prompt
+more        longer texts, kernels of attention, all kernels by time
+static      `generate` with a static cache for several texts, which is compiled for minutes
 
-Each prints a table and writes OUT/PART.json, cell by cell. Complete parts are skipped, others resumed, so repeat the
-command until nothing is left; `--again` starts over. Without a GPU, everything runs on the CPU: add `--quick`. The last
-line of stdout is one JSON document; exit status 1 if a cell or a test failed.
+OUT/results.json has every cell as soon as it is measured; a table is printed last. Without a GPU: --quick, at toy size.
+Exit status 3: the gate failed, and nothing else was tried; 4: the GPU does nothing any more, --resume does the rest.
 
-Examples:
-    python -m benchmarks.gpu --quick                                 # toy size, minutes on a CPU
-    python -m benchmarks.gpu --work data/gpu --parts tests,curve
-    python -m benchmarks.gpu --work data/gpu --parts decode-8b
+Example: python -m benchmarks.gpu --seconds 200 --stages peers,more
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Container, Sequence
+from pathlib import Path
+from signal import SIGTERM, signal
 
-from benchmarks.common import RESULTS, add_arguments, open_workspace
-from benchmarks.gpu import curve, decode, pytests
-from benchmarks.gpu.forced import SHAPES
-from benchmarks.gpu.sheet import Bench, Sheet, describe_device, read_sheet
-from benchmarks.measure import progress
-from benchmarks.report import show_rows
+import psutil
+import torch
 
-PARTS: dict[str, Callable[[Sheet], None]] = {
-    "tests": pytests.run,
-    "curve": curve.run,
-    "decode": decode.run,
-}
-SHAPED = ("curve", "decode")
+from benchmarks.cells import Cells, failed
+from benchmarks.common import DATA_VARIABLE, Workspace, add_arguments, chosen, open_workspace
+from benchmarks.gpu.stages import NEED_STORE, STAGES, Beside, Run, warm
+from benchmarks.processes import CHECKOUT
+from benchmarks.report import describe_machine
 
-
-def units_of(parts: Sequence[str], shapes: Sequence[str]) -> list[tuple[str, str]]:
-    """Return part and shape of each run: `decode` means all shapes, `decode-8b` one."""
-    units = []
-    for text in parts:
-        part, _, shape = text.partition("-")
-        units += [(part, each) for each in (([shape] if shape else shapes) if part in SHAPED else [""])]
-    return units
+PACKAGES = ("torch", "transformers", "triton", "lmdb", "zstandard")
+WORK = Path("data/gpu")
+LEAST_SECONDS, MOST_IMPORTING = 3.0, 60.0
+"""No stage begins with less time left; an older process has a wrong clock."""
 
 
-def run_unit(bench: Bench, part: str, shape: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Run one part unless it is complete; return its state."""
-    args, name = bench.args, f"{part}_{shape}" if shape else part
-    path = args.out / f"{name}.json"
-    if read_sheet(path).get("complete") and not args.again:
-        progress(f"{name}: complete")
-        return {"part": name, "skipped": True}
-    sheet = Sheet(bench, path, about | {"part": part, "shape": shape, "quick": args.quick}, shape)
-    PARTS[part](sheet)
-    sheet.save(complete=sheet.complete)
-    show_rows(name, [{"cell": cell, **found} for cell, found in sheet.cells.items()])
-    errors = [cell for cell, found in sheet.cells.items() if "error" in found or found.get("failed")]
-    return {"part": name, "complete": sheet.complete, "left": sheet.cut, "errors": errors}
+def start_beside(args: argparse.Namespace, space: Workspace, known: Container[str]) -> Beside:
+    """Start what runs beside the start, unless known: store and kernels without the GPU, the tests that need one."""
+    folders = [f"--{name}={getattr(space, name)}" for name in ("data", "work", "out")]
+    files = [
+        str(path) for path in CHECKOUT.glob("tests/unit/**/test_*.py") if "needs_gpu" in path.read_text()
+    ]
+    build = ["benchmarks.gpu", "--warm", *folders, *["--quick"] * args.quick]
+    tests = ["pytest", *files, "-m", "gpu", "-q", "-p", "no:cacheprovider", "-W", "default", "-rfE"]
+    started = {}
+    for name, command, own, needed in (
+        ("warm", build, {"CUDA_VISIBLE_DEVICES": ""}, NEED_STORE & set(args.stages)),
+        ("tests", tests, {DATA_VARIABLE: str(space.data)}, "gate" in args.stages),
+    ):
+        if needed and name not in known:
+            with (space.out / f"{name}.txt").open("wb") as log:
+                started[name] = subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    cwd=CHECKOUT,
+                    env=os.environ | own,
+                    stdout=log,
+                    stderr=log,
+                )
+    return started
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
+def run_stages(run: Run, stages: Sequence[str]) -> None:
+    """Run the stages for which time is left."""
+    for name in stages:
+        if run.cells.left() < LEAST_SECONDS:
+            run.cells.cut.append(name)
+            continue
+        try:
+            STAGES[name](run)
+        except Exception as error:  # noqa: BLE001 (the other stages are measured)
+            run.cells.keep(name, "the rest of the stage", failed(error))
+
+
+def main() -> None:
+    """Run the stages and print the table."""
+    begun = time.perf_counter() - min(max(0.0, time.time() - psutil.Process().create_time()), MOST_IMPORTING)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     add_arguments(parser)
-    parser.set_defaults(out=RESULTS / "gpu")
-    split: Callable[[str], tuple[str, ...]] = lambda text: tuple(text.split(","))  # noqa: E731
-    parser.add_argument(
-        "--parts", type=split, default=tuple(PARTS),
-        help=f"any of {','.join(PARTS)}, or of one shape, as decode-8b (default: all)",
-    )  # fmt: skip
-    parser.add_argument("--again", action="store_true", help="measure completed cells again")
-    args = parser.parse_args(arguments)
-    known = {*PARTS, *(f"{part}-{shape}" for part in SHAPED for shape in SHAPES)}
-    if unknown := set(args.parts) - known:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
-    return args
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the parts and finish with the JSON document."""
-    args = parse_arguments(arguments)
+    parser.set_defaults(work=WORK, out=WORK / "out")
+    parser.add_argument("--seconds", type=float, default=540, help="for the whole run (default: %(default)s)")
+    parser.add_argument("--stages", help=f"any of {','.join(STAGES)}, in this order (default: all)")
+    parser.add_argument("--resume", action="store_true", help="keep the cells of results.json")
+    parser.add_argument("--warm", action="store_true", help="only build the store and compile the kernels")
+    args = parser.parse_args()
+    args.stages = sorted(chosen(parser, args.stages, STAGES), key=list(STAGES).index)
+    if args.quick:
+        torch.set_num_threads(1)  # toys need no more, and several wait for each other where a machine is busy
+    signal(SIGTERM, lambda *_: sys.exit(128 + SIGTERM))
     with open_workspace(args) as space:
-        bench, about = Bench(space, args), describe_device()
-        units = units_of(args.parts, bench.extent.shapes)
-        states = [run_unit(bench, part, shape, about) for part, shape in units]
-    print(json.dumps(about | {"quick": args.quick, "parts": states}))
-    if any(state.get("errors") for state in states):
-        sys.exit(1)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        about = describe_machine(PACKAGES) | {
+            "device": device,
+            "cuda": torch.version.cuda,
+            "quick": args.quick,
+        }
+        cells = Cells(args.out, about, begun + args.seconds, resume=args.resume)
+        if args.warm:
+            os.nice(10)
+            warm(Run(space, args, cells, {}))
+            return
+        beside = start_beside(args, space, cells.stages.get("gate", {}))
+        try:
+            run_stages(Run(space, args, cells, beside), args.stages)
+        finally:
+            for process in beside.values():
+                process.kill()
+            print(json.dumps(about))
+            cells.show()
+            print(f"{time.perf_counter() - begun:.0f} s in all")
 
 
 if __name__ == "__main__":

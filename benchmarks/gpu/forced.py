@@ -7,75 +7,86 @@ model of this shape that produces this text.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.cells import Figures
+from benchmarks.decoding.ways import Answers, Way, answer
+from benchmarks.gpu.passes import CUDA, DEVICE, POSITIONS, pass_times
 from draftstore.decoding.replay import Recording
 from draftstore.hf.choosing import Chooser
 from draftstore.hf.members import ModelVerdict
 
+SIZES = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
+TINY, LARGE = (64, 128, 2, 4, 2), (4096, 14336, 32, 32, 8)
+"""Sizes of a Llama model: a toy, and Llama 3.1 8B but with the vocabulary of the recordings."""
 
-class Shape(NamedTuple):
-    """Sizes of a Llama model: hidden size, intermediate size, layers, attention heads, key-value heads."""
-
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    key_value_heads: int
+Picks = dict[tuple[int, int], int]
+"""By number of a recording and position in its output: the token that the model itself would have emitted."""
 
 
-SHAPES = {
-    "tiny": Shape(64, 128, 2, 4, 2),
-    "1b": Shape(2048, 8192, 16, 32, 8),
-    "8b": Shape(4096, 14336, 32, 32, 8),
-}
-"""Llama 3.2 1B and Llama 3.1 8B, but with the vocabulary of the recordings."""
-
-
-def random_model(shape: Shape, vocab_size: int, positions: int) -> Any:
-    """Return a model of a shape with random weights: bfloat16 on a GPU, float32 on a CPU."""
-    cuda = torch.cuda.is_available()
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
-        max_position_embeddings=positions,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    with torch.device("cuda" if cuda else "cpu"):
+def random_model(sizes: tuple[int, ...], vocab_size: int) -> Any:
+    """Return a model with random weights: bfloat16 on a GPU, float32 on a CPU."""
+    unused: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    shape: dict[str, Any] = dict(zip(SIZES, sizes, strict=True))
+    config = LlamaConfig(vocab_size=vocab_size, max_position_embeddings=POSITIONS, **shape, **unused)
+    with torch.device(DEVICE):
         torch.manual_seed(0)
         factory: Any = AutoModelForCausalLM
-        return factory.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).eval()
+        return factory.from_config(config, dtype=torch.bfloat16 if CUDA else torch.float32).eval()
 
 
 @contextmanager
-def forced(recordings: Sequence[Recording]) -> Iterator[None]:
-    """Make all texts in the block accept the recorded tokens, found by their prompts, after each pass."""
-    outputs = {tuple(each.prompt.tolist()): each.output.tolist() for each in recordings}
-    choose, begun = ModelVerdict.choose, dict[int, tuple[Chooser, int, list[int]]]()
+def forced(recordings: Sequence[Recording], picks: Picks) -> Iterator[None]:
+    """Make all texts in the block accept the recorded tokens, found by their prompts; note the model's own."""
+    known = {tuple(each.prompt.tolist()): number for number, each in enumerate(recordings)}
+    choose, begun = ModelVerdict.choose, dict[int, tuple[Chooser, int, int]]()
 
     def recorded(self: ModelVerdict, row: int, emitted: Sequence[int]) -> int:
-        choose(self, row, emitted)
-        chooser = self._chooser
-        text = chooser._text.ids.tolist()
+        picked, chooser = choose(self, row, emitted), self._chooser
+        text = chooser._text
         if id(chooser) not in begun:
-            begun[id(chooser)] = chooser, len(text), _output(outputs, text)
-        _, prompt, output = begun[id(chooser)]
-        return output[len(text) - prompt + len(emitted)]
+            ids = text.ids.tolist()  # the prompt, which may be left-padded
+            number = next(known[key] for start in range(len(ids)) if (key := tuple(ids[start:])) in known)
+            begun[id(chooser)] = chooser, len(text), number
+        _, prompt, number = begun[id(chooser)]
+        at = len(text) - prompt + len(emitted)
+        picks[number, at] = picked
+        return int(recordings[number].output[at])
 
     with patch.object(ModelVerdict, "choose", recorded):
         yield
 
 
-def _output(outputs: dict[tuple[int, ...], list[int]], text: list[int]) -> list[int]:
-    """Return the output for a prompt, which may be left-padded."""
-    return next(outputs[key] for start in range(len(text)) if (key := tuple(text[start:])) in outputs)
+def force(
+    model: Any, way: Way, recordings: Sequence[Recording], texts: int, *, warm: bool = True, **options: Any
+) -> tuple[Figures, Picks]:
+    """Decode recorded outputs of one length, and once before with `warm`; return figures and picks."""
+    prompts, picks, answers = [each.prompt for each in recordings], Picks(), Answers()
+    tokens = len(recordings[0].output)
+    with forced(recordings, picks):
+        if warm:
+            answer(model, prompts, way, tokens, Answers(), together=texts, **options)
+        with pass_times() as times:
+            answer(model, prompts, way, tokens, answers, together=texts, **options)
+    if answers.outputs != [each.output.tolist() for each in recordings]:
+        raise AssertionError("the outputs are not those recorded")
+    return _figures(answers, times()), picks
+
+
+def _figures(answers: Answers, times: Sequence[float]) -> Figures:
+    """Return the figures of a run; `outside` is the share of its steps in which the GPU waits for the host."""
+    found, tally = answers.figures(), answers.tally
+    speed = {"tokens_per_second": found["tokens_per_second"]}
+    drafts = {key: found[key] for key in ("accepted_length", "nodes", "seconds")}
+    if not times:
+        return speed | {"captured": False} | drafts
+    steps, spent = len(times), (tally.draft_ns, tally.forward_ns, tally.accept_ns)
+    draft, queue, accept = (each / 1e6 / steps for each in spent)
+    step, gpu = draft + queue + accept, sum(times) / steps
+    parts = {"outside": 1 - gpu / step, "step_ms": step, "gpu_ms": gpu}
+    parts |= {"draft_ms": draft, "queue_ms": queue, "accept_ms": accept}
+    return speed | drafts | {name: round(value, 4) for name, value in parts.items()} | {"steps": steps}

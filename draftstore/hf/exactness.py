@@ -126,19 +126,19 @@ def _read_one_by_one(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     )  # type: ignore[no-untyped-call]
     plain = copy.copy(model)  # the same without its own settings: ends, stop strings, a time limit
     plain.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
-    forced = LogitsProcessorList([_Forced([*tokens.tolist(), 0])])
+    forced = LogitsProcessorList([Forced([*tokens.tolist(), 0])])
     mask = torch.ones_like(prompt)
     found = plain.generate(prompt, generation_config=settings, attention_mask=mask, logits_processor=forced)
     return torch.cat(found.logits).cpu()
 
 
-class _Forced(LogitsProcessor):
-    """Forces given tokens."""
+class Forced(LogitsProcessor):
+    """Forces given tokens: prompt and output."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Any, scores: Any) -> Any:  # noqa: D102 (as LogitsProcessor)
         chosen = torch.full_like(scores, -torch.inf)
         chosen[:, self._tokens[input_ids.shape[1]]] = 0.0
         return chosen

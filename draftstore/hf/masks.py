@@ -30,7 +30,10 @@ Views = Mapping[str, int | None]
 
 def views_of(config: Any) -> Views:
     """Return the attention ranges of a model's layers from its text configuration."""
-    types, settings = get_layer_types_and_kwargs(config)
+    known: Any = get_layer_types_and_kwargs(config)
+    types, settings = known
+    if isinstance(settings, dict):  # transformers before 5.19: one for all layers whose range is limited
+        settings = [{} if kind == FULL else settings for kind in types]
     found = {kind: each.get("sliding_window") for kind, each in zip(types, settings, strict=True)}
     return {kind: size for kind, size in found.items() if kind != NO_CACHE}
 

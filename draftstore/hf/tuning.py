@@ -127,7 +127,7 @@ def measure(
     runner.pool.resize(size, 0, 0)
     ids = np.random.default_rng(SEED).integers(vocab_size(model), size=context)
     runner.read(0, ids, 0, Wants())
-    entries = {count: _entry(count, context, vocab_size(model)) for count in rows}
+    entries = {count: tree_entry(count, context, vocab_size(model)) for count in rows}
 
     def timed(count: int) -> float:
         begin = perf_counter()
@@ -176,7 +176,7 @@ def _room_for(model: Any, context: int, rows: int) -> int:
     return room
 
 
-def _entry(count: int, past: int, vocab_size: int) -> Entry:
+def tree_entry(count: int, past: int, vocab_size: int) -> Entry:
     """Return the input of a pass over `count` rows: a binary tree."""
     nodes = np.arange(count - 1)
     tokens = (nodes * 7919 % vocab_size).astype(np.int32)

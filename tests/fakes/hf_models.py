@@ -111,7 +111,7 @@ tiny = functools.cache(build)
 
 
 def needs_gpu(test: Test) -> Test:
-    """Mark a test that waits for a GPU: `python -m benchmarks.gpu --parts tests` runs those of `tests/unit/hf`."""
+    """Mark a test that waits for a GPU: `python -m benchmarks.gpu` runs it."""
     here = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
     return cast(Test, pytest.mark.gpu(here(test)))
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import T5Config, T5ForConditionalGeneration
 
 from draftstore.decoding.planners import Fixed
@@ -179,6 +181,10 @@ def test_models_that_take_one_text_at_a_time(rope: dict[str, Any]) -> None:
     assert member.text.ids.tolist() == told(second, long, 9)[0].tolist()
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.20"),
+    reason="before 5.20, plain generate drops the cache there, and reads only the last token anew",
+)
 @pytest.mark.parametrize("length", [28, 31, 32])
 def test_a_text_is_read_anew_where_plain_generate_does_so(length: int) -> None:
     """Phi 3 drops its cache where the rotation of all positions changes."""

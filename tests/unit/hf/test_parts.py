@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from draftstore.hf import masks
 from draftstore.hf.checks import depth_limit
 from draftstore.hf.choosing import Ids
+from draftstore.hf.masks import FULL, SLIDING, views_of
 from draftstore.hf.passes import CHUNK, Wants, choices
 from tests.fakes.hf_models import build, tiny
 
@@ -18,6 +20,12 @@ def test_the_depth_of_drafts() -> None:
     }  # fmt: skip
     limit = depth_limit(build(max_position_embeddings=100, rope_parameters=rope))
     assert [limit(position) for position in (0, 18, 19, 20, 99)] == [19, 1, 0, 79, 0]
+
+
+def test_ranges_of_layers_as_transformers_before_5_19_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [FULL, SLIDING, FULL], {"sliding_window": 8}
+    monkeypatch.setattr(masks, "get_layer_types_and_kwargs", lambda _config: told)
+    assert views_of(None) == {FULL: None, SLIDING: 8}
 
 
 def test_a_text_gives_tensors_that_keep_their_content() -> None:

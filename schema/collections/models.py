@@ -41,13 +41,11 @@ class Collection(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     sources: Mapped[list["CollectionSource"]] = relationship(
-        order_by="CollectionSource.id",
-        cascade="all, delete-orphan",
-        passive_deletes=True,
-        back_populates="collection",
-    )
+        order_by="CollectionSource.id", cascade="all, delete-orphan", passive_deletes=True,
+        back_populates="collection", lazy="selectin",
+    )  # fmt: skip
     removals: Mapped[list["CollectionRemoval"]] = relationship(
-        order_by="CollectionRemoval.id", cascade="all, delete-orphan", passive_deletes=True
+        order_by="CollectionRemoval.id", cascade="all, delete-orphan", passive_deletes=True, lazy="selectin"
     )
 
     __table_args__ = (

@@ -5,15 +5,7 @@ from datetime import timedelta
 import click
 
 from draftstore.cli.options import Group, takes
-from draftstore.cli.output import (
-    Columns,
-    cell,
-    json_option,
-    print_json,
-    print_result,
-    print_rows,
-    say,
-)
+from draftstore.cli.output import Columns, cell, json_option, print_json, print_result, print_rows, say
 from draftstore.errors import counted
 from draftstore.text.scans import open_scan
 from schema.cli.common import catalogue_session, confirm

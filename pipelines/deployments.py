@@ -18,12 +18,7 @@ import click
 from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
-from prefect.client.schemas.objects import (
-    ConcurrencyLimitConfig,
-    ConcurrencyLimitStrategy,
-    FlowRun,
-    State,
-)
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, FlowRun, State
 from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.states import Crashed

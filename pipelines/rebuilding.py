@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError, TokenizerError
 from draftstore.live import log
-from draftstore.live.removing import identified
+from draftstore.live.texts import identified
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.progress import tokenizing

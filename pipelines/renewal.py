@@ -113,11 +113,7 @@ def _rebuild(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]
     result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
     if live_logs(surveyed.collection):
         result["live"] = tasks.put_to_rest(ledger, surveyed)
-        log(
-            "collection %s: %d segments of live logs put to rest, %d deleted",
-            name,
-            *result["live"].values(),
-        )
+        log("collection %s: %d segments of live logs put to rest, %d deleted", name, *result["live"].values())
     for key, store, make in _lagging(ledger, surveyed, rest, renewing):
         result[key] = None
         if is_due(ledger, surveyed, store):

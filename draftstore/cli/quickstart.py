@@ -50,8 +50,7 @@ class QuickstartOptions(Options):
         None, description="A folder, a tokenizer.json or a hub name."
     )
     source: Annotated[
-        tuple[Path, ...],
-        Shown(unset="the standard library and installed packages", metavar="FOLDER..."),
+        tuple[Path, ...], Shown(unset="the standard library and installed packages", metavar="FOLDER...")
     ] = Field((), description="Folders of Python source.")
     held_out: int = Field(HELD_OUT, ge=1, description="Maximum number of files to replay.")
     budget: int = Field(BUDGET, ge=1, le=MAX_BUDGET, description="Maximum number of nodes in a draft.")

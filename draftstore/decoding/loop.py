@@ -49,11 +49,7 @@ class Text:
     """
 
     def __init__(
-        self,
-        session: Session,
-        planner: Planner,
-        ends: Callable[[Sequence[int]], bool],
-        min_prob: float = 0.0,
+        self, session: Session, planner: Planner, ends: Callable[[Sequence[int]], bool], min_prob: float = 0.0
     ) -> None:
         """Begin after the first token; see the attributes.
 

@@ -212,8 +212,7 @@ def _replay_one(
         return tally
     states = recording.hidden
     session = drafter.session(
-        np.concatenate([recording.prompt, recording.output[:1]]),
-        hidden=None if states is None else states[0],
+        np.concatenate([recording.prompt, recording.output[:1]]), hidden=None if states is None else states[0]
     )
     if states is None and session.needs_hidden:
         raise ReplayError(

@@ -194,10 +194,7 @@ class ContextSession:
     needs_candidates = False
 
     def __init__(
-        self,
-        drafter: ContextDrafter,
-        prompt_ids: ArrayLike,
-        hidden: NDArray[np.floating[Any]] | None = None,
+        self, drafter: ContextDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.floating[Any]] | None = None
     ) -> None:
         self.drafter = drafter
         self.needs_hidden = drafter.hidden_size > 0

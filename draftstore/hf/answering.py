@@ -46,11 +46,7 @@ def batch_member(
     return member.draft(drafter, capped(planner, request.budget), min_prob)
 
 
-def decode_plainly(
-    loaded: LoadedModel,
-    request: GenerationRequest,
-    on_step: Callable[[Step], None],
-) -> None:
+def decode_plainly(loaded: LoadedModel, request: GenerationRequest, on_step: Callable[[Step], None]) -> None:
     """Decode the answer to one request with plain `generate`, for models that take no drafts.
 
     Args:

@@ -19,10 +19,7 @@ class Drawing(Options):
     """How tokens are drawn."""
 
     temperature: Annotated[float, Shown(unset="0")] = Field(
-        0.0,
-        ge=0,
-        description="Sampling temperature; 0 always takes the most likely token.",
-        examples=[0.7],
+        0.0, ge=0, description="Sampling temperature; 0 always takes the most likely token.", examples=[0.7]
     )
     top_p: float = Field(
         1.0,

@@ -18,10 +18,10 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,6 +45,7 @@ _HEAD = struct.Struct(f"<IBBHIId{DIGEST_BYTES}s")
 _DOCUMENT, _ERASED, _APPLIED = range(3)
 _UNKNOWN, _RECORD, _ANSWER = range(3)
 _TOKEN = np.dtype("<i4")
+T = TypeVar("T")
 
 
 class Document(NamedTuple):
@@ -253,29 +254,34 @@ def agree(folder: Path, vocabulary: Vocabulary) -> Vocabulary:
 
 
 def vocabulary_of(folder: Path) -> Vocabulary | None:
-    """Return the vocabulary of a log; None if it has none yet.
+    """Return the vocabulary of a log; None if it has none yet. See `load` for errors."""
+    return load(
+        folder,
+        "live.json",
+        lambda found: Vocabulary(found["size"], found["fingerprint"]),
+        "remove the folder",
+    )
+
+
+def load(folder: Path, name: str, make: Callable[[dict[str, Any]], T], advice: str) -> T | None:
+    """Return what a file of a log says; None if there is no such file.
 
     Raises:
         EarlierVersionError: the log is of an earlier version, which knew documents by other digests.
-        DraftstoreError: it cannot be read.
+        DraftstoreError: the file cannot be read; `advice` says what to do then.
     """
     try:
-        found = json.loads((folder / "live.json").read_text(encoding="utf-8"))
-        require_identity(folder, found)
-        return Vocabulary(found["size"], found["fingerprint"])
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        if found.get("identity") == IDENTITY:
+            return make(found)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DraftstoreError(f"{folder / 'live.json'} cannot be read ({error}): remove the folder") from None
-
-
-def require_identity(folder: Path, found: Mapping[str, Any]) -> None:
-    """Refuse a file of an earlier version in a log."""
-    if found.get("identity") != IDENTITY:
-        raise EarlierVersionError(
-            f"the live log {folder} was written by an earlier version, which knew documents by other digests: move the "
-            "folder away, and a new log begins; docs/operations.md, Upgrade, has the steps"
-        )
+        raise DraftstoreError(f"{folder / name} cannot be read ({error}): {advice}") from None
+    raise EarlierVersionError(
+        f"the live log {folder} was written by an earlier version, which knew documents by other digests: move the "
+        "folder away, and a new log begins; docs/operations.md, Upgrade, has the steps"
+    )
 
 
 def _is_closed(path: Path) -> bool:

@@ -15,26 +15,17 @@ import time
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from draftstore.errors import DraftstoreError
-from draftstore.live.log import (
-    LIVE,
-    Document,
-    applied,
-    damage,
-    documents,
-    erase,
-    is_open,
-    require_identity,
-    segments,
-)
+from draftstore.live.log import LIVE, Document, applied, damage, documents, erase, is_open, load, segments
+from draftstore.live.texts import answer_of, identified, tokenizer_of
 from draftstore.storage.files import replacing
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
-from draftstore.text.digests import IDENTITY, answer_digest
+from draftstore.text.digests import IDENTITY
 from draftstore.text.fragments import Finder, Fragment
-from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizer import TextTokenizer
 
 SILENT_SECONDS = 10.0
 """Seconds without a sign of life after which a process is no longer waited for."""
@@ -45,48 +36,37 @@ class TakeDowns:
     """Documents that a log may not hold; `state` grows with each change.
 
     Attributes:
-        documents: their digests, in hexadecimal.
+        documents: their digests.
         answers: digests of their last answers, compared with documents whose writer did not know the conversation.
         containing: texts that no document may contain.
     """
 
     state: int = 0
-    documents: frozenset[str] = frozenset()
-    answers: frozenset[str] = frozenset()
+    documents: frozenset[bytes] = frozenset()
+    answers: frozenset[bytes] = frozenset()
     containing: tuple[Fragment, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> "TakeDowns":
-        """Return the take-downs of a log.
+        """Return the take-downs of a log; see `log.load` for errors."""
 
-        Raises:
-            EarlierVersionError: they are of an earlier version.
-            DraftstoreError: they cannot be read.
-        """
-        try:
-            found = json.loads((folder / "removed.json").read_text(encoding="utf-8"))
-            require_identity(folder, found)
+        def made(found: dict[str, Any]) -> TakeDowns:
+            sets = (frozenset(map(bytes.fromhex, found[key])) for key in ("documents", "answers"))
+            documents, answers = sets
             fragments = tuple(Fragment(**each) for each in found["containing"])
-            digests = frozenset(found["documents"]), frozenset(found["answers"])
-            return cls(int(found["state"]), *digests, fragments)
-        except FileNotFoundError:
-            return cls()
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise DraftstoreError(
-                f"{folder / 'removed.json'} cannot be read ({error}): remove the documents again, then this file"
-            ) from None
+            return cls(int(found["state"]), documents, answers, fragments)
 
-    def replaced_by(self, rules: "TakeDowns") -> "TakeDowns":
-        """Return other take-downs in the next state: these, if nothing differs."""
-        if dataclasses.replace(rules, state=self.state) == self:
-            return self
-        # Higher than any state that a process may have applied, even if the file was deleted.
-        return dataclasses.replace(rules, state=max(self.state + 1, int(1000 * time.time())))
+        return load(folder, "removed.json", made, "remove the documents again, then this file") or cls()
+
+    @property
+    def empty(self) -> bool:
+        """Whether any document may be held."""
+        return not (self.documents or self.answers or self.containing)
 
     def refuse(self, document: Document, tokenizer: TextTokenizer) -> bool:
         """Return True if a document is among the take-downs."""
         found = identified(document, tokenizer)
-        if (digest := found.digest.hex()) in self.documents or (found.alone and digest in self.answers):
+        if found.digest in self.documents or (found.alone and found.digest in self.answers):
             return True
         return bool(self.containing) and self._finder(tokenizer.decode(document.ids.tolist()))
 
@@ -96,13 +76,10 @@ class TakeDowns:
 
     def unclear(self, document: Document, tokenizer: TextTokenizer) -> bool:
         """Return True if a document may hold a removed answer that its digest does not tell."""
-        if not self.answers or not identified(document, tokenizer).alone:
+        if not self.answers or (document.digest and not document.alone):
             return False
-        ids = document.ids[document.lead :].tolist()
-        whole = _without_ends(ids, tokenizer)
-        text = tokenizer.decode(whole)
-        told = len(whole) < len(ids) and tokenizer.special_ids.isdisjoint(whole) and "\ufffd" not in text
-        return bool(text.strip()) and not told
+        text, whole = answer_of(document, tokenizer)
+        return bool(text.strip()) and not whole
 
 
 class Held(NamedTuple):
@@ -114,6 +91,7 @@ class Held(NamedTuple):
         memory: number of running processes that may hold some.
         unclear: number of documents that cannot be compared, see `TakeDowns.unclear`.
         damaged: bytes that cannot be read.
+        vouched: when somebody vouched for what cannot be compared or read; None: nobody since the last removal.
     """
 
     place: str
@@ -121,6 +99,12 @@ class Held(NamedTuple):
     memory: int = 0
     unclear: int = 0
     damaged: int = 0
+    vouched: str | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether it holds none."""
+        return not (self.log or self.memory or (not self.vouched and (self.unclear or self.damaged)))
 
 
 def last_change(folder: Path) -> tuple[int, ...]:
@@ -133,32 +117,6 @@ def last_change(folder: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _without_ends(ids: list[int], tokenizer: TextTokenizer) -> list[int]:
-    """Return the ids of an answer without the special tokens that end it."""
-    end = len(ids)
-    while end and ids[end - 1] in tokenizer.special_ids:
-        end -= 1
-    return ids[:end]
-
-
-def answer_text(document: Document, tokenizer: TextTokenizer) -> str:
-    """Return the text of an answer, with the special tokens that end it."""
-    return tokenizer.decode(document.ids[document.lead :].tolist())
-
-
-def identified(document: Document, tokenizer: TextTokenizer) -> Document:
-    """Return a document with its digest, computed from the answer's text if the writer gave none."""
-    if document.digest:
-        return document
-    ids = _without_ends(document.ids[document.lead :].tolist(), tokenizer)
-    return document._replace(digest=answer_digest(tokenizer.decode(ids)), alone=True)
-
-
-def tokenizer_of(folder: Path) -> TextTokenizer:
-    """Return the tokenizer of a log that a collection reads."""
-    return load_tokenizer(folder.resolve() / TOKENIZER_FOLDER)
-
-
 def take_down(folder: Path, wanted: TakeDowns) -> int:
     """Put take-downs in force instead of earlier ones; return how many documents were in the log.
 
@@ -168,22 +126,24 @@ def take_down(folder: Path, wanted: TakeDowns) -> int:
         DraftstoreError: a process that uses the log gives no sign of life.
     """
     with lock(folder):
-        before = TakeDowns.read(folder)
-        rules = before.replaced_by(wanted)
+        rules = before = TakeDowns.read(folder)
+        if dataclasses.replace(wanted, state=before.state) != before:
+            # Higher than any state that a process may have applied, even if the file was deleted.
+            rules = dataclasses.replace(wanted, state=max(before.state + 1, int(1000 * time.time())))
         # Erase before the rules are written: processes that read these also overwrite documents, without counting them.
         erased = _erase(folder, rules)
         if rules is not before:
+            fields = dataclasses.asdict(rules) | {"identity": IDENTITY}
             with replacing(folder / "removed.json", 0o600) as temporary:
-                sets = {"documents": sorted(rules.documents), "answers": sorted(rules.answers)}
-                fields = dataclasses.asdict(rules) | sets | {"identity": IDENTITY}
-                temporary.write_text(json.dumps(fields), encoding="utf-8")
+                content = json.dumps(fields, default=lambda digests: sorted(map(bytes.hex, digests)))
+                temporary.write_text(content, encoding="utf-8")
     _wait(folder, rules.state)
     # Once more: a process may have ended after the first pass, before it saw the rules.
     return erased + _erase(folder, rules)
 
 
 def _erase(folder: Path, rules: TakeDowns) -> int:
-    if not (rules.documents or rules.answers or rules.containing):
+    if rules.empty:
         return 0
     tokenizer = tokenizer_of(folder)
     return sum(erase(path, lambda found: rules.refuse(found, tokenizer)) for path in segments(folder))
@@ -191,16 +151,14 @@ def _erase(folder: Path, rules: TakeDowns) -> int:
 
 def _wait(folder: Path, state: int) -> None:
     """Wait until all processes have applied a state of take-downs, as long as they are at work."""
-    seen: dict[Path, tuple[int, float]] = {}
+    since: dict[tuple[Path, int], float] = {}
     pause = 0.02
     while late := memory_behind(folder, state):
-        for path, signs in late.items():
-            known, since = seen.setdefault(path, (signs, time.monotonic()))
-            if signs != known:
-                seen[path] = signs, time.monotonic()
-            elif time.monotonic() - since > SILENT_SECONDS:
+        now = time.monotonic()
+        for sign in late.items():
+            if now - since.setdefault(sign, now) > SILENT_SECONDS:
                 raise DraftstoreError(
-                    f"the documents are removed from the live log {folder}, but the process that writes {path.name} "
+                    f"the documents are removed from the live log {folder}, but the process that writes {sign[0].name} "
                     f"has given no sign of life for {SILENT_SECONDS:g} s and may hold them: stop it, then run "
                     "`draftstore corpus prove-removed`"
                 )
@@ -221,14 +179,12 @@ def memory_behind(folder: Path, state: int) -> dict[Path, int]:
 def still_held(folder: Path, wanted: TakeDowns) -> Held:
     """Return what a log and its processes may still hold of given take-downs and those in force."""
     own, paths = TakeDowns.read(folder), segments(folder)
-    rules = [own, wanted]
-    damaged = sum(map(damage, paths))
-    if not any(each.documents or each.answers or each.containing for each in rules):
-        return Held(str(folder), damaged=damaged)
-    tokenizer, log, unclear = tokenizer_of(folder), 0, 0
-    for path in paths:
-        for _, found in documents(path):
+    held = Held(str(folder), damaged=sum(map(damage, paths)))
+    if rules := [each for each in (own, wanted) if not each.empty]:
+        tokenizer = tokenizer_of(folder)
+        held = held._replace(memory=len(memory_behind(folder, own.state)))
+        for _, found in (each for path in paths for each in documents(path)):
             refused = any(each.refuse(found, tokenizer) for each in rules)
-            log += refused
-            unclear += not refused and any(each.unclear(found, tokenizer) for each in rules)
-    return Held(str(folder), log, len(memory_behind(folder, own.state)), unclear, damaged)
+            unclear = not refused and any(each.unclear(found, tokenizer) for each in rules)
+            held = held._replace(log=held.log + refused, unclear=held.unclear + unclear)
+    return held

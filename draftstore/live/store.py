@@ -31,7 +31,8 @@ from draftstore.live.log import (
     vocabulary_of,
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
-from draftstore.live.removing import TakeDowns, identified, last_change, tokenizer_of
+from draftstore.live.removing import TakeDowns, last_change
+from draftstore.live.texts import identified, tokenizer_of
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.tokenizer import TextTokenizer
 

@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from draftstore.errors import CorpusError, TokenizerError
+from draftstore.live import log
 from draftstore.live.log import LIVE, REST, documents, segments, vocabulary_of
-from draftstore.live.removing import answer_text, identified, tokenizer_of
 from draftstore.storage.files import publish, remove, retired_name
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
-from draftstore.text.digests import Identity, identify
+from draftstore.text.digests import Identity, answer_digest, identify
 from draftstore.text.records import CorpusFile, Document, Render
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,33 @@ class LiveTexts:
         """Stream the answers of a segment, even if it has been put to rest since."""
         path = file.path if file.path.exists() else file.path.with_suffix(REST)
         for place, document in documents(path):
-            text = answer_text(document, self.tokenizer)
+            text = self.tokenizer.decode(document.ids[document.lead :])
             found = identified(document, self.tokenizer)
             # Of a conversation, the log has only the last answer: its text is not that of the document.
             known = Identity(found.digest, identify(text).text if found.alone else None)
             yield Document(f"{file.name}#{place}", text, known)
+
+
+def answer_of(document: log.Document, tokenizer: TextTokenizer) -> tuple[str, bool]:
+    """Return an answer's text without the special tokens that end it, and whether every log has the same one."""
+    ids = document.ids[document.lead :].tolist()
+    end = len(ids)
+    while end and ids[end - 1] in tokenizer.special_ids:
+        end -= 1
+    text = tokenizer.decode(ids[:end])
+    return text, end < len(ids) and tokenizer.special_ids.isdisjoint(ids[:end]) and "\ufffd" not in text
+
+
+def identified(document: log.Document, tokenizer: TextTokenizer) -> log.Document:
+    """Return a document with its digest, computed from the answer's text if the writer gave none."""
+    if document.digest:
+        return document
+    return document._replace(digest=answer_digest(answer_of(document, tokenizer)[0]), alone=True)
+
+
+def tokenizer_of(folder: Path) -> TextTokenizer:
+    """Return the tokenizer of a log that a collection reads."""
+    return load_tokenizer(folder.resolve() / TOKENIZER_FOLDER)
 
 
 def adopt(folder: Path, tokenizer: TextTokenizer) -> None:

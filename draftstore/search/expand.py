@@ -161,10 +161,7 @@ def _unpack_rule(values: Any, budget: Any) -> Any:
 @kernel
 def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
     """Return buffers for the matches and nodes of drafts of at most `budget` nodes."""
-    return (
-        new_matches(rule.max_match + rule.depth, budget + 1, segments),
-        new_frontier(budget),
-    )
+    return (new_matches(rule.max_match + rule.depth, budget + 1, segments), new_frontier(budget))
 
 
 @leaf_kernel

@@ -38,10 +38,7 @@ class Device(Options):
     """Where a model runs."""
 
     device: Annotated[str | None, Shown(unset="the GPU, if there is one", metavar="D")] = Field(
-        None,
-        min_length=1,
-        description="Device: cpu, cuda, cuda:1, ...",
-        examples=["cpu", "cuda", "cuda:1"],
+        None, min_length=1, description="Device: cpu, cuda, cuda:1, ...", examples=["cpu", "cuda", "cuda:1"]
     )
 
 
@@ -60,10 +57,7 @@ class ModelSources(ModelChoice):
 
     model_dtype: Weights = Field(None, description="Data type of the weights.")
     batch_tokens: Annotated[int | None, Shown(unset="2,048 on CPUs, 16,384 on GPUs", expert=True)] = Field(
-        None,
-        ge=1,
-        description="Number of tokens per model batch; fewer take less memory.",
-        examples=[16_384],
+        None, ge=1, description="Number of tokens per model batch; fewer take less memory.", examples=[16_384]
     )
 
 

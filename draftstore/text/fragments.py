@@ -52,31 +52,25 @@ class Finder:
         groups: dict[tuple[int, bool], list[Fragment]] = {}
         for each in fragments:
             groups.setdefault((each.length, each.folded), []).append(each)
-        self._groups = [(*key, _Hashes(group)) for key, group in groups.items()]
+        self._groups = [_Group(*key, found) for key, found in groups.items()]
 
     def __call__(self, text: str) -> bool:
         """Return True if a text contains one of the fragments."""
-        return any(
-            hashes.occur_in(text.casefold() if folded else text, length)
-            for length, folded, hashes in self._groups
-        )
+        return any(group.occurs_in(text) for group in self._groups)
 
 
-def found_in(fragments: Iterable[Fragment], text: str) -> bool:
-    """Return True if a text contains one of the fragments."""
-    return Finder(fragments)(text)
-
-
-class _Hashes:
+class _Group:
     """The hashes of fragments of one length, and a table of their upper 16 bits."""
 
-    def __init__(self, fragments: Sequence[Fragment]) -> None:
+    def __init__(self, length: int, folded: bool, fragments: Sequence[Fragment]) -> None:
+        self._length, self._folded = length, folded
         self._rolls = np.array([each.roll for each in fragments], np.uint64)
         self._digests = frozenset(each.digest for each in fragments)
         self._table = np.zeros(1 << 16, np.bool_)
         self._table[self._rolls >> np.uint64(48)] = True
 
-    def occur_in(self, text: str, length: int) -> bool:
+    def occurs_in(self, text: str) -> bool:
+        text, length = text.casefold() if self._folded else text, self._length
         step = max(WINDOW - length + 1, length)
         for start in range(0, len(text) - length + 1, step):
             window = text[start : start + step + length - 1]

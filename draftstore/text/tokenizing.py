@@ -86,12 +86,10 @@ class ReadOptions(Options):
     )
     strict: bool = Field(False, description="Stop at the first bad record instead of counting it.")
     allow_truncated: bool = Field(
-        False,
-        description="Build from truncated or damaged files, up to the damage, instead of failing.",
+        False, description="Build from truncated or damaged files, up to the damage, instead of failing."
     )
     rehash: Annotated[bool, EXPERT] = Field(
-        False,
-        description="Read large files even if size and times are unchanged.",
+        False, description="Read large files even if size and times are unchanged."
     )
 
     @property
@@ -237,11 +235,7 @@ class TextBuild:
         )
 
     def seal(
-        self,
-        store: Path,
-        parameters: dict[str, Any],
-        counts: dict[str, int],
-        **options: Any,
+        self, store: Path, parameters: dict[str, Any], counts: dict[str, int], **options: Any
     ) -> Manifest:
         """Complete the store (`seal_store`), adding the plan to its parameters, documents and tokens to its counts."""
         corpus, shards = self._options, self._shards

@@ -58,9 +58,14 @@ def removed_rows(scan: Scan, removals: Sequence[Removal]) -> NDArray[np.bool_]:
     """Return which rows of a scan are taken down, bool [n]: all with a removed document or text, or that begin so."""
     ruled = scan.frame.filter(pl.any_horizontal("refused", *(removal.taken for removal in removals)))
     known = [ruled["digest"], ruled["text"], *(digest_series(removal.digests) for removal in removals)]
-    digests = pl.concat([each.alias("digest") for each in known]).drop_nulls().unique().implode()
-    taken = [pl.col(name).is_in(digests).fill_null(value=False) for name in ("digest", "text")]
-    begins = pl.col("beginnings").list.eval(pl.element().is_in(digests)).list.any()
+    return rows_with(scan, pl.concat([each.alias("digest") for each in known]).drop_nulls().unique())
+
+
+def rows_with(scan: Scan, digests: pl.Series) -> NDArray[np.bool_]:
+    """Return which rows of a scan are a document or text with one of these digests, or begin so, bool [n]."""
+    known = digests.implode()
+    taken = [pl.col(name).is_in(known).fill_null(value=False) for name in ("digest", "text")]
+    begins = pl.col("beginnings").list.eval(pl.element().is_in(known)).list.any()
     return scan.frame.select(pl.any_horizontal(*taken, begins)).to_series().to_numpy()
 
 

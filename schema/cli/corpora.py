@@ -5,15 +5,7 @@ from datetime import timedelta
 import click
 
 from draftstore.cli.options import Group, takes
-from draftstore.cli.output import (
-    Columns,
-    cell,
-    json_option,
-    print_json,
-    print_result,
-    print_rows,
-    say,
-)
+from draftstore.cli.output import Columns, cell, json_option, print_json, print_result, print_rows, say
 from draftstore.errors import counted
 from draftstore.text.scans import open_scan
 from schema.cli.common import catalogue_session, confirm
@@ -23,7 +15,7 @@ from schema.cli.restoring import restore
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions
 from schema.collections.live_logs import forget
-from schema.collections.removal_files import in_force, scan_path
+from schema.collections.removal_files import scan_path
 
 
 @click.group(cls=Group)
@@ -173,7 +165,7 @@ def scan(name: str, as_json: bool) -> None:
     """
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
-    found = scan_with_progress(collection, collecting.open_tokenizer(collection))
+    found = scan_with_progress(collection)
     facts = {"files": len(found.files), "files_read": found.read, **figures(collection, found)}
     if as_json:
         print_json(facts)
@@ -195,7 +187,7 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
       draftstore corpus drop chat
     """
     with catalogue_session() as session:
-        removals = len(in_force(collecting.find_collection(session, name)))
+        removals = len(collecting.find_collection(session, name).in_force)
     if removals and not yes:
         lost = f"{counted(removals, 'take-down')} of {name} would be lost, and the documents could come back"
         confirm(f"{lost}. Continue?")

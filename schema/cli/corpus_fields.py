@@ -7,23 +7,22 @@ import numpy as np
 
 from draftstore.cli.common import count_progress
 from draftstore.cli.output import say
-from draftstore.errors import CorpusError, counted
+from draftstore.errors import CorpusError, DraftstoreError, counted
 from draftstore.storage.report import passed_over_text
 from draftstore.text.digests import digest_keys
 from draftstore.text.scans import Scan, open_scan
-from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.wanted import removed_rows
 from schema.collections import collecting
+from schema.collections.live_logs import forget
 from schema.collections.models import Collection, CollectionSource
-from schema.collections.removal_files import in_force, key_of, removals_of, scan_path
+from schema.collections.removal_files import removals_of, scan_path
 
 
 def fields(collection: Collection) -> dict[str, Any]:
     """Return a collection as JSON values, with the figures of its last scan."""
     found = figures(collection)
     by_source = found.pop("sources", {})
-    numbers = {key_of(removal): removal.id for removal in collection.removals}
-    force = in_force(collection)
+    numbers, force = {removal.key: removal.id for removal in collection.removals}, collection.in_force
     return {
         "name": collection.name,
         "tokenizer": collection.tokenizer,
@@ -101,8 +100,9 @@ def rule_text(removal: dict[str, Any]) -> str:
     return ", ".join(parts) or "by digest"
 
 
-def scan_with_progress(collection: Collection, tokenizer: TextTokenizer | None) -> Scan:
+def scan_with_progress(collection: Collection) -> Scan:
     """Scan a collection under a progress bar."""
+    tokenizer = collecting.open_tokenizer(collection)
     with count_progress("files") as bars:
         task = bars.add_task("scanning", total=None, detail="")
 
@@ -120,3 +120,11 @@ def warn_of_problems(found: Scan) -> None:
     if report.bad_records:
         first = f"{report.problems[0].place}: {report.problems[0].reason}"
         say(f"{counted(report.bad_records, 'bad record')}, the first one {first}", err=True)
+
+
+def forgotten(collection: Collection, done: str, scan: Scan | None = None) -> int:
+    """Put the removals in force into live logs, after a scan; an error says what is `done`. See `forget`."""
+    try:
+        return forget(collection, scan_with_progress(collection) if scan is None else scan)
+    except (DraftstoreError, OSError) as error:
+        raise CorpusError(f"{done}, but not all live logs forgot: {error}") from None

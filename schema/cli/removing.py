@@ -1,92 +1,88 @@
 """`draftstore corpus remove` and `prove-removed`: take-down, and proof that it is complete."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 
 from draftstore.cli.common import status
+from draftstore.cli.options import takes
 from draftstore.cli.output import json_option, print_json, print_result, print_table, say
-from draftstore.errors import CorpusError, DraftstoreError, counted
+from draftstore.errors import CorpusError, counted
 from draftstore.live.removing import Held
+from draftstore.options import Options, Shown
 from schema.cli.common import catalogue_session, confirm
-from schema.cli.corpus_fields import scan_with_progress, warn_of_problems
+from schema.cli.corpus_fields import forgotten, scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import check_live_logs, forget, live_logs
+from schema.collections.live_logs import check_live_logs, live_logs
 from schema.collections.models import Collection
-from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch, vouched
+from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch
 from schema.collections.removing import Selection, select_documents, write_removal
 
 NOT_PROVEN = 5
 """Exit status if a live build or log holds removed documents, or cannot be checked and nobody vouched for it."""
-LOG_COLUMNS = ("removed documents", "processes that may hold some", "not comparable", "damaged bytes")
+BUILD_COLUMNS = ("build", "kind", "live as", "documents", "removed", "not active")
+LOG_COLUMNS = (
+    "live log", "removed documents", "processes that may hold some", "not comparable", "damaged bytes",
+)  # fmt: skip
 LIMITS = (
     "not checked: the sources themselves, except live logs; builds that are not live; backups and copies of stores or "
     "of the database; logs; and the memory of lookup services and decoders until they follow the release"
 )
 
 
+class Removing(Options):
+    """What to remove, and how."""
+
+    document: Annotated[str | None, Shown(metavar="ID")] = Field(
+        None, description="The document with this id, now and later."
+    )
+    where: Annotated[tuple[str, ...], Shown(metavar="CONDITION")] = Field(
+        (),
+        description="source=NUMBER or source=PATH: documents of this source; before=DATE: first seen before. Given "
+        "twice, both must match.",
+    )
+    containing: Annotated[str | None, Shown(metavar="TEXT")] = Field(
+        None,
+        description="Documents that contain this text, now and later. Only hashes of the text are stored.",
+    )
+    ignore_case: bool = Field(False, description="Find the text of --containing in any case.")
+    later: bool = Field(False, description="Write the rule for later documents even if none matches now.")
+    force: bool = Field(False, description="Remove even more than a tenth of the documents.")
+    dry_run: bool = Field(False, description="Print what would be removed, and remove nothing.")
+    reason: Annotated[str | None, Shown(metavar="TEXT")] = Field(None, description="Reason, as a note.")
+
+
 def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, Any]:
     """Return the source and time that `--where` names."""
+    places = {row.place: row.id for row in collection.sources}
+    read = {"source": lambda value: places.get(value) or int(value), "before": _seconds}
     found: dict[str, Any] = {}
     for condition in conditions:
         key, _, value = condition.partition("=")
-        places = {row.place: row.id for row in collection.sources}
-        if key == "source" and (value.isdecimal() or value in places):
-            found[key] = places[value] if value in places else int(value)
-        elif key == "before":
-            found[key] = _seconds(value)
-        else:
+        try:
+            found[key] = read[key](value)
+        except (KeyError, ValueError):
             raise click.UsageError(
                 f"--where {condition}: expected source=NUMBER, source=PATH or before=2026-01-31; "
                 f"`draftstore corpus show {collection.name}` lists the sources"
-            )
+            ) from None
     return found
 
 
 def _seconds(text: str) -> int:
     """Return the unix seconds of a date or time in ISO form, in UTC unless it names a zone."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"{text!r} is not a date: expected one such as 2026-01-31") from None
+    time = datetime.fromisoformat(text)
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())
 
 
 @click.command()
 @click.argument("name")
-@click.option("--document", metavar="ID", help="The document with this id, now and later.")
-@click.option(
-    "--where",
-    "conditions",
-    multiple=True,
-    metavar="CONDITION",
-    help="source=NUMBER or source=PATH: documents of this source; before=DATE: first seen before. Given twice, both "
-    "must match.",
-)
-@click.option(
-    "--containing",
-    metavar="TEXT",
-    help="Documents that contain this text, now and later. Only hashes of the text are stored.",
-)
-@click.option("--ignore-case", is_flag=True, help="Find the text of --containing in any case.")
-@click.option("--later", is_flag=True, help="Write the rule for later documents even if none matches now.")
-@click.option("--force", is_flag=True, help="Remove even more than a tenth of the documents.")
-@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
-@click.option("--reason", metavar="TEXT", help="Reason, as a note.")
+@takes(options=Removing)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def remove(
-    name: str,
-    conditions: tuple[str, ...],
-    later: bool,
-    force: bool,
-    dry_run: bool,
-    reason: str | None,
-    yes: bool,
-    as_json: bool,
-    **criteria: Any,
-) -> None:
+def remove(name: str, options: Removing, yes: bool, as_json: bool) -> None:
     """Take documents down: the next rebuild and all later ones exclude them, whichever file contains them.
 
     Their texts stay out under other roles, too, and so do conversations that begin with them. The sources are scanned
@@ -106,53 +102,48 @@ def remove(
     """
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
-    where = _where(collection, conditions)
-    if sum([criteria["document"] is not None, bool(where), criteria["containing"] is not None]) != 1:
+    where, text = _where(collection, options.where), options.containing
+    if sum([options.document is not None, bool(where), text is not None]) != 1:
         raise click.UsageError("give one of --document, --where and --containing")
-    if criteria["ignore_case"] and criteria["containing"] is None:
+    if options.ignore_case and text is None:
         raise click.UsageError("--ignore-case is an option of --containing")
-    scan = scan_with_progress(collection, collecting.open_tokenizer(collection))
+    scan = scan_with_progress(collection)
     warn_of_problems(scan)
     with status("reading the documents"):
-        found = select_documents(collection, scan, **where, **criteria)
-    force_needed = found.many and criteria["document"] is None
-    what = _matched(name, found, later=later, allowed=force or dry_run or not force_needed)
+        criteria = where | {"document": options.document, "containing": text}
+        found = select_documents(collection, scan, ignore_case=options.ignore_case, **criteria)
+    what = _matched(name, found, options)
     fields: dict[str, Any] = {
         "removal": None, "documents": found.removal.documents, "active": found.wanted, "contained": found.contained,
-        "other_case": found.other_case, "force_needed": force_needed, "later": bool(found.removal.rule),
+        "other_case": found.other_case, "force_needed": found.many, "later": bool(found.removal.rule),
     }  # fmt: skip
-    if dry_run:
-        needed = "; --force would be needed" if force_needed else ""
+    if options.dry_run:
+        needed = "; --force would be needed" if found.many else ""
         return print_result(fields, as_json, f"would be removed from {name}: {what}{needed}")
     if not yes:
         confirm(f"{what}: remove them from {name}?")
     with catalogue_session() as session:
-        fields["removal"] = write_removal(session, name, found.removal, reason).id
+        number = fields["removal"] = write_removal(session, name, found.removal, options.reason).id
         collection = collecting.get_collection(session, name)
-    text = f"removal {fields['removal']}: {what}; the next rebuild will exclude them"
+    said = f"removal {number}: {what}; the next rebuild will exclude them"
     if live_logs(collection):
-        try:
-            fields["overwritten"] = forget(collection, scan)
-        except (DraftstoreError, OSError) as error:
-            raise CorpusError(
-                f"removal {fields['removal']} is written, but not all live logs forgot: {error}"
-            ) from None
-        text += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
-    return print_result(fields, as_json, text)
+        fields["overwritten"] = forgotten(collection, f"removal {number} is written", scan)
+        said += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
+    return print_result(fields, as_json, said)
 
 
-def _matched(name: str, found: Selection, *, later: bool, allowed: bool) -> str:
-    """Return what matched in words; CorpusError if that is nothing, without a rule for `later`, or not `allowed`."""
+def _matched(name: str, found: Selection, options: Removing) -> str:
+    """Return what matched in words; CorpusError if that is nothing to write, or needs `--force`."""
     if found.other_case:
         more = counted(found.other_case, "further document")
         say(f"{more} with the text in other case: --ignore-case includes them", err=True)
     documents, rule = found.removal.documents, found.removal.rule
-    if not documents and not (later and rule):
+    if not documents and not (options.later and rule):
         advice = "--later writes a rule for documents to come" if rule else "a line number makes no rule"
         raise CorpusError(f"no document of {name} matches, nothing is written: {advice}")
     what = f"{counted(documents, 'document')} matched ({found.wanted:,} active)"
     what += f", and {found.contained:,} more that repeat them" if found.contained else ""
-    if not allowed:
+    if found.many and not options.force and not options.dry_run:
         raise CorpusError(f"{what}: more than a tenth of {name}; nothing is written without --force")
     return what
 
@@ -183,64 +174,45 @@ def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name, lock=True)
         vouch(session, collection, things)
-    scan = scan_with_progress(collection, collecting.open_tokenizer(collection))
+    scan = scan_with_progress(collection)
     with status("comparing documents"), catalogue_session() as session:
         removed = removed_keys(collection, scan)
         checked = check_live_builds(session, collection, scan, removed)
-    held = [(row, vouched(collection, row.place)) for row in check_live_logs(collection, scan)]
-    unheld = (
-        not (row.log or row.memory or ((row.unclear or row.damaged) and not said)) for row, said in held
-    )
-    proven = all(row.clean for row in checked) and all(unheld)
+    held = check_live_logs(collection, scan)
+    proven = all(row.clean for row in checked) and all(row.clean for row in held)
     if as_json:
-        print_json(
-            {
-                "proven": proven,
-                "documents": len(removed),
-                "checked": [row._asdict() for row in checked],
-                "live_logs": [row._asdict() | {"vouched": said} for row, said in held],
-                "not_looked_at": LIMITS.partition(": ")[2],
-            }
-        )
+        print_json({
+            "proven": proven, "documents": len(removed), "checked": [row._asdict() for row in checked],
+            "live_logs": [row._asdict() for row in held], "not_looked_at": LIMITS.partition(": ")[2],
+        })  # fmt: skip
     else:
-        _show(name, len(removed), checked, held, proven)
+        _show(checked, held)
+        what = f"proven for {name}: {counted(len(removed), 'removed document')}"
+        if proven:
+            say(f"{what}; no live build holds one, or other inactive documents of the collection")
+        else:
+            say(f"NOT {what}", err=True)
+        say(LIMITS, err=True)
     if not proven:
         raise click.exceptions.Exit(NOT_PROVEN)
 
 
-def _show(
-    name: str, removed: int, checked: list[Checked], held: list[tuple[Held, str | None]], proven: bool
-) -> None:
-    rows = []
-    for row in checked:
-        figures = (row.documents, row.removed, row.unwanted) if not row.problem else ("?", "?", "?")
-        rows.append((row.build, row.kind, row.releases, *figures))
-    columns = ("build", "kind", "live as", "documents", "removed", "not active")
-    print_table(columns, rows, empty="no build is live")
+def _show(checked: list[Checked], held: list[Held]) -> None:
+    """Print what was found in live builds and logs, and what to do about it."""
+    rows = [(*row[:3], *(("?",) * 3 if row.problem else row[3:6])) for row in checked]
+    print_table(BUILD_COLUMNS, rows, empty="no build is live")
     if held:
-        print_table(("live log", *LOG_COLUMNS), [log for log, _ in held])
-    for log, said in held:
-        if (log.unclear or log.damaged) and not said:
-            say(
-                f"{log.place}: somebody must vouch for what cannot be compared: `--vouch {log.place}`",
-                err=True,
-            )
+        print_table(LOG_COLUMNS, [row[:-1] for row in held])
+    for log in held:
+        if (log.unclear or log.damaged) and not log.vouched:
+            advice = f"somebody must vouch for what cannot be compared: `--vouch {log.place}`"
+            say(f"{log.place}: {advice}", err=True)
     for row in checked:
         if row.vouched:
-            say(
-                f"build {row.build} could not be checked; somebody vouched for it on {row.vouched:.10}",
-                err=True,
-            )
+            advice = f"could not be checked; somebody vouched for it on {row.vouched:.10}"
+            say(f"build {row.build} {advice}", err=True)
         elif not row.clean:
             say(f"build {row.build}: {row.problem or _advice(row)}", err=True)
-    what = counted(removed, "removed document")
-    if proven:
-        say(
-            f"proven for {name}: {what}; no live build holds one, or other inactive documents of the collection"
-        )
-    else:
-        say(f"NOT proven for {name}: {what}", err=True)
-    say(LIMITS, err=True)
 
 
 def _advice(row: Checked) -> str:

@@ -3,11 +3,11 @@
 import click
 
 from draftstore.cli.output import json_option, print_result
-from draftstore.errors import CorpusError, DraftstoreError, counted
+from draftstore.errors import counted
 from schema.cli.common import catalogue_session, confirm
-from schema.cli.corpus_fields import scan_with_progress
+from schema.cli.corpus_fields import forgotten
 from schema.collections import collecting
-from schema.collections.live_logs import forget, live_logs
+from schema.collections.live_logs import live_logs
 from schema.collections.removing import restoration_of, write_removal
 
 
@@ -38,11 +38,8 @@ def restore(name: str, removal: int, reason: str | None, yes: bool, as_json: boo
     with catalogue_session() as session:
         number = write_removal(session, name, row, reason).id
         collection = collecting.get_collection(session, name)
-    try:
-        if live_logs(collection):
-            forget(collection, scan_with_progress(collection, collecting.open_tokenizer(collection)))
-    except (DraftstoreError, OSError) as error:
-        raise CorpusError(f"removal {removal} is taken back, but not in all live logs: {error}") from None
+    if live_logs(collection):
+        forgotten(collection, f"removal {removal} is taken back")
     text = (
         f"removal {removal} is taken back: the next rebuild includes its {documents} again, unless another removal "
         "refuses them; answers overwritten in live logs do not come back"

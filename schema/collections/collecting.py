@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from sqlalchemy import select
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown
@@ -134,12 +135,11 @@ def add_sources(
             f"or digit first, and at most {NAME_CHARACTERS} of them"
         )
     settled = [source.settled() for source in sources]
-    found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
-    if found is None:
+    if session.scalars(select(Collection.id).filter_by(name=name)).one_or_none() is None:
         _require_own_releases(session, name)
-    _require_identity(found)
-    collection = found or Collection(name=name, identity=IDENTITY)
-    session.add(collection)
+        session.add(Collection(name=name, identity=IDENTITY))
+        session.flush()
+    collection = get_collection(session, name, lock=True)
     if tokenizer:
         given = Path(tokenizer).expanduser()
         collection.tokenizer = storable(str(given.resolve()) if given.exists() else tokenizer)
@@ -189,42 +189,30 @@ def get_collection(session: Session, name: str, *, lock: bool = False) -> Collec
         EarlierVersionError: the collection is of an earlier version, which knew documents by other digests.
     """
     found = find_collection(session, name, lock=lock)
-    _require_identity(found)
-    try:
-        complete(session, found)
-        require_current(scan_path(name))
-    except EarlierVersionError:
-        raise _earlier(name) from None
-    return found
-
-
-def find_collection(session: Session, name: str, *, lock: bool = False) -> Collection:
-    """Return a collection as it is in the database, of whatever version; CatalogueError if there is none."""
-    query = select(Collection).filter_by(name=name).execution_options(populate_existing=True)
-    query = query.options(selectinload(Collection.sources), selectinload(Collection.removals))
-    found = session.scalars(query.with_for_update(of=Collection) if lock else query).one_or_none()
-    if found is None:
-        raise CatalogueError(f"no collection {name!r}: `draftstore corpus list` shows all")
-    return found
-
-
-def _require_identity(collection: Collection | None) -> None:
-    if collection is not None and collection.identity != IDENTITY:
-        raise _earlier(collection.name)
-
-
-def _earlier(name: str) -> EarlierVersionError:
-    return EarlierVersionError(
+    if found.identity == IDENTITY:
+        with suppress(EarlierVersionError):
+            complete(session, found)
+            require_current(scan_path(name))
+            return found
+    raise EarlierVersionError(
         f"the collection {name} was made by an earlier version, which knew documents by their rendered text: note its "
         f"sources and removals (`draftstore corpus show {name}`), drop it (`draftstore corpus drop {name}`), and say "
         "them again; docs/operations.md, Upgrade, has the steps"
     )
 
 
+def find_collection(session: Session, name: str, *, lock: bool = False) -> Collection:
+    """Return a collection as it is in the database, of whatever version; CatalogueError if there is none."""
+    query = select(Collection).filter_by(name=name).execution_options(populate_existing=True)
+    found = session.scalars(query.with_for_update(of=Collection) if lock else query).one_or_none()
+    if found is None:
+        raise CatalogueError(f"no collection {name!r}: `draftstore corpus list` shows all")
+    return found
+
+
 def list_collections(session: Session) -> list[Collection]:
     """Return all collections sorted by name, with their sources and removals."""
-    loaded = selectinload(Collection.sources), selectinload(Collection.removals)
-    return list(session.scalars(select(Collection).options(*loaded).order_by(Collection.name)))
+    return list(session.scalars(select(Collection).order_by(Collection.name)))
 
 
 def drop_collection(session: Session, name: str) -> None:

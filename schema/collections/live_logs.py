@@ -15,7 +15,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.wanted import removed_rows
 from schema.catalogue.builds import CatalogueError
 from schema.collections.models import Collection, CollectionSource
-from schema.collections.removal_files import fragments_of, in_force, removals_of
+from schema.collections.removal_files import fragments_of, removals_of
 
 
 def live_logs(collection: Collection) -> list[Path]:
@@ -50,12 +50,10 @@ def live_reading(row: CollectionSource, tokenizer: TextTokenizer | None) -> dict
     return {"find": texts.find, "read": texts.read, "template": tokenizer.fingerprint}
 
 
-def forget(collection: Collection, scan: Scan | None = None) -> int:
+def forget(collection: Collection, scan: Scan | None) -> int:
     """Put the removals in force into a collection's live logs; return how many documents were overwritten.
 
-    Args:
-        collection: the collection.
-        scan: a scan of it, which also finds the documents that rules remove; None: those that a log knows of stay.
+    A scan also finds the documents that rules remove.
 
     Raises:
         DraftstoreError: a process did not drop them; no log contains them any more.
@@ -64,7 +62,7 @@ def forget(collection: Collection, scan: Scan | None = None) -> int:
     erased, failures = 0, []
     for folder in live_logs(collection):
         try:
-            erased += take_down(folder, _take_downs(collection, scan))
+            erased += take_down(folder, take_downs(collection, scan))
         except (DraftstoreError, OSError) as error:  # the other logs are still overwritten
             failures.append(error)
     if failures:
@@ -74,20 +72,19 @@ def forget(collection: Collection, scan: Scan | None = None) -> int:
 
 def check_live_logs(collection: Collection, scan: Scan) -> list[Held]:
     """Return what a collection's live logs may still hold of removed documents, one row per log."""
-    return [still_held(folder, _take_downs(collection, scan)) for folder in live_logs(collection)]
+    return [
+        still_held(folder, take_downs(collection, scan))._replace(vouched=collection.vouched_for(folder))
+        for folder in live_logs(collection)
+    ]
 
 
-def _take_downs(collection: Collection, scan: Scan | None) -> TakeDowns:
-    """Return what a collection's live logs may not hold."""
-    rows = in_force(collection)
-    documents = set(split_digests(b"".join(row.digests for row in rows)))
-    answers = set(split_digests(b"".join(row.answers for row in rows)))
+def take_downs(collection: Collection, scan: Scan | None) -> TakeDowns:
+    """Return what was removed from a collection; with a scan, also what rules have matched since."""
+    texts, removals = fragments_of(collection), collection.in_force
+    documents = {each for row in removals for each in split_digests(row.digests)}
+    answers = {each for row in removals for each in split_digests(row.answers)}
     if scan is not None:
-        removed = scan.frame.filter(removed_rows(scan, removals_of(collection)))
-        documents |= set(removed["digest"])
-        answers |= set(removed["answer"].drop_nulls())
-    return TakeDowns(
-        documents=frozenset(map(bytes.hex, documents)),
-        answers=frozenset(map(bytes.hex, answers)),
-        containing=fragments_of(collection),
-    )
+        rows = scan.frame.filter(removed_rows(scan, removals_of(collection)))
+        documents.update(rows["digest"])
+        answers.update(rows["answer"].drop_nulls())
+    return TakeDowns(documents=frozenset(documents), answers=frozenset(answers), containing=texts)

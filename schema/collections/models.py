@@ -4,7 +4,9 @@ While `corpora` names the token ids that a store was built from, a collection na
 built from. These tables contain no text.
 """
 
-from datetime import datetime, timedelta
+import hashlib
+import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import CheckConstraint, ForeignKey, Interval, UniqueConstraint, func
@@ -15,6 +17,8 @@ from schema.models import RELEASE_NAME, Base, Bigint, Id, one_of
 
 SOURCE_KINDS = ("files", "live", "log", "url")
 FIRST_OUT = ("oldest", "largest")
+DIGESTS = ("digests", "texts", "answers")
+"""Columns of a removal with digests."""
 
 
 class Collection(Base):
@@ -37,13 +41,11 @@ class Collection(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     sources: Mapped[list["CollectionSource"]] = relationship(
-        order_by="CollectionSource.id",
-        cascade="all, delete-orphan",
-        passive_deletes=True,
-        back_populates="collection",
-    )
+        order_by="CollectionSource.id", cascade="all, delete-orphan", passive_deletes=True,
+        back_populates="collection", lazy="selectin",
+    )  # fmt: skip
     removals: Mapped[list["CollectionRemoval"]] = relationship(
-        order_by="CollectionRemoval.id", cascade="all, delete-orphan", passive_deletes=True
+        order_by="CollectionRemoval.id", cascade="all, delete-orphan", passive_deletes=True, lazy="selectin"
     )
 
     __table_args__ = (
@@ -51,6 +53,21 @@ class Collection(Base):
         CheckConstraint(f"name ~ '{RELEASE_NAME}'", name="name"),
         {"comment": "named sets of sources: what the next stores are built from"},
     )
+
+    @property
+    def in_force(self) -> list["CollectionRemoval"]:
+        """The removals that were not taken back."""
+        restored = {row.restores for row in self.removals}
+        return [row for row in self.removals if row.restores is None and row.key not in restored]
+
+    def vouched_for(self, thing: object) -> str | None:
+        """Return when somebody vouched for a build (id) or live log (folder); None: not since the last removal."""
+        said = self.vouched.get(str(thing))
+        return (
+            said
+            if said and all(row.created_at <= datetime.fromisoformat(said) for row in self.in_force)
+            else None
+        )
 
 
 class CollectionSource(Base):
@@ -130,3 +147,12 @@ class CollectionRemoval(Base):
         CheckConstraint("octet_length(digests) % 16 = 0", name="digests"),
         {"comment": "documents taken down from collections, and rules for those that come later"},
     )
+
+    @property
+    def key(self) -> str:
+        """Name of its file without the suffix: its time and the start of a hash of its content."""
+        when = self.created_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S%f")
+        content = (
+            b"".join(getattr(self, name) for name in DIGESTS) + json.dumps(self.rule, sort_keys=True).encode()
+        )
+        return f"{when}-{hashlib.sha256(content + (self.restores or '').encode()).hexdigest()[:8]}"

@@ -6,7 +6,6 @@ compared is proven only if somebody vouched for it since the last removal.
 
 import os
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +15,13 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError
 from draftstore.stores.crest.counts import KIND as NGRAMS
-from draftstore.text.digests import DIGEST_BYTES, digest_keys
+from draftstore.text.digests import digest_keys, stack_digests
 from draftstore.text.scans import Scan
-from draftstore.text.wanted import removed_rows
 from schema.catalogue import CatalogueError
 from schema.catalogue.lineage import descends_from, document_keys
 from schema.collections.collecting import wanted_of
-from schema.collections.live_logs import live_logs
+from schema.collections.live_logs import live_logs, take_downs
 from schema.collections.models import Collection
-from schema.collections.removal_files import in_force, removals_of
 from schema.models import Build, Release
 
 AGAIN = "build it again from the collection, publish another build, or vouch for it:"
@@ -61,16 +58,7 @@ class Checked(NamedTuple):
 
 def removed_keys(collection: Collection, scan: Scan | None) -> NDArray[np.bytes_]:
     """Return the digests of all removed documents, S16 [n], including those that rules have matched since."""
-    found = np.frombuffer(b"".join(row.digests for row in in_force(collection)), f"S{DIGEST_BYTES}")
-    ruled = found[:0] if scan is None else scan.keys[removed_rows(scan, removals_of(collection))]
-    return np.unique(np.concatenate([found, ruled]))
-
-
-def vouched(collection: Collection, thing: object) -> str | None:
-    """Return when somebody vouched for a build (id) or live log (folder); None: not since the last removal."""
-    said = collection.vouched.get(str(thing))
-    removals = [row.created_at for row in in_force(collection)]
-    return said if said and all(each <= datetime.fromisoformat(said) for each in removals) else None
+    return digest_keys(stack_digests(take_downs(collection, scan).documents))
 
 
 def vouch(session: Session, collection: Collection, things: Iterable[str]) -> None:
@@ -96,8 +84,6 @@ def check_live_builds(
     """Compare the documents of all live builds with those of a collection.
 
     Args:
-        session: open session.
-        collection: the collection.
         scan: a current scan: what the builds should have been made from.
         removed: S16 [n], see `removed_keys`.
     """
@@ -108,13 +94,14 @@ def check_live_builds(
         try:
             keys = document_keys(session, build)
         except (DraftstoreError, OSError) as error:
-            problem, said = f"{error}; {AGAIN} `--vouch {build.id}`", vouched(collection, build.id)
-            checked.append(row._replace(problem=problem, vouched=said))
-            continue
-        gone = int(np.isin(keys, removed).sum())
-        ours = descends_from(build, collection.name)
-        unwanted = int((~np.isin(keys, wanted)).sum()) - gone if ours else 0
-        checked.append(row._replace(documents=len(keys), removed=gone, unwanted=unwanted))
+            problem = f"{error}; {AGAIN} `--vouch {build.id}`"
+            row = row._replace(problem=problem, vouched=collection.vouched_for(build.id))
+        else:
+            gone = int(np.isin(keys, removed).sum())
+            ours = descends_from(build, collection.name)
+            others = int((~np.isin(keys, wanted)).sum()) - gone if ours else 0
+            row = row._replace(documents=len(keys), removed=gone, unwanted=others)
+        checked.append(row)
     return checked
 
 

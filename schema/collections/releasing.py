@@ -20,8 +20,8 @@ from schema import catalogue
 from schema.catalogue.lineage import descends_from, document_keys, source_places
 from schema.collections.collecting import get_collection, list_collections
 from schema.collections.models import Collection
-from schema.collections.proving import removed_keys, vouched
-from schema.collections.removal_files import collection_folder, in_force, scan_path
+from schema.collections.proving import removed_keys
+from schema.collections.removal_files import collection_folder, scan_path
 from schema.models import Build
 
 
@@ -35,14 +35,14 @@ def find_removed(session: Session, build: Build) -> tuple[str, str]:
         name, reason = collection.name, ""
         try:
             get_collection(session, name)  # is of this version, with all removals
-            if not in_force(collection):
+            if not collection.in_force:
                 continue
             removed = removed_keys(collection, open_scan(scan_path(name)))
             number = int(np.isin(document_keys(session, build), removed).sum())
             if number:
                 reason = f"{counted(number, 'document')} removed from the collection {name}"
         except (DraftstoreError, OSError) as error:
-            if not vouched(collection, build.id):
+            if not collection.vouched_for(build.id):
                 reason = f"it cannot be compared with what was removed from the collection {name}: {error}"
         if reason:
             found[not _concerns(collection, build)].append(reason)

@@ -7,18 +7,17 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import polars as pl
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
 from draftstore.text.digests import digest_keys, stack_digests
-from draftstore.text.fragments import Fragment, found_in
-from draftstore.text.scans import Scan, documents_of
-from draftstore.text.wanted import Removal, removed_rows
+from draftstore.text.fragments import Finder, Fragment
+from draftstore.text.scans import Scan, digest_series, documents_of
+from draftstore.text.wanted import Removal, rows_with
 from schema.catalogue.builds import storable
 from schema.collections.collecting import get_collection, wanted_of
 from schema.collections.models import Collection, CollectionRemoval
-from schema.collections.removal_files import in_force, key_of, removed_folder, write_file
+from schema.collections.removal_files import removed_folder, write_file
 
 MANY = 10
 """More documents than this, and more than a tenth of the collection, count as many."""
@@ -33,7 +32,7 @@ class Selection:
         wanted: how many of them stores may hold now and lose with the next rebuild.
         contained: how many further documents go with them: the same text under other roles, or as a beginning.
         other_case: how many further documents contain the text in other case.
-        many: whether more than ten documents go, and more than a tenth of the collection.
+        many: whether a rule or text takes more than ten documents, and more than a tenth of the collection.
     """
 
     removal: CollectionRemoval
@@ -56,8 +55,7 @@ def select_documents(
     """Find the documents of a scan to take down: one by its id, or by source and time, or by a text; there may be none.
 
     Args:
-        collection: the collection.
-        scan: a scan of it with its sources.
+        scan: a scan with its sources.
         document: the id of a document. One that is only a line number (`file#7`) makes no lasting rule, because
             another document may take that line.
         source: number of a source; may be given with `before`.
@@ -84,35 +82,30 @@ def select_documents(
         lasting = not any((document or "").startswith(f"{file.name}#") for file in scan.files)
         rule = {"document": document if lasting else None, "place": place, "before": before}
     rows = scan.frame.filter(np.isin(scan.keys, scan.keys[matched]))
-    digests, texts, answers = (
-        b"".join(rows[column].drop_nulls().unique(maintain_order=True))
-        for column in ("digest", "text", "answer")
-    )
-    keys = digest_keys(stack_digests([digests]))
-    unruled = dataclasses.replace(scan, frame=scan.frame.with_columns(refused=pl.lit(value=False)))
-    gone = scan.keys[removed_rows(unruled, [Removal(stack_digests([digests, texts]))])]
-    contained = len(np.setdiff1d(gone, keys))
+    stored = {
+        f"{name}s": b"".join(rows[name].drop_nulls().unique(maintain_order=True))
+        for name in ("digest", "text", "answer")
+    }
+    rule = storable({key: value for key, value in rule.items() if value is not None})
+    keys = digest_keys(stack_digests([stored["digests"]]))
+    gone = rows_with(scan, digest_series(stack_digests([stored["digests"], stored["texts"]])))
+    going, known = (len(np.unique(found)) for found in (scan.keys[gone], scan.keys))
     return Selection(
-        CollectionRemoval(
-            rule=storable({key: value for key, value in rule.items() if value is not None}),
-            digests=digests,
-            texts=texts,
-            answers=answers,
-            documents=len(keys),
-        ),
+        CollectionRemoval(rule=rule, documents=len(keys), **stored),
         wanted=int(np.isin(keys, digest_keys(wanted_of(collection, scan))).sum()),
-        contained=contained,
+        contained=going - len(keys),
         other_case=other_case,
-        many=len(keys) + contained > max(MANY, len(np.unique(scan.keys)) / 10),
+        many=document is None and going > max(MANY, known / 10),
     )
 
 
 def _containing(scan: Scan, fragment: Fragment, folded: Fragment) -> tuple[list[bytes], int]:
     """Return the digests of the documents that contain a text, and how many others do in other case."""
+    exact, alike = Finder([fragment]), Finder([folded])
     found: dict[bool, list[bytes]] = {True: [], False: []}
     for each in documents_of(scan, scan.digests):
-        if found_in([folded], each.text):
-            found[found_in([fragment], each.text)].append(each.identity.document)
+        if alike(each.text):
+            found[exact(each.text)].append(each.identity.document)
     return found[True], len(found[False])
 
 
@@ -127,10 +120,10 @@ def restoration_of(collection: Collection, number: int) -> CollectionRemoval:
         problem = f"does not exist: `draftstore corpus show {collection.name}` lists them"
     elif row.restores is not None:
         problem = "takes another one back: to exclude the documents again, remove them again"
-    elif row not in in_force(collection):
+    elif row not in collection.in_force:
         problem = "was taken back before: nothing is changed"
     else:
-        return CollectionRemoval(rule={}, digests=b"", documents=row.documents, restores=key_of(row))
+        return CollectionRemoval(rule={}, digests=b"", documents=row.documents, restores=row.key)
     raise CorpusError(f"removal {number} of {collection.name} {problem}")
 
 

@@ -107,8 +107,7 @@ class LookupSettings(Access):
         )
     )
     tls_cert: Path | None = Field(
-        None,
-        description="Encrypt --listen with this certificate (PEM, with its chain); SIGHUP reloads it.",
+        None, description="Encrypt --listen with this certificate (PEM, with its chain); SIGHUP reloads it."
     )
     tls_key: Annotated[Path | None, Shown(unset="in the same file")] = Field(
         None, description="Its private key, without a passphrase."
@@ -128,10 +127,7 @@ class LookupSettings(Access):
         le=MAX_BUDGET,
         description="Maximum nodes per draft; a bearer token can set its own limit.",
     )
-    wait: bool = Field(
-        False,
-        description="Start even if no release can be served yet.",
-    )
+    wait: bool = Field(False, description="Start even if no release can be served yet.")
     poll_seconds: Annotated[float, EXPERT] = Field(
         2.0, ge=0.05, le=3600, description="Seconds between two checks of the catalogue."
     )

@@ -22,10 +22,7 @@ class WorkerSettings(Access):
     host: str = Field(LOOPBACK, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
     max_batch: Annotated[int, Shown(flags=("--max-batch", "--max-num-seqs"))] = Field(
-        8,
-        ge=1,
-        le=64,
-        description="Maximum number of answers decoded together; 1 decodes them one by one.",
+        8, ge=1, le=64, description="Maximum number of answers decoded together; 1 decodes them one by one."
     )
     max_tokens_in_flight: Annotated[int | None, Shown(unset="what fits in memory", expert=True)] = Field(
         None, ge=1, description="Maximum tokens of these answers and their prompts together."
@@ -44,8 +41,7 @@ class WorkerSettings(Access):
         30.0, ge=0, description="Seconds for accepted requests to finish when the worker stops."
     )
     response_log: Annotated[Path | None, Shown(variable="DRAFTSTORE_RESPONSE_LOG")] = Field(
-        None,
-        description="Keep finished answers with their prompts, as a corpus in JSON Lines: see PRIVACY.",
+        None, description="Keep finished answers with their prompts, as a corpus in JSON Lines: see PRIVACY."
     )
     response_log_bytes: Annotated[Bytes, Shown(unset="1GB", expert=True)] = Field(
         ByteSize(10**9),

@@ -84,11 +84,7 @@ def build_rest(
     """
     parameters = {"segment_tokens": options.segment_tokens}
     build = TextBuild(
-        options,
-        tokenizer,
-        {"kind": KIND, **parameters},
-        taken=tokens,
-        on_progress=tokenizing(progress),
+        options, tokenizer, {"kind": KIND, **parameters}, taken=tokens, on_progress=tokenizing(progress)
     )
 
     def fill(partial: Path) -> ReadReport:

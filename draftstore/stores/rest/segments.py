@@ -121,11 +121,7 @@ def read_segments(store: Path) -> NDArray[np.int64]:
 
 
 def sort_segments(
-    store: Path,
-    pending: Sequence[int],
-    vocab_size: int,
-    workers: int,
-    on_sorted: Callable[[int, int], None],
+    store: Path, pending: Sequence[int], vocab_size: int, workers: int, on_sorted: Callable[[int, int], None]
 ) -> None:
     """Sort the pending segments: in this process if there is little to do, else in separate ones."""
     lengths = read_segments(store)[:, 1]

@@ -26,13 +26,7 @@ from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.rest.build import SEGMENT_TOKENS
-from draftstore.stores.rest.segments import (
-    Piece,
-    cut_segments,
-    lay_out,
-    read_segments,
-    sort_segments,
-)
+from draftstore.stores.rest.segments import Piece, cut_segments, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import DOCUMENTS_FILE, KIND, RestStore, read_digests
 from draftstore.text.digests import digest_keys
 from draftstore.text.tokenizer import TextTokenizer

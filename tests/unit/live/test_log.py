@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from draftstore.live import log
 from draftstore.live.log import LIVE, REST, Document, Vocabulary, Writer
-from draftstore.live.removing import Held, TakeDowns, answer_text, still_held, take_down
+from draftstore.live.removing import Held, TakeDowns, still_held, take_down
 from draftstore.live.store import LiveStore
 from draftstore.live.texts import adopt
 from draftstore.text.digests import answer_digest, identify
@@ -179,7 +179,7 @@ from pathlib import Path
 import numpy as np
 from draftstore.live.log import Document, Vocabulary
 from draftstore.live.store import LiveStore
-from draftstore.live.removing import tokenizer_of
+from draftstore.live.texts import tokenizer_of
 store, tokenizer = LiveStore(10_000, Path(sys.argv[1])), tokenizer_of(Path(sys.argv[1]))
 store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
 for line in sys.stdin:
@@ -221,8 +221,8 @@ def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_app
             sizes = [say(text)[0] for text in texts]
             until(lambda: len(follower) == sizes[-1])
             rules = TakeDowns(
-                documents=frozenset([talk.document.hex()]),
-                answers=frozenset([answer_digest(" forget me\n").hex()]),
+                documents=frozenset([talk.document]),
+                answers=frozenset([answer_digest(" forget me\n")]),
                 containing=(Fragment.of("Jane IS 42", ignore_case=True),),
             )
             held = Held(str(folder))
@@ -238,7 +238,7 @@ def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_app
             until(lambda: len(follower) == size)
             assert take_down(folder, rules) == 0  # nothing new
             (path,) = (path for path in log.segments(folder) if read(path))
-            found = [answer_text(each, small_tokenizer) for _, each in log.documents(path)]
+            found = [small_tokenizer.decode(each.ids[each.lead :]) for _, each in log.documents(path)]
             assert found == ["a harmless answer", "forget me, too", "well"]
             stuck = Writer(folder, TOKENS)  # a process that does not follow
             assert still_held(folder, rules) == held._replace(memory=1, unclear=2)

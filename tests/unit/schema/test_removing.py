@@ -21,7 +21,7 @@ from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
-from schema.collections.removal_files import key_of, removed_folder, scan_path
+from schema.collections.removal_files import removed_folder, scan_path
 from schema.collections.removing import restoration_of, select_documents, write_removal
 from tests.conftest import small_tokenizer_folder
 from tests.unit.schema.test_collecting import ask, home, run, texts
@@ -202,7 +202,7 @@ def test_a_removal_taken_back_stays_so_in_older_databases_and_without_files(
     remove(containing="no id")
     collection = collecting.get_collection(session, "chat")
     row = write_removal(session, "chat", restoration_of(collection, first.id), "a mistake")
-    assert (row.restores, row.documents, row.reason) == (key_of(first), 1, "a mistake")
+    assert (row.restores, row.documents, row.reason) == (first.key, 1, "a mistake")
     expected = ["def a", "jane@", "short"]
     assert left(session) == expected
     for lost in ("restores IS NOT NULL", "restores IS NULL", "true"):  # as in dumps from before them

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from draftstore.errors import CorpusError
 from draftstore.text import fragments
-from draftstore.text.fragments import Fragment, found_in
+from draftstore.text.fragments import Finder, Fragment
 
 LETTERS = "aAb\0éÉßS😀\ud800İ"
 
@@ -23,13 +23,13 @@ def test_fragments_are_found_where_the_text_contains_one(
         part.casefold() in text.casefold() if ignore_case else part in text for part, ignore_case in wanted
     )
     with patch.object(fragments, "WINDOW", window):
-        found = found_in([Fragment.of(part, ignore_case=ignore_case) for part, ignore_case in wanted], text)
+        found = Finder(Fragment.of(part, ignore_case=ignore_case) for part, ignore_case in wanted)(text)
     assert found == expected
 
 
 def test_a_fragment_is_found_at_any_place_of_a_long_text() -> None:
     long, fragment = "x" * 200_000, Fragment.of("x" * 70_000 + "y")
-    assert [found_in([fragment], text) for text in (long, long + "y", "y" + long)] == [False, True, False]
+    assert [Finder([fragment])(text) for text in (long, long + "y", "y" + long)] == [False, True, False]
 
 
 def test_nothing_of_the_text_is_kept() -> None:

@@ -144,7 +144,7 @@ def test_long_drafts_are_for_the_unix_socket_and_for_tokens_that_allow_them(smal
                 assert failure(caller.draft_frame("crest", ONE, most + 1)).status == Status.TOO_LARGE
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(16), wire.HEADER.pack(0, 2, 2, 0, 0, 1)])
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(16), wire.HEADER.pack(0, 3, 2, 0, 0, 1)])
 def test_bytes_that_are_no_frame_get_one_answer_and_the_end(caller: Caller, data: bytes) -> None:
     good = wire.encode_request(4, "crest", ONE, 8)
     caller.send(good + data + good * 100)
@@ -279,7 +279,7 @@ def test_a_frame_beyond_the_limit_is_refused_by_its_header_alone(
         serving({"crest": small_crest}, permissions=permissions, limits=Limits(payload=1000)) as running,
         running.caller() as caller,
     ):
-        caller.send(wire.HEADER.pack(most + 1, 1, operation, 0, 0, 77))
+        caller.send(wire.HEADER.pack(most + 1, 2, operation, 0, 0, 77))
         frame = caller.answer()
         assert (failure(frame).status, frame.header.request_id) == (Status.TOO_LARGE, 77)
         assert caller.ended()

@@ -106,7 +106,7 @@ def is_frame(data: bytes) -> bool:
     if len(data) < HEADER.size:
         return False
     length, version, *_ = HEADER.unpack_from(data)
-    return bool(version == 1 and length == len(data) - HEADER.size <= MOST)
+    return bool(version == wire.VERSION and length == len(data) - HEADER.size <= MOST)
 
 
 def send_any(running: Lookups, fuzzer: Fuzzer, inputs: int) -> Counter[Status]:

@@ -57,7 +57,7 @@ def encoded(number: int, asked: DraftRequest) -> bytes:
 
 
 def slow_frame(operation: int, status: int, number: int, payload: bytes) -> bytes:
-    return struct.pack("<IBBBBQ", len(payload), 1, operation, status, 0, number) + payload
+    return struct.pack("<IBBBBQ", len(payload), 2, operation, status, 0, number) + payload
 
 
 def slow_request(number: int, asked: DraftRequest) -> bytes:
@@ -89,16 +89,16 @@ def payload_of(what: DraftRequest | DraftBatch) -> bytes:
 def test_a_frame_is_its_header_and_payload(operation: int, status: int, number: int, payload: bytes) -> None:
     data = wire.frame(operation, number, payload, status)
     assert data == slow_frame(operation, status, number, payload)
-    assert wire.read_header(data) == (len(payload), 1, operation, status, 0, number)
+    assert wire.read_header(data) == (len(payload), 2, operation, status, 0, number)
 
 
-@given(st.sampled_from([0, 1, 1, 2, 255]), st.integers(0, MOST), st.integers(0, wire.MAX_PAYLOAD))
+@given(st.sampled_from([0, 1, 2, 2, 255]), st.integers(0, MOST), st.integers(0, wire.MAX_PAYLOAD))
 def test_other_versions_and_long_frames_are_refused_by_the_header(
     version: int, length: int, most: int
 ) -> None:
     data = wire.HEADER.pack(length, version, 2, 0, 0, 77)
-    if version != 1:
-        with pytest.raises(WireError, match=f"version {version}, expected 1"):
+    if version != 2:
+        with pytest.raises(WireError, match=f"version {version}, expected 2"):
             wire.read_header(data, most)
     elif length > most:
         with pytest.raises(wire.LongFrameError, match=f"{length:,} bytes, expected at most") as raised:

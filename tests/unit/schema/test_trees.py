@@ -110,7 +110,7 @@ def test_the_store_is_registered_once_where_it_is_going_to_be(
             crest.path, tmp_path / "final", crest.manifest, crest.source, lambda *done: seen.append(done)
         )
     with Session(engine) as session:
-        (build,) = list_builds(session)
+        (build,) = list_builds(session, kind="crest")
         assert (build.kind, build.state, build.path) == ("crest", "finished", str(tmp_path / "final"))
         assert build.backends == ["lmdb", "postgres"]
     one = seen[: len(seen) // 2]

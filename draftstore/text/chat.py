@@ -45,15 +45,11 @@ def _as_message(message: Any, place: str) -> Message:
     names = ("from", "value") if sharegpt else ("role", "content")
     role, content, calls = given.pop(names[0], None), given.pop(names[1], None), given.get("tool_calls")
     try:
-        content = text_of(content)
+        content = text_of(content) if calls or names[1] in message else None
     except ValueError as error:
         raise TokenizerError(f"{place}: {error}") from None
-    known = {
-        names[0]: isinstance(role, str),
-        names[1]: isinstance(content, str) and (names[1] in message or calls),
-    }
-    for name in names:
-        if not known[name]:
+    for name, text in zip(names, (role, content), strict=True):
+        if not isinstance(text, str):
             raise TokenizerError(f"{place} has no text under {name!r}")
     if isinstance(calls, list):
         given["tool_calls"] = [_parsed_call(call) for call in calls]

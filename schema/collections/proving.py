@@ -5,6 +5,7 @@ compared is proven only if somebody vouched for it since the last removal.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -23,8 +24,6 @@ from schema.collections.collecting import wanted_of
 from schema.collections.live_logs import live_logs, take_downs
 from schema.collections.models import Collection
 from schema.models import Build, Release
-
-AGAIN = "build it again from the collection, publish another build, or vouch for it:"
 
 
 class Checked(NamedTuple):
@@ -94,8 +93,8 @@ def check_live_builds(
         try:
             keys = document_keys(session, build)
         except (DraftstoreError, OSError) as error:
-            problem = f"{error}; {AGAIN} `--vouch {build.id}`"
-            row = row._replace(problem=problem, vouched=collection.vouched_for(build.id))
+            advice = f"build it again from the collection, publish another build, or vouch for it: `--vouch {build.id}`"
+            row = row._replace(problem=f"{error}; {advice}", vouched=collection.vouched_for(build.id))
         else:
             gone = int(np.isin(keys, removed).sum())
             ours = descends_from(build, collection.name)
@@ -107,11 +106,10 @@ def check_live_builds(
 
 def _live_builds(session: Session) -> Iterator[tuple[Build, list[str]]]:
     """Yield the builds of all releases, and the newest n-gram counts of each name, which SQL reads."""
-    live: dict[int, list[str]] = {}
+    live: defaultdict[int, list[str]] = defaultdict(list)
     for release in session.scalars(select(Release).order_by(Release.name)):
-        live.setdefault(release.build_id, []).append(release.name)
-    counts = select(Build).filter_by(kind=NGRAMS, state="finished").order_by(Build.name, Build.id.desc())
-    for build in session.scalars(counts.distinct(Build.name)):
-        live.setdefault(build.id, [])
-    for build in session.scalars(select(Build).where(Build.id.in_(live)).order_by(Build.id)):
+        live[release.build_id].append(release.name)
+    counts = select(func.max(Build.id)).filter_by(kind=NGRAMS, state="finished").group_by(Build.name)
+    found = select(Build).where(Build.id.in_(live) | Build.id.in_(counts)).order_by(Build.id)
+    for build in session.scalars(found):
         yield build, live[build.id]

@@ -73,15 +73,9 @@ def complete(session: Session, collection: Collection) -> None:
 def write_file(folder: Path, row: CollectionRemoval) -> None:
     """Write a removal to a file, readable by its owner only."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fields = {
-        "identity": IDENTITY,
-        "rule": row.rule,
-        **{name: base64.b64encode(getattr(row, name)).decode() for name in DIGESTS},
-        "restores": row.restores,
-        "documents": row.documents,
-        "reason": row.reason,
-        "created_at": row.created_at.astimezone(UTC).isoformat(),
-    }
+    fields = {name: getattr(row, name) for name in ("rule", "restores", "documents", "reason")}
+    fields |= {name: base64.b64encode(getattr(row, name)).decode() for name in DIGESTS}
+    fields |= {"identity": IDENTITY, "created_at": row.created_at.astimezone(UTC).isoformat()}
     with replacing(folder / f"{row.key}.json", MODE) as temporary:
         temporary.write_text(json.dumps(fields), encoding="utf-8")
 
@@ -99,16 +93,15 @@ def _read(path: Path) -> Mapping[str, Any]:
             raise EarlierVersionError(f"the removal {path} is of an earlier version")
         fields |= {name: base64.b64decode(fields[name], validate=True) for name in DIGESTS}
         fields["created_at"] = datetime.fromisoformat(fields["created_at"])
-        fits = CollectionRemoval(**fields).key == path.stem
-        problem = None if fits else "its name does not fit its content"
+        if CollectionRemoval(**fields).key == path.stem:
+            return fields
+        problem = "its name does not fit its content"
     except (OSError, KeyError, TypeError, ValueError) as error:
         problem = str(error)
-    if problem:
-        raise CorpusError(
-            f"the removal {path} cannot be read ({problem}): restore it from a backup, or delete it and remove the "
-            "documents again"
-        )
-    return fields
+    raise CorpusError(
+        f"the removal {path} cannot be read ({problem}): restore it from a backup, or delete it and remove the "
+        "documents again"
+    )
 
 
 def fragments_of(collection: Collection) -> tuple[Fragment, ...]:

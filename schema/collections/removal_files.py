@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError, counted
 from draftstore.storage.files import replacing
-from draftstore.text.digests import IDENTITY, stack_digests
+from draftstore.text.digests import IDENTITY
 from draftstore.text.fragments import Fragment
 from draftstore.text.wanted import Removal
 from schema.collections.models import DIGESTS, Collection, CollectionRemoval
@@ -115,7 +115,7 @@ def removals_of(collection: Collection) -> list[Removal]:
     numbers = {None: None} | {source.place: source.id for source in collection.sources}
     return [
         Removal(
-            stack_digests([row.digests, row.texts]),
+            row.digests + row.texts,
             document=row.rule.get("document"),
             source=numbers.get(row.rule.get("place"), -1),
             before=row.rule.get("before"),

@@ -88,7 +88,7 @@ def select_documents(
     }
     rule = storable({key: value for key, value in rule.items() if value is not None})
     keys = digest_keys(stack_digests([stored["digests"]]))
-    gone = rows_with(scan, digest_series(stack_digests([stored["digests"], stored["texts"]])))
+    gone = rows_with(scan, digest_series(stored["digests"] + stored["texts"]))
     going, known = (len(np.unique(found)) for found in (scan.keys[gone], scan.keys))
     return Selection(
         CollectionRemoval(rule=rule, documents=len(keys), **stored),

@@ -12,6 +12,7 @@ from draftstore.cli.output import json_option, print_json, print_result, print_t
 from draftstore.errors import CorpusError, counted
 from draftstore.live.removing import Held
 from draftstore.options import Options, Shown
+from draftstore.text.wanted import Removal
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import forgotten, scan_with_progress, warn_of_problems
 from schema.collections import collecting
@@ -110,8 +111,8 @@ def remove(name: str, options: Removing, yes: bool, as_json: bool) -> None:
     scan = scan_with_progress(collection)
     warn_of_problems(scan)
     with status("reading the documents"):
-        criteria = where | {"document": options.document, "containing": text}
-        found = select_documents(collection, scan, ignore_case=options.ignore_case, **criteria)
+        by = Removal(document=options.document, **where) if text is None else text
+        found = select_documents(collection, scan, by, ignore_case=options.ignore_case)
     what = _matched(name, found, options)
     fields: dict[str, Any] = {
         "removal": None, "documents": found.removal.documents, "active": found.wanted, "contained": found.contained,

@@ -43,44 +43,34 @@ class Selection:
 
 
 def select_documents(
-    collection: Collection,
-    scan: Scan,
-    *,
-    document: str | None = None,
-    source: int | None = None,
-    before: int | None = None,
-    containing: str | None = None,
-    ignore_case: bool = False,
+    collection: Collection, scan: Scan, by: Removal | str, *, ignore_case: bool = False
 ) -> Selection:
     """Find the documents of a scan to take down: one by its id, or by source and time, or by a text; there may be none.
 
     Args:
         scan: a scan with its sources.
-        document: the id of a document. One that is only a line number (`file#7`) makes no lasting rule, because
-            another document may take that line.
-        source: number of a source; may be given with `before`.
-        before: unix seconds; documents first seen before.
-        containing: text that the documents contain. Their files are read.
-        ignore_case: whether to find it in any case.
+        by: a rule, or a text that the documents contain: their files are read. An id that is only a line number
+            (`file#7`) makes no lasting rule, because another document may take that line.
+        ignore_case: whether to find the text in any case.
 
     Raises:
         CorpusError: an empty text; no such source; a file changed since the scan.
     """
-    place = next((row.place for row in collection.sources if row.id == source), None)
-    if source is not None and place is None:
-        raise CorpusError(
-            f"{collection.name} has no source {source}: `draftstore corpus show {collection.name}` lists them"
-        )
-    other_case = 0
-    if containing is not None:
-        fragment = Fragment.of(containing, ignore_case=ignore_case)
-        found, other_case = _containing(scan, fragment, Fragment.of(containing, ignore_case=True))
+    document, other_case = None, 0
+    if isinstance(by, str):
+        fragment = Fragment.of(by, ignore_case=ignore_case)
+        found, other_case = _containing(scan, fragment, Fragment.of(by, ignore_case=True))
         matched = np.isin(scan.keys, digest_keys(stack_digests(found)))
         rule: dict[str, Any] = {"containing": dataclasses.asdict(fragment)}
     else:
-        matched = Removal(document=document, source=source, before=before).rows(scan)
+        document, matched = by.document, by.rows(scan)
+        place = next((row.place for row in collection.sources if row.id == by.source), None)
+        if by.source is not None and place is None:
+            raise CorpusError(
+                f"{collection.name} has no source {by.source}: `draftstore corpus show {collection.name}` lists them"
+            )
         lasting = not any((document or "").startswith(f"{file.name}#") for file in scan.files)
-        rule = {"document": document if lasting else None, "place": place, "before": before}
+        rule = {"document": document if lasting else None, "place": place, "before": by.before}
     rows = scan.frame.filter(np.isin(scan.keys, scan.keys[matched]))
     stored = {
         f"{name}s": b"".join(rows[name].drop_nulls().unique(maintain_order=True))

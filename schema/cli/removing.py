@@ -14,12 +14,12 @@ from draftstore.live.removing import Held
 from draftstore.options import Options, Shown
 from draftstore.text.wanted import Removal
 from schema.cli.common import catalogue_session, confirm
-from schema.cli.corpus_fields import forgotten, scan_with_progress, warn_of_problems
+from schema.cli.corpus_fields import put_in_force, scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import check_live_logs, live_logs
+from schema.collections.live_logs import check_live_logs
 from schema.collections.models import Collection
 from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch
-from schema.collections.removing import Selection, select_documents, write_removal
+from schema.collections.removing import Selection, select_documents
 
 NOT_PROVEN = 5
 """Exit status if a live build or log holds removed documents, or cannot be checked and nobody vouched for it."""
@@ -123,13 +123,12 @@ def remove(name: str, options: Removing, yes: bool, as_json: bool) -> None:
         return print_result(fields, as_json, f"would be removed from {name}: {what}{needed}")
     if not yes:
         confirm(f"{what}: remove them from {name}?")
-    with catalogue_session() as session:
-        number = fields["removal"] = write_removal(session, name, found.removal, options.reason).id
-        collection = collecting.get_collection(session, name)
-    said = f"removal {number}: {what}; the next rebuild will exclude them"
-    if live_logs(collection):
-        fields["overwritten"] = forgotten(collection, f"removal {number} is written", scan)
-        said += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
+    overwritten = put_in_force(name, found.removal, options.reason, scan)
+    fields["removal"] = found.removal.id
+    said = f"removal {found.removal.id}: {what}; the next rebuild will exclude them"
+    if overwritten is not None:
+        fields["overwritten"] = overwritten
+        said += f"; {counted(overwritten, 'document')} of live logs overwritten"
     return print_result(fields, as_json, said)
 
 

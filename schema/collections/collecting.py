@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,10 @@ from sqlalchemy.orm import Session
 from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown
 from draftstore.storage.mirroring import is_url, mirror
-from draftstore.text.chat import Message
 from draftstore.text.corpus import SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
 from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
-from draftstore.text.sources import Source, no_template
+from draftstore.text.sources import Source
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, wanted_digests
@@ -238,11 +237,9 @@ def open_tokenizer(collection: Collection) -> TextTokenizer | None:
 def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
     """Return the sources of a collection on this machine; objects are mirrored first."""
     refused = fragments_of(collection)
-
-    def render(messages: Sequence[Message]) -> str:
-        return tokenizer.render_document(messages) if tokenizer else no_template(messages)
-
-    rendering = {"render": render, "template": json.dumps(made_with(tokenizer)) if tokenizer else ""}
+    rendering: dict[str, Any] = {}
+    if tokenizer:
+        rendering = {"render": tokenizer.render_document, "template": json.dumps(made_with(tokenizer))}
     return [
         Source(
             row.id,

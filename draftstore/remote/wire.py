@@ -225,11 +225,7 @@ def encode_request(
 
 
 def decode_request(payload: bytes) -> DraftRequest:
-    """Decode the payload of a draft request.
-
-    Raises:
-        WireError: a length does not match, or a value is out of range.
-    """
+    """Decode the payload of a draft request; WireError if a length does not match, or a value is out of range."""
     if len(payload) < _DRAFT.size:
         raise WireError(f"a draft request has at least {_DRAFT.size} bytes, found {len(payload)}")
     batch, budget, min_prob, named, how, width, size = _DRAFT.unpack_from(payload)

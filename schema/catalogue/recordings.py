@@ -104,11 +104,7 @@ def rules_of(session: Session, release: str) -> tuple[Rule, ...]:
 
 
 def remove_recording(session: Session, name: str) -> None:
-    """Remove a recording; results of its replays stay.
-
-    Raises:
-        CatalogueError: there is none.
-    """
+    """Remove a recording, but not the results of its replays; CatalogueError if there is none."""
     if session.scalar(delete(Recording).filter_by(name=name).returning(Recording.name)) is None:
         raise CatalogueError(f"no recording {name!r}: `draftstore recordings list` shows all recordings")
 

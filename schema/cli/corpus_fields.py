@@ -124,9 +124,7 @@ def warn_of_problems(found: Scan) -> None:
         say(f"{counted(report.bad_records, 'bad record')}, the first one {first}", err=True)
 
 
-def put_in_force(
-    name: str, removal: CollectionRemoval, reason: str | None, scan: Scan | None = None
-) -> int | None:
+def put_in_force(name: str, removal: CollectionRemoval, reason: str | None, scan: Scan | None) -> int | None:
     """Write a removal, or its end; return how many documents of live logs are overwritten, None without such logs."""
     with catalogue_session() as session:
         write_removal(session, name, removal, reason)

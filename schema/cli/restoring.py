@@ -32,7 +32,7 @@ def restore(name: str, removal: int, reason: str | None, yes: bool, as_json: boo
     size = counted(row.documents, "document")
     if not yes:
         confirm(f"take removal {removal} of {name} back ({size})? Overwritten live answers do not come back")
-    put_in_force(name, row, reason)
+    put_in_force(name, row, reason, scan=None)
     text = (
         f"removal {removal} is taken back: the next rebuild includes its {size} again, unless another removal "
         "refuses them; answers overwritten in live logs do not come back"

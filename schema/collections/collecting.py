@@ -215,22 +215,14 @@ def list_collections(session: Session) -> list[Collection]:
 
 
 def drop_collection(session: Session, name: str) -> None:
-    """Remove the definition of a collection, its scan and its take-downs; stores and texts stay.
-
-    Raises:
-        CatalogueError: there is none of this name.
-    """
+    """Remove a collection, its scan and its take-downs, but no stores and texts; CatalogueError if there is none."""
     session.delete(find_collection(session, name, lock=True))
     session.flush()
     remove_files(name)
 
 
 def open_tokenizer(collection: Collection) -> TextTokenizer | None:
-    """Load the tokenizer of a collection; None if it names none.
-
-    Raises:
-        TokenizerError: it cannot be loaded.
-    """
+    """Load the tokenizer of a collection, or return None if it names none; TokenizerError if it cannot be loaded."""
     return load_tokenizer(collection.tokenizer) if collection.tokenizer else None
 
 
@@ -263,11 +255,7 @@ def scan_collection(
     now: float | None = None,
     on_progress: OnScan = lambda _done, _all, _documents: None,
 ) -> Scan:
-    """Scan a collection's sources; see `scan_sources`.
-
-    Raises:
-        CorpusError: it has no sources, or one cannot be read.
-    """
+    """Scan a collection's sources, see `scan_sources`; CorpusError if it has none, or one cannot be read."""
     folder = collection_folder(collection.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not collection.sources:

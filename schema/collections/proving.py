@@ -61,11 +61,7 @@ def removed_keys(collection: Collection, scan: Scan | None) -> NDArray[np.bytes_
 
 
 def vouch(session: Session, collection: Collection, things: Iterable[str]) -> None:
-    """Record that somebody vouches for live builds, by their ids, and for live logs, by their folders.
-
-    Raises:
-        CatalogueError: there is no such live build or log.
-    """
+    """Record that somebody vouches for live builds (ids) and live logs (folders); CatalogueError if one is not live."""
     now = session.scalars(select(func.clock_timestamp())).one().isoformat()
     live = {str(build.id) for build, _ in _live_builds(session)} | set(map(str, live_logs(collection)))
     for thing in things:

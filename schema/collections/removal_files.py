@@ -45,12 +45,7 @@ def removed_folder(name: str) -> Path:
 
 
 def complete(session: Session, collection: Collection) -> None:
-    """Write the removals that only the database has to files, and those that only files have to the database.
-
-    Raises:
-        CorpusError: a file cannot be read.
-        EarlierVersionError: one is of an earlier version.
-    """
+    """Write to files what only the database has, and the other way round; CorpusError if a file cannot be read."""
     folder = removed_folder(collection.name)
     files = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
     rows = {row.key: row for row in collection.removals}

@@ -100,11 +100,7 @@ def _containing(scan: Scan, fragment: Fragment, folded: Fragment) -> tuple[list[
 
 
 def restoration_of(collection: Collection, number: int) -> CollectionRemoval:
-    """Return the record, to be written, that takes back the removal with this id.
-
-    Raises:
-        CorpusError: there is none, it was taken back before, or it takes another one back.
-    """
+    """Return the record, to be written, that takes back the removal with this id; CorpusError if none is in force."""
     row = next((row for row in collection.removals if row.id == number), None)
     if row is None:
         problem = f"does not exist: `draftstore corpus show {collection.name}` lists them"
@@ -120,11 +116,7 @@ def restoration_of(collection: Collection, number: int) -> CollectionRemoval:
 def write_removal(
     session: Session, name: str, removal: CollectionRemoval, reason: str | None = None
 ) -> CollectionRemoval:
-    """Store a removal, or its restoration, in the database and in a file beside the scan.
-
-    Raises:
-        CatalogueError: no such collection.
-    """
+    """Store a removal, or its end, in database and file; CatalogueError if there is no such collection."""
     removal.collection_id = get_collection(session, name, lock=True).id
     removal.reason = storable(reason)
     session.add(removal)

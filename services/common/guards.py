@@ -145,11 +145,7 @@ def is_own_host(host: str, names: Collection[str]) -> bool:
 
 
 def identify(request: Request, permissions: Permissions) -> Grant:
-    """Return the sender's grant.
-
-    Raises:
-        ProblemError: the bearer token is missing or unknown.
-    """
+    """Return the sender's grant; ProblemError if the bearer token is missing or unknown."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else ""
     grant = permissions.identify(given)

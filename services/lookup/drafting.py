@@ -127,11 +127,7 @@ class Drafting:
         return Lookup(request, served)
 
     def draft(self, lookup: Lookup) -> Drafted:
-        """Look a request up in this thread.
-
-        Raises:
-            RefusedError: the store cannot be read.
-        """
+        """Look a request up in this thread; RefusedError if the store cannot be read."""
         request, served = lookup
         begin = perf_counter()
         try:

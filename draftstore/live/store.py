@@ -98,11 +98,7 @@ class LiveStore:
         return 0 if self._memory is None else len(self._memory)
 
     def agree(self, vocabulary: Vocabulary) -> None:
-        """Declare the vocabulary of the token ids; the first caller sets it.
-
-        Raises:
-            TokenizerError: the store has another vocabulary.
-        """
+        """Declare the vocabulary of the ids; the first caller sets it. TokenizerError if the store has another one."""
         if self.vocabulary is None:
             found = vocabulary
             if self._folder is not None:

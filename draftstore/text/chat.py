@@ -57,11 +57,7 @@ def _as_message(message: Any, place: str) -> Message:
 
 
 def text_of(content: Any) -> Any:
-    """Return a turn's content as text: null is empty, text parts are joined; anything but a list or null stays.
-
-    Raises:
-        ValueError: a part is not text.
-    """
+    """Return content as text: null is empty, text parts are joined, all else stays; ValueError if a part is no text."""
     if not isinstance(content, list):
         return "" if content is None else content
     for part in content:

@@ -207,7 +207,6 @@ def scan_sources(
         sources: the sources, with distinct numbers.
         path: file of the scan, replaced once everything has been read.
         now: unix seconds; None: the current time.
-        on_progress: progress callback.
 
     Raises:
         CorpusError: a source has no files, or a file or the previous scan cannot be read; the saved scan is unchanged.

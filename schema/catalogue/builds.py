@@ -122,7 +122,7 @@ def fail_cut_off(session: Session) -> list[int]:
 
 
 def add_build(session: Session, path: Path) -> Build:
-    """Return the build of a finished store, registering one that is new at this path; StoreError if there is no store."""
+    """Return the build of a finished store, registering one that is new at this path; StoreError if there is none."""
     manifest = load_manifest(path)
     known = _registered(session, path)
     if known is not None:

@@ -117,9 +117,6 @@ def add_sources(
     """Add sources to a collection, which is created if it is new; known places take the new settings.
 
     Args:
-        session: open session.
-        name: name of the collection.
-        sources: the sources.
         tokenizer: folder, file or hub name; None: unchanged.
 
     Raises:

@@ -160,7 +160,6 @@ async def read_body(request: Request, most: int, advice: str, seconds: float | N
     """Return the body of a JSON request.
 
     Args:
-        request: the request.
         most: maximum size in bytes.
         advice: what the client can do about a body that is too long.
         seconds: maximum time for it to arrive; by default `BODY_SECONDS`.

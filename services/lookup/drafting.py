@@ -84,7 +84,6 @@ class Drafting:
         """Check a request.
 
         Args:
-            request: the request.
             grant: permissions of the client.
             budget: maximum nodes of a draft, unless the grant sets another limit.
 
@@ -144,7 +143,6 @@ class Drafting:
         """Look a request up in a thread.
 
         Args:
-            lookup: the request.
             finish: called with the drafts in the thread.
             gone: whether the client has disconnected; the lookup is then skipped.
 

@@ -68,7 +68,7 @@ class Replayed(NamedTuple):
 
 
 def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Recording:
-    """Register a recording for releases, existing or not; CatalogueError if its name is taken, or no release is named."""
+    """Register a recording for releases, existing or not; CatalogueError if its name is taken or none is named."""
     if session.get(Recording, rule.name) is not None:
         raise CatalogueError(
             f"the recording {rule.name!r} already exists: `draftstore recordings remove {rule.name}` removes it"

@@ -8,7 +8,7 @@ from schema.models import Build, Release, ReleaseMove
 
 
 def remove(session: Session, name: str) -> int:
-    """Remove a release and its history; return the build that it pointed at. CatalogueError if there is no such release."""
+    """Remove a release and its history; return the build that it pointed at. CatalogueError if there is no release."""
     release = get_release(session, name, lock=True)
     build_id = release.build_id
     session.execute(delete(ReleaseMove).filter_by(release=name))

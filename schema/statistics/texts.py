@@ -17,7 +17,7 @@ MAX_TEXT_BYTES = 2_500
 
 
 def ngram_texts(tokenizer: TextTokenizer, ngrams: Sequence[Sequence[int]]) -> pl.Series:
-    """Return the texts of n-grams of token ids, String [n-grams]; TokenRangeError if an id is outside the vocabulary."""
+    """Return the texts of n-grams of token ids, String [n-grams]; TokenRangeError if an id is not of the vocabulary."""
     highest = max(map(max, filter(None, ngrams)), default=0)
     if highest >= tokenizer.vocab_size:
         raise TokenRangeError(

@@ -114,22 +114,22 @@ def remove(name: str, options: Removing, yes: bool, as_json: bool) -> None:
         by = Removal(document=options.document, **where) if text is None else text
         found = select_documents(collection, scan, by, ignore_case=options.ignore_case)
     what = _matched(name, found, options)
-    fields: dict[str, Any] = {
-        "removal": None, "documents": found.removal.documents, "active": found.wanted, "contained": found.contained,
-        "other_case": found.other_case, "force_needed": found.many, "later": bool(found.removal.rule),
-    }  # fmt: skip
+    overwritten, removal = None, found.removal
     if options.dry_run:
-        needed = "; --force would be needed" if found.many else ""
-        return print_result(fields, as_json, f"would be removed from {name}: {what}{needed}")
-    if not yes:
-        confirm(f"{what}: remove them from {name}?")
-    overwritten = put_in_force(name, found.removal, options.reason, scan)
-    fields["removal"] = found.removal.id
-    said = f"removal {found.removal.id}: {what}; the next rebuild will exclude them"
+        said = f"would be removed from {name}: {what}" + ("; --force would be needed" if found.many else "")
+    else:
+        if not yes:
+            confirm(f"{what}: remove them from {name}?")
+        overwritten = put_in_force(name, removal, options.reason, scan)
+        said = f"removal {removal.id}: {what}; the next rebuild will exclude them"
+    fields = {
+        "removal": removal.id, "documents": removal.documents, "active": found.wanted, "contained": found.contained,
+        "other_case": found.other_case, "force_needed": found.many, "later": bool(removal.rule),
+    }  # fmt: skip
     if overwritten is not None:
         fields["overwritten"] = overwritten
         said += f"; {counted(overwritten, 'document')} of live logs overwritten"
-    return print_result(fields, as_json, said)
+    print_result(fields, as_json, said)
 
 
 def _matched(name: str, found: Selection, options: Removing) -> str:

@@ -30,8 +30,6 @@ class Checked(NamedTuple):
     """A live build compared with the documents of a collection.
 
     Attributes:
-        build: id of the build.
-        kind: its kind.
         releases: names of the releases that point at it.
         documents: number of its documents, if known.
         removed: how many of them were removed from the collection.

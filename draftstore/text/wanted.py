@@ -79,7 +79,6 @@ def wanted_digests(
     A text in several sources is wanted if any of them keeps it. A removal applies to all of them.
 
     Args:
-        now: unix seconds.
         retention: the seconds after which a document expires, by source.
         caps: the maximum amount of text, by source.
     """

@@ -68,13 +68,10 @@ def text_of(content: Any) -> Any:
 
 def _parsed_call(call: Any) -> Any:
     """Return a tool call whose arguments are a JSON value, if they can be read."""
-    function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(arguments, str):
-        return call
     try:
-        return {**call, "function": {**function, "arguments": json.loads(arguments)}}
-    except (ValueError, RecursionError):
+        arguments = json.loads(call["function"]["arguments"])
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+    except (LookupError, TypeError, ValueError, RecursionError):
         return call
 
 

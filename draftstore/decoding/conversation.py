@@ -26,7 +26,6 @@ def encode_conversation(
     Args:
         tokenizer: tokenizer of the model.
         content: prompt.
-        answer: its answer.
         settings: additional variables of the chat template.
 
     Raises:

@@ -151,7 +151,6 @@ def export_cache(
 
     Args:
         store: a REST store, or its counts.
-        out: the file.
         options: what to write; if space is limited, 2-grams that yield drafts come first, by the count of the most
             common follower.
         overwrite: whether to replace an existing file.

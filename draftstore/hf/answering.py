@@ -32,8 +32,6 @@ def batch_member(
     """Return the answer to a request as a text for a batch.
 
     Args:
-        loaded: the model.
-        request: the request.
         drafter: None decodes without drafts.
         planner: see `draftstore.hf.generate`.
         min_prob: minimum probability of a drafted node.
@@ -50,8 +48,6 @@ def decode_plainly(loaded: LoadedModel, request: GenerationRequest, on_step: Cal
     """Decode the answer to one request with plain `generate`, for models that take no drafts.
 
     Args:
-        loaded: the model.
-        request: the request.
         on_step: called with every token, as a step with an empty tree; if it raises, decoding ends.
     """
     if request.sampling.seed is None:

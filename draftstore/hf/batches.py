@@ -86,11 +86,7 @@ class Batch:
         return len(self._members) + len(self._reading)
 
     def join(self, member: Member) -> None:
-        """Add a text.
-
-        Raises:
-            DecodingError: its prompt is empty, too long, or has ids that the model lacks.
-        """
+        """Add a text; DecodingError if its prompt is empty, too long, or has ids that the model lacks."""
         prompt = member.prompt
         if len(prompt) == 0:
             raise DecodingError("the prompt is empty, expected at least one token")

@@ -49,7 +49,6 @@ def attention_masks(
     """Return the bias of a pass, [texts, 1, rows, width], for the model's layers: one, or one for each type.
 
     Args:
-        views: their attention ranges.
         past: int64 [texts, 1], number of tokens of each text before the pass; they lie in columns 0, 1, ... in order.
         depths: int64 [texts, rows].
         among: bool [texts, rows, rows], which rows attend to which; its columns follow those of the past.

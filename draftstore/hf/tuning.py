@@ -112,7 +112,6 @@ def measure(
         repeats: timed passes for each number of rows; up to four times as many if they differ by more than `spread`.
         spread: how far the lower quartile may be above the fastest pass, as a share of it.
         rows: numbers of rows, ascending, starting with 1.
-        name: name of the model.
         on_pass: called after every pass with the passes done and the total.
 
     Raises:

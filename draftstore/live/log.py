@@ -174,9 +174,8 @@ class Writer:
     def append(self, taken: Iterable[Document]) -> None:
         """Write all documents or none; OSError if the disk is full."""
         now = time.time()
-        self._write(
-            b"".join(_encode(each._replace(created=each.created or now), _DOCUMENT) for each in taken)
-        )
+        dated = (each._replace(created=each.created or now) for each in taken)
+        self._write(b"".join(_encode(each, _DOCUMENT) for each in dated))
 
     def apply(self, state: int) -> None:
         """Record, unless already done, that memory is free of everything taken down up to a state."""

@@ -51,10 +51,9 @@ class TakeDowns:
         """Return the take-downs of a log; see `log.load` for errors."""
 
         def made(found: dict[str, Any]) -> TakeDowns:
-            sets = (frozenset(map(bytes.fromhex, found[key])) for key in ("documents", "answers"))
-            documents, answers = sets
+            digests = {key: frozenset(map(bytes.fromhex, found[key])) for key in ("documents", "answers")}
             fragments = tuple(Fragment(**each) for each in found["containing"])
-            return cls(int(found["state"]), documents, answers, fragments)
+            return cls(int(found["state"]), containing=fragments, **digests)
 
         return load(folder, "removed.json", made, "remove the documents again, then this file") or cls()
 

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import filterfalse
 from pathlib import Path
 from time import monotonic
 
@@ -97,11 +98,7 @@ class LiveStore:
         return 0 if self._memory is None else len(self._memory)
 
     def agree(self, vocabulary: Vocabulary) -> None:
-        """Declare the vocabulary of the token ids; the first caller sets it.
-
-        Raises:
-            TokenizerError: the store has another vocabulary.
-        """
+        """Declare the vocabulary of the ids; the first caller sets it. TokenizerError if the store has another one."""
         if self.vocabulary is None:
             found = vocabulary
             if self._folder is not None:
@@ -130,7 +127,7 @@ class LiveStore:
         with self._lock:
             if self._tokenizer is not None:
                 documents = [identified(document, self._tokenizer) for document in documents]
-            taken = [document for document in documents if not self._refuses(document)]
+            taken = list(filterfalse(self._refuses, documents))
             self.refused += len(documents) - len(taken)
             self.appended += len(taken)
             if not self._log(taken):
@@ -224,9 +221,8 @@ class LiveStore:
             if path not in self._own:
                 with suppress(FileNotFoundError):
                     documents, self._seen[path] = read_since(path, self._seen.get(path, 0))
-                    for document in documents:
-                        if not self._refuses(document):
-                            self._take(self._memory, document)
+                    for document in filterfalse(self._refuses, documents):
+                        self._take(self._memory, document)
 
     def _read_anew(self, present: Sequence[Path]) -> None:
         """Reload memory from the log, from the newest segment back until it is full."""
@@ -251,13 +247,12 @@ class LiveStore:
                     documents += found
                     room -= sum(len(document.ids) for document in found)
         memory = Memory(self._memory.vocab_size, self._tokens)
-        for document in sorted(documents, key=lambda document: document.created):
-            if not self._forgets(document):
-                self._take(memory, document)
+        documents.sort(key=lambda document: document.created)
+        for document in filterfalse(self._forgets, documents):
+            self._take(memory, document)
         with self._lock:
-            for document in (*self._unlogged, *(self._unread or ())):
-                if not self._refuses(document):
-                    self._take(memory, document)
+            for document in filterfalse(self._refuses, (*self._unlogged, *(self._unread or ()))):
+                self._take(memory, document)
             self._memory, self._unread, self._seen = memory, None, seen
             for drafter in self._drafters:
                 drafter.memory = memory

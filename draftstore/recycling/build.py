@@ -49,7 +49,6 @@ def build_recycling(
     Args:
         rest: REST store of the corpus, with the model's tokenizer.
         out: directory of the store; its parent is created if missing.
-        target_model: id of the model.
         name: display name of the store; default: the directory's.
         overwrite: whether to replace an existing store.
         progress: receives the progress of each step.

@@ -45,7 +45,6 @@ def open_drafter(
     """Return a drafter that starts from a store; the store itself never changes.
 
     Args:
-        path: its directory.
         vocab_size: vocabulary size of the model, which may be larger than the store's because of padding.
         tokenizer: tokenizer of the model.
         target_model: id of the model; None accepts any.

@@ -29,11 +29,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: "str | Path | Address") -> "Address":
-        """Parse an address.
-
-        Raises:
-            DraftstoreError: it is invalid.
-        """
+        """Parse an address; DraftstoreError if it is invalid."""
         if isinstance(text, Address):
             return text
         text = str(text)

@@ -225,11 +225,7 @@ def encode_request(
 
 
 def decode_request(payload: bytes) -> DraftRequest:
-    """Decode the payload of a draft request.
-
-    Raises:
-        WireError: a length does not match, or a value is out of range.
-    """
+    """Decode the payload of a draft request; WireError if a length does not match, or a value is out of range."""
     if len(payload) < _DRAFT.size:
         raise WireError(f"a draft request has at least {_DRAFT.size} bytes, found {len(payload)}")
     batch, budget, min_prob, named, how, width, size = _DRAFT.unpack_from(payload)
@@ -259,9 +255,8 @@ def encode_append(request_id: int, request: AppendRequest) -> bytes:
     except (struct.error, ValueError) as error:
         raise WireError(f"this does not fit in a request: {error}") from None
     rows = [ids.astype(_TOKEN, copy=False).tobytes() for ids, _ in request.documents]
-    return frame(
-        Operation.APPEND, request_id, b"".join((head, table.tobytes(), *request.digests, *rows, named))
-    )
+    parts = head, table.tobytes(), *request.digests, *rows, named
+    return frame(Operation.APPEND, request_id, b"".join(parts))
 
 
 def decode_append(payload: bytes) -> AppendRequest:
@@ -278,11 +273,8 @@ def decode_append(payload: bytes) -> AppendRequest:
         raise WireError(f"an append cannot be read: {error}") from None
     if not 0 < vocab_size < 1 << 31:
         raise WireError(f"an append for a vocabulary of {vocab_size:,} ids")
-    if (
-        len(name.encode()) != named
-        or known > 1
-        or any(lead > size for size, lead in zip(sizes, leads, strict=True))
-    ):
+    longer = any(lead > size for size, lead in zip(sizes, leads, strict=True))
+    if len(name.encode()) != named or known > 1 or longer:
         raise WireError("an append with inconsistent lengths")
     parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []
     documents = list(zip(parts, leads, strict=True))

@@ -12,7 +12,6 @@ def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
 
     Args:
         group: group of the entry point, such as `draftstore.backends`.
-        name: name of the entry point.
         what: name of the plugin in error messages.
 
     Raises:

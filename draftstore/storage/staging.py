@@ -256,11 +256,7 @@ def hash_files(
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Check that a disk has space for `needed` bytes.
-
-    Raises:
-        BuildError: not enough disk space.
-    """
+    """Check that a disk has space for `needed` bytes; BuildError if it has not."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise BuildError(

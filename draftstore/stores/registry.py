@@ -42,7 +42,6 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
     """Open a store of any kind that can draft.
 
     Args:
-        path: its directory.
         backend: backend of a CREST store's entries; default: the first one that it was built for.
 
     Raises:
@@ -62,8 +61,6 @@ def verify_store(
     """Compare all data of a store, in its directory and its backends, with the recorded hashes.
 
     Args:
-        path: its directory.
-        manifest: its manifest.
         on_bytes: called with the size of each file after reading it, for progress bars.
 
     Returns:

@@ -45,15 +45,11 @@ def _as_message(message: Any, place: str) -> Message:
     names = ("from", "value") if sharegpt else ("role", "content")
     role, content, calls = given.pop(names[0], None), given.pop(names[1], None), given.get("tool_calls")
     try:
-        content = text_of(content)
+        content = text_of(content) if calls or names[1] in message else None
     except ValueError as error:
         raise TokenizerError(f"{place}: {error}") from None
-    known = {
-        names[0]: isinstance(role, str),
-        names[1]: isinstance(content, str) and (names[1] in message or calls),
-    }
-    for name in names:
-        if not known[name]:
+    for name, text in zip(names, (role, content), strict=True):
+        if not isinstance(text, str):
             raise TokenizerError(f"{place} has no text under {name!r}")
     if isinstance(calls, list):
         given["tool_calls"] = [_parsed_call(call) for call in calls]
@@ -61,11 +57,7 @@ def _as_message(message: Any, place: str) -> Message:
 
 
 def text_of(content: Any) -> Any:
-    """Return a turn's content as text: null is empty, text parts are joined; anything but a list or null stays.
-
-    Raises:
-        ValueError: a part is not text.
-    """
+    """Return content as text: null is empty, text parts are joined, all else stays; ValueError if a part is no text."""
     if not isinstance(content, list):
         return "" if content is None else content
     for part in content:
@@ -76,13 +68,10 @@ def text_of(content: Any) -> Any:
 
 def _parsed_call(call: Any) -> Any:
     """Return a tool call whose arguments are a JSON value, if they can be read."""
-    function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(arguments, str):
-        return call
     try:
-        return {**call, "function": {**function, "arguments": json.loads(arguments)}}
-    except (ValueError, RecursionError):
+        arguments = json.loads(call["function"]["arguments"])
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+    except (LookupError, TypeError, ValueError, RecursionError):
         return call
 
 

@@ -44,13 +44,13 @@ def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
         said = f"{content}\n{calls}" if content and calls else content or calls
         document.update(_turn(role, content, calls))
         text.update(_encoded(said if place == 1 else "\n" + said))
-        blank = blank and _is_blank(said)
+        blank = blank and not said.strip()
         if role in QUESTIONERS:
             continue
         answer = said
         if place < len(turns) and not blank:
             beginnings += [document.digest(), text.digest()]
-    last = None if _is_blank(answer) else answer_digest(answer)
+    last = answer_digest(answer) if answer.strip() else None
     return Identity(document.digest(), None if blank else text.digest(), last, tuple(beginnings))
 
 
@@ -78,10 +78,6 @@ def _pruned(value: Any) -> Any:
         pruned = {key: _pruned(item) for key, item in value.items()}
         return {key: item for key, item in pruned.items() if item is not None and item not in ("", [], {})}
     return [_pruned(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _is_blank(text: str) -> bool:
-    return not text or text.isspace()
 
 
 def _encoded(text: str) -> bytes:

@@ -36,11 +36,7 @@ def default_folders() -> list[Path]:
 
 
 def find_sources(folders: Iterable[Path]) -> list[Source]:
-    """Read the Python files of folders, each distinct text once, up to `MAX_CHARACTERS` in total.
-
-    Raises:
-        CorpusError: there are no such files.
-    """
+    """Read the Python files of folders, each text once, up to `MAX_CHARACTERS`; CorpusError if there are none."""
     names: dict[str, str] = {}
     size = 0
     found = [(folder, path) for folder in folders for path in sorted(folder.rglob("*.py"))]

@@ -247,12 +247,13 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
 def _record_document(record: Mapping[str, Any], place: str, column: str, render: Render) -> Document:
     """Return a record's document; `place` is the default id."""
     key, content = content_of(record, column)
-    text = content if isinstance(content, str) else render(content) if _says_something(content) else ""
+    identity = identify(content)
+    text = content if isinstance(content, str) else render(content) if identity.text else ""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise CorpusError(f"{key!r} is not valid Unicode: it has an unpaired surrogate") from None
-    return Document(record_id(record) or place, text, identify(content))
+    return Document(record_id(record) or place, text, identity)
 
 
 def content_of(record: Mapping[str, Any], column: str = "text") -> tuple[str, str | list[Message]]:
@@ -271,10 +272,6 @@ def content_of(record: Mapping[str, Any], column: str = "text") -> tuple[str, st
     if not isinstance(content, str):
         raise CorpusError(f"{key!r} is {type_name(content)}, expected text or a list of messages")
     return key, content
-
-
-def _says_something(messages: Sequence[Message]) -> bool:
-    return any(message["content"].strip() or message.get("tool_calls") for message in messages)
 
 
 def record_id(record: Mapping[str, Any]) -> str | None:

@@ -154,9 +154,9 @@ def digests_of(frame: pl.DataFrame) -> NDArray[np.uint8]:
     return np.stack(words, axis=1).view(np.uint8)
 
 
-def digest_series(digests: NDArray[np.uint8]) -> pl.Series:
-    """Return digests, uint8 [n, 16], as a column of a table."""
-    return pl.Series("digest", list(split_digests(digests.tobytes())), pl.Binary)
+def digest_series(digests: bytes) -> pl.Series:
+    """Return digests, one after the other, as a column of a table."""
+    return pl.Series("digest", list(split_digests(digests)), pl.Binary)
 
 
 def open_scan(path: Path) -> Scan | None:
@@ -207,7 +207,6 @@ def scan_sources(
         sources: the sources, with distinct numbers.
         path: file of the scan, replaced once everything has been read.
         now: unix seconds; None: the current time.
-        on_progress: progress callback.
 
     Raises:
         CorpusError: a source has no files, or a file or the previous scan cannot be read; the saved scan is unchanged.
@@ -310,7 +309,7 @@ def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
         CorpusError: a file cannot be read, or changed since the scan so that documents are missing.
     """
     sources = {source.number: source for source in scan.sources}
-    wanted = digest_series(digests).unique()
+    wanted = digest_series(digests.tobytes()).unique()
     first = scan.frame.unique("digest", keep="first", maintain_order=True)
     first = first.filter(pl.col("digest").is_in(wanted.implode()))
     missing = len(wanted)

@@ -141,9 +141,8 @@ class TextTokenizer:
     @property
     def template_fingerprint(self) -> str:
         """SHA-256 over everything that affects the text of a conversation: the template and the named tokens."""
-        return hashlib.sha256(
-            json.dumps([self._template, self._named_tokens], sort_keys=True).encode()
-        ).hexdigest()
+        deciding = json.dumps([self._template, self._named_tokens], sort_keys=True)
+        return hashlib.sha256(deciding.encode()).hexdigest()
 
     def encode(self, text: str, bos: bool) -> NDArray[np.int32]:
         """Return the token ids of one text, shape [n].

@@ -189,9 +189,8 @@ def read_shard(directory: Path, index: int) -> Shard:
 
 def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
     """Return documents, tokens and characters of all shards."""
-    return {
-        key: sum(getattr(shard, key) for shard in shards) for key in ("documents", "tokens", "characters")
-    }
+    keys = ("documents", "tokens", "characters")
+    return {key: sum(getattr(shard, key) for shard in shards) for key in keys}
 
 
 def _require_files(directory: Path, shard: Shard) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import needs_extra
-from draftstore.text.digests import DIGEST_BYTES
 from draftstore.text.scans import Scan, digest_series, digests_of
 
 with needs_extra("polars"):
@@ -28,15 +27,13 @@ class Removal:
     """A take-down: the digests of matching documents, and a rule for documents that arrive later.
 
     Attributes:
-        digests: uint8 [n, 16], documents to remove, their texts under any roles, and records that begin with them.
+        digests: those of documents to remove, and of their texts, one after the other: whatever roles or continuation.
         document: document id to remove; None: no such rule.
         source: remove documents of this source; None: of any source, if `before` is set.
         before: unix seconds; remove documents first seen earlier.
     """
 
-    digests: NDArray[np.uint8] = dataclasses.field(
-        default_factory=lambda: np.empty((0, DIGEST_BYTES), np.uint8)
-    )
+    digests: bytes = b""
     document: str | None = None
     source: int | None = None
     before: int | None = None
@@ -82,9 +79,6 @@ def wanted_digests(
     A text in several sources is wanted if any of them keeps it. A removal applies to all of them.
 
     Args:
-        scan: the scan.
-        removals: take-downs.
-        now: unix seconds.
         retention: the seconds after which a document expires, by source.
         caps: the maximum amount of text, by source.
     """

@@ -142,11 +142,7 @@ class DraftTree:
         return path
 
     def validate(self) -> None:
-        """Check all guarantees of a draft tree.
-
-        Raises:
-            DraftTreeError: a guarantee is violated.
-        """
+        """Check all guarantees of a draft tree; DraftTreeError if one is violated."""
         n = len(self)
         if not n == len(self.parents) == len(self.levels) or n > MAX_NODES:
             raise DraftTreeError(

@@ -122,11 +122,7 @@ def fail_cut_off(session: Session) -> list[int]:
 
 
 def add_build(session: Session, path: Path) -> Build:
-    """Return the build of a finished store, registering it if the catalogue does not know it at this path.
-
-    Raises:
-        StoreError: no complete store there.
-    """
+    """Return the build of a finished store, registering one that is new at this path; StoreError if there is none."""
     manifest = load_manifest(path)
     known = _registered(session, path)
     if known is not None:
@@ -163,22 +159,16 @@ def _describe(session: Session, build: Build, path: Path) -> None:
 
 def _source(session: Session, manifest: Manifest) -> int | None:
     """Return the build that a store was made from; if that store still lies where it was, it is registered too."""
-    digest, path = source_digest(manifest.parameters), Path(str(manifest.parameters.get("source")))
-    if digest and (known := by_digest(session, digest)):
+    plan, path = manifest.parameters.get("plan"), Path(str(manifest.parameters.get("source")))
+    digest = plan.get("source") if isinstance(plan, dict) else None
+    if isinstance(digest, str) and (known := _by_digest(session, digest)):
         return known
     with suppress(StoreError, OSError):
         return add_build(session, path).id if manifest_digest(path) == digest else None
     return None
 
 
-def source_digest(parameters: dict[str, Any]) -> str | None:
-    """Return the digest of the store that one with these parameters was made from; None: it was made from texts."""
-    plan = parameters.get("plan")
-    digest = plan.get("source") if isinstance(plan, dict) else None
-    return digest if isinstance(digest, str) else None
-
-
-def by_digest(session: Session, digest: str) -> int | None:
+def _by_digest(session: Session, digest: str) -> int | None:
     """Return the newest build of a store with this digest."""
     newest = select(Build.id).filter_by(digest=digest, state="finished").order_by(Build.id.desc()).limit(1)
     return session.scalars(newest).one_or_none()
@@ -208,7 +198,7 @@ def find_build(session: Session, reference: str | int | Path) -> Build:
         return get_build(session, int(str(reference)))
     path = Path(str(reference))
     build = _registered(session, path)
-    build_id = build.id if build else by_digest(session, manifest_digest(path))
+    build_id = build.id if build else _by_digest(session, manifest_digest(path))
     if build_id is None:
         raise CatalogueError(
             f"the catalogue does not know the store {path}: `draftstore catalogue add {path}` adds it"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
-from sqlalchemy.orm import Session, object_session
+from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError
 from draftstore.storage.files import hash_file
@@ -16,7 +16,6 @@ from draftstore.stores.rest.store import DOCUMENTS_FILE, read_digests
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, digest_keys
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokens import open_shards
-from schema.catalogue.builds import by_digest, source_digest
 from schema.models import Build
 
 
@@ -34,17 +33,11 @@ def store_digests(path: Path) -> NDArray[np.uint8] | None:
 
 
 def ancestors(build: Build) -> Iterator[Build]:
-    """Yield a build, the build that it was made from, and so on, also those registered after it."""
+    """Yield a build, the build that it was made from, and so on."""
     each: Build | None = build
     while each is not None:
         yield each
-        each = each.source or _made_from(each)
-
-
-def _made_from(build: Build) -> Build | None:
-    session, digest = object_session(build), source_digest((build.manifest or {}).get("parameters", {}))
-    found = session and digest and by_digest(session, digest)
-    return session.get(Build, found) if session and found else None
+        each = each.source
 
 
 def document_keys(session: Session, build: Build) -> NDArray[np.bytes_]:

@@ -234,10 +234,8 @@ def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
 def _candidate(build: Build) -> Candidate:
     """Copy a build for the checks; raise CatalogueError if it is not finished."""
     if build.state != "finished":
-        reason = f": {build.error}" if build.error else ""
-        raise CatalogueError(
-            f"build {build.id} is {build.state}{reason}; only finished builds can be published"
-        )
+        why = f": {build.error}" if build.error else ""
+        raise CatalogueError(f"build {build.id} is {build.state}{why}; only finished builds can be published")
     return Candidate.of(build)
 
 

@@ -68,11 +68,7 @@ class Replayed(NamedTuple):
 
 
 def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Recording:
-    """Register a recording for some releases, which need not exist yet.
-
-    Raises:
-        CatalogueError: the name is taken, or no release is named.
-    """
+    """Register a recording for releases, existing or not; CatalogueError if its name is taken or none is named."""
     if session.get(Recording, rule.name) is not None:
         raise CatalogueError(
             f"the recording {rule.name!r} already exists: `draftstore recordings remove {rule.name}` removes it"
@@ -104,11 +100,7 @@ def rules_of(session: Session, release: str) -> tuple[Rule, ...]:
 
 
 def remove_recording(session: Session, name: str) -> None:
-    """Remove a recording; results of its replays stay.
-
-    Raises:
-        CatalogueError: there is none.
-    """
+    """Remove a recording, but not the results of its replays; CatalogueError if there is none."""
     if session.scalar(delete(Recording).filter_by(name=name).returning(Recording.name)) is None:
         raise CatalogueError(f"no recording {name!r}: `draftstore recordings list` shows all recordings")
 

@@ -8,11 +8,7 @@ from schema.models import Build, Release, ReleaseMove
 
 
 def remove(session: Session, name: str) -> int:
-    """Remove a release and its history; return the build that it pointed at, which stays.
-
-    Raises:
-        CatalogueError: no such release.
-    """
+    """Remove a release and its history; return the build that it pointed at. CatalogueError if there is no release."""
     release = get_release(session, name, lock=True)
     build_id = release.build_id
     session.execute(delete(ReleaseMove).filter_by(release=name))
@@ -22,11 +18,7 @@ def remove(session: Session, name: str) -> int:
 
 
 def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
-    """Return a release; `lock` locks its row until the end of the transaction.
-
-    Raises:
-        CatalogueError: no such release.
-    """
+    """Return a release, with a `lock` on its row until the end of the transaction; CatalogueError if there is none."""
     query = select(Release).filter_by(name=name).execution_options(populate_existing=True)
     release = session.scalars(query.with_for_update() if lock else query).one_or_none()
     if release is None:
@@ -41,11 +33,7 @@ def list_releases(session: Session) -> list[Release]:
 
 
 def release_history(session: Session, name: str) -> list[ReleaseMove]:
-    """Return every move of a release, oldest first.
-
-    Raises:
-        CatalogueError: no such release.
-    """
+    """Return every move of a release, oldest first; CatalogueError if there is no such release."""
     get_release(session, name)
     return list(session.scalars(select(ReleaseMove).filter_by(release=name).order_by(ReleaseMove.id)))
 

@@ -24,7 +24,6 @@ def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
     """Replay a recording with some builds; failures do not raise.
 
     Args:
-        rule: the recording.
         builds: the new build, and the live one if there is one.
 
     Returns:

@@ -139,13 +139,11 @@ def show(name: str, as_json: bool) -> None:
     }
     say(f"collection {name}, tokenizer {found['tokenizer'] or 'not named'}")
     print_rows(found["sources"], columns, as_json=False)
-    for removal in found["removals"]:
-        why = f" (reason: {removal['reason']})" if removal["reason"] else ""
-        size = counted(removal["documents"], "document")
-        end = ", taken back" if removal["restored"] else ""
-        say(
-            f"removal {removal['id']}, {cell(removal['created_at'])} UTC, {size}, {rule_text(removal)}{end}{why}"
-        )
+    for row in found["removals"]:
+        why = f" (reason: {row['reason']})" if row["reason"] else ""
+        size = counted(row["documents"], "document")
+        end = ", taken back" if row["restored"] else ""
+        say(f"removal {row['id']}, {cell(row['created_at'])} UTC, {size}, {rule_text(row)}{end}{why}")
 
 
 def _days(seconds: float | None) -> str:

@@ -12,10 +12,12 @@ from draftstore.storage.report import passed_over_text
 from draftstore.text.digests import digest_keys
 from draftstore.text.scans import Scan, open_scan
 from draftstore.text.wanted import removed_rows
+from schema.cli.common import catalogue_session
 from schema.collections import collecting
-from schema.collections.live_logs import forget
-from schema.collections.models import Collection, CollectionSource
+from schema.collections.live_logs import forget, live_logs
+from schema.collections.models import Collection, CollectionRemoval, CollectionSource
 from schema.collections.removal_files import removals_of, scan_path
+from schema.collections.removing import write_removal
 
 
 def fields(collection: Collection) -> dict[str, Any]:
@@ -122,9 +124,14 @@ def warn_of_problems(found: Scan) -> None:
         say(f"{counted(report.bad_records, 'bad record')}, the first one {first}", err=True)
 
 
-def forgotten(collection: Collection, done: str, scan: Scan | None = None) -> int:
-    """Put the removals in force into live logs, after a scan; an error says what is `done`. See `forget`."""
+def put_in_force(name: str, removal: CollectionRemoval, reason: str | None, scan: Scan | None) -> int | None:
+    """Write a removal, or its end; return how many documents of live logs are overwritten, None without such logs."""
+    with catalogue_session() as session:
+        write_removal(session, name, removal, reason)
+        collection = collecting.get_collection(session, name)
+    if not live_logs(collection):
+        return None
     try:
         return forget(collection, scan_with_progress(collection) if scan is None else scan)
     except (DraftstoreError, OSError) as error:
-        raise CorpusError(f"{done}, but not all live logs forgot: {error}") from None
+        raise CorpusError(f"removal {removal.id} is written, but not all live logs forgot: {error}") from None

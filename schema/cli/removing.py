@@ -12,13 +12,14 @@ from draftstore.cli.output import json_option, print_json, print_result, print_t
 from draftstore.errors import CorpusError, counted
 from draftstore.live.removing import Held
 from draftstore.options import Options, Shown
+from draftstore.text.wanted import Removal
 from schema.cli.common import catalogue_session, confirm
-from schema.cli.corpus_fields import forgotten, scan_with_progress, warn_of_problems
+from schema.cli.corpus_fields import put_in_force, scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import check_live_logs, live_logs
+from schema.collections.live_logs import check_live_logs
 from schema.collections.models import Collection
 from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch
-from schema.collections.removing import Selection, select_documents, write_removal
+from schema.collections.removing import Selection, select_documents
 
 NOT_PROVEN = 5
 """Exit status if a live build or log holds removed documents, or cannot be checked and nobody vouched for it."""
@@ -110,26 +111,25 @@ def remove(name: str, options: Removing, yes: bool, as_json: bool) -> None:
     scan = scan_with_progress(collection)
     warn_of_problems(scan)
     with status("reading the documents"):
-        criteria = where | {"document": options.document, "containing": text}
-        found = select_documents(collection, scan, ignore_case=options.ignore_case, **criteria)
+        by = Removal(document=options.document, **where) if text is None else text
+        found = select_documents(collection, scan, by, ignore_case=options.ignore_case)
     what = _matched(name, found, options)
-    fields: dict[str, Any] = {
-        "removal": None, "documents": found.removal.documents, "active": found.wanted, "contained": found.contained,
-        "other_case": found.other_case, "force_needed": found.many, "later": bool(found.removal.rule),
-    }  # fmt: skip
+    overwritten, removal = None, found.removal
     if options.dry_run:
-        needed = "; --force would be needed" if found.many else ""
-        return print_result(fields, as_json, f"would be removed from {name}: {what}{needed}")
-    if not yes:
-        confirm(f"{what}: remove them from {name}?")
-    with catalogue_session() as session:
-        number = fields["removal"] = write_removal(session, name, found.removal, options.reason).id
-        collection = collecting.get_collection(session, name)
-    said = f"removal {number}: {what}; the next rebuild will exclude them"
-    if live_logs(collection):
-        fields["overwritten"] = forgotten(collection, f"removal {number} is written", scan)
-        said += f"; {counted(fields['overwritten'], 'document')} of live logs overwritten"
-    return print_result(fields, as_json, said)
+        said = f"would be removed from {name}: {what}" + ("; --force would be needed" if found.many else "")
+    else:
+        if not yes:
+            confirm(f"{what}: remove them from {name}?")
+        overwritten = put_in_force(name, removal, options.reason, scan)
+        said = f"removal {removal.id}: {what}; the next rebuild will exclude them"
+    fields = {
+        "removal": removal.id, "documents": removal.documents, "active": found.wanted, "contained": found.contained,
+        "other_case": found.other_case, "force_needed": found.many, "later": bool(removal.rule),
+    }  # fmt: skip
+    if overwritten is not None:
+        fields["overwritten"] = overwritten
+        said += f"; {counted(overwritten, 'document')} of live logs overwritten"
+    print_result(fields, as_json, said)
 
 
 def _matched(name: str, found: Selection, options: Removing) -> str:

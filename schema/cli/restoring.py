@@ -5,10 +5,9 @@ import click
 from draftstore.cli.output import json_option, print_result
 from draftstore.errors import counted
 from schema.cli.common import catalogue_session, confirm
-from schema.cli.corpus_fields import forgotten
+from schema.cli.corpus_fields import put_in_force
 from schema.collections import collecting
-from schema.collections.live_logs import live_logs
-from schema.collections.removing import restoration_of, write_removal
+from schema.collections.removing import restoration_of
 
 
 @click.command()
@@ -30,18 +29,12 @@ def restore(name: str, removal: int, reason: str | None, yes: bool, as_json: boo
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
     row = restoration_of(collection, removal)
-    documents = counted(row.documents, "document")
+    size = counted(row.documents, "document")
     if not yes:
-        confirm(
-            f"take removal {removal} of {name} back ({documents})? Overwritten live answers do not come back"
-        )
-    with catalogue_session() as session:
-        number = write_removal(session, name, row, reason).id
-        collection = collecting.get_collection(session, name)
-    if live_logs(collection):
-        forgotten(collection, f"removal {removal} is taken back")
+        confirm(f"take removal {removal} of {name} back ({size})? Overwritten live answers do not come back")
+    put_in_force(name, row, reason, scan=None)
     text = (
-        f"removal {removal} is taken back: the next rebuild includes its {documents} again, unless another removal "
+        f"removal {removal} is taken back: the next rebuild includes its {size} again, unless another removal "
         "refuses them; answers overwritten in live logs do not come back"
     )
-    print_result({"removal": number, "restores": removal, "documents": row.documents}, as_json, text)
+    print_result({"removal": row.id, "restores": removal, "documents": row.documents}, as_json, text)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,10 @@ from sqlalchemy.orm import Session
 from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown
 from draftstore.storage.mirroring import is_url, mirror
-from draftstore.text.chat import Message
 from draftstore.text.corpus import SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
 from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
-from draftstore.text.sources import Source, no_template
+from draftstore.text.sources import Source
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, wanted_digests
@@ -118,9 +117,6 @@ def add_sources(
     """Add sources to a collection, which is created if it is new; known places take the new settings.
 
     Args:
-        session: open session.
-        name: name of the collection.
-        sources: the sources.
         tokenizer: folder, file or hub name; None: unchanged.
 
     Raises:
@@ -216,33 +212,23 @@ def list_collections(session: Session) -> list[Collection]:
 
 
 def drop_collection(session: Session, name: str) -> None:
-    """Remove the definition of a collection, its scan and its take-downs; stores and texts stay.
-
-    Raises:
-        CatalogueError: there is none of this name.
-    """
+    """Remove a collection, its scan and its take-downs, but no stores and texts; CatalogueError if there is none."""
     session.delete(find_collection(session, name, lock=True))
     session.flush()
     remove_files(name)
 
 
 def open_tokenizer(collection: Collection) -> TextTokenizer | None:
-    """Load the tokenizer of a collection; None if it names none.
-
-    Raises:
-        TokenizerError: it cannot be loaded.
-    """
+    """Load the tokenizer of a collection, or return None if it names none; TokenizerError if it cannot be loaded."""
     return load_tokenizer(collection.tokenizer) if collection.tokenizer else None
 
 
 def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
     """Return the sources of a collection on this machine; objects are mirrored first."""
     refused = fragments_of(collection)
-
-    def render(messages: Sequence[Message]) -> str:
-        return tokenizer.render_document(messages) if tokenizer else no_template(messages)
-
-    rendering = {"render": render, "template": json.dumps(made_with(tokenizer)) if tokenizer else ""}
+    rendering: dict[str, Any] = {}
+    if tokenizer:
+        rendering = {"render": tokenizer.render_document, "template": json.dumps(made_with(tokenizer))}
     return [
         Source(
             row.id,
@@ -266,11 +252,7 @@ def scan_collection(
     now: float | None = None,
     on_progress: OnScan = lambda _done, _all, _documents: None,
 ) -> Scan:
-    """Scan a collection's sources; see `scan_sources`.
-
-    Raises:
-        CorpusError: it has no sources, or one cannot be read.
-    """
+    """Scan a collection's sources, see `scan_sources`; CorpusError if it has none, or one cannot be read."""
     folder = collection_folder(collection.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not collection.sources:

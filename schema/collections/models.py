@@ -63,11 +63,8 @@ class Collection(Base):
     def vouched_for(self, thing: object) -> str | None:
         """Return when somebody vouched for a build (id) or live log (folder); None: not since the last removal."""
         said = self.vouched.get(str(thing))
-        return (
-            said
-            if said and all(row.created_at <= datetime.fromisoformat(said) for row in self.in_force)
-            else None
-        )
+        valid = said and all(row.created_at <= datetime.fromisoformat(said) for row in self.in_force)
+        return said if valid else None
 
 
 class CollectionSource(Base):
@@ -152,7 +149,6 @@ class CollectionRemoval(Base):
     def key(self) -> str:
         """Name of its file without the suffix: its time and the start of a hash of its content."""
         when = self.created_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S%f")
-        content = (
-            b"".join(getattr(self, name) for name in DIGESTS) + json.dumps(self.rule, sort_keys=True).encode()
-        )
-        return f"{when}-{hashlib.sha256(content + (self.restores or '').encode()).hexdigest()[:8]}"
+        digests = b"".join(getattr(self, name) for name in DIGESTS)
+        content = digests + json.dumps(self.rule, sort_keys=True).encode() + (self.restores or "").encode()
+        return f"{when}-{hashlib.sha256(content).hexdigest()[:8]}"

@@ -5,6 +5,7 @@ compared is proven only if somebody vouched for it since the last removal.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -24,15 +25,11 @@ from schema.collections.live_logs import live_logs, take_downs
 from schema.collections.models import Collection
 from schema.models import Build, Release
 
-AGAIN = "build it again from the collection, publish another build, or vouch for it:"
-
 
 class Checked(NamedTuple):
     """A live build compared with the documents of a collection.
 
     Attributes:
-        build: id of the build.
-        kind: its kind.
         releases: names of the releases that point at it.
         documents: number of its documents, if known.
         removed: how many of them were removed from the collection.
@@ -62,11 +59,7 @@ def removed_keys(collection: Collection, scan: Scan | None) -> NDArray[np.bytes_
 
 
 def vouch(session: Session, collection: Collection, things: Iterable[str]) -> None:
-    """Record that somebody vouches for live builds, by their ids, and for live logs, by their folders.
-
-    Raises:
-        CatalogueError: there is no such live build or log.
-    """
+    """Record that somebody vouches for live builds (ids) and live logs (folders); CatalogueError if one is not live."""
     now = session.scalars(select(func.clock_timestamp())).one().isoformat()
     live = {str(build.id) for build, _ in _live_builds(session)} | set(map(str, live_logs(collection)))
     for thing in things:
@@ -94,8 +87,8 @@ def check_live_builds(
         try:
             keys = document_keys(session, build)
         except (DraftstoreError, OSError) as error:
-            problem = f"{error}; {AGAIN} `--vouch {build.id}`"
-            row = row._replace(problem=problem, vouched=collection.vouched_for(build.id))
+            advice = f"build it again from the collection, publish another build, or vouch for it: `--vouch {build.id}`"
+            row = row._replace(problem=f"{error}; {advice}", vouched=collection.vouched_for(build.id))
         else:
             gone = int(np.isin(keys, removed).sum())
             ours = descends_from(build, collection.name)
@@ -107,11 +100,10 @@ def check_live_builds(
 
 def _live_builds(session: Session) -> Iterator[tuple[Build, list[str]]]:
     """Yield the builds of all releases, and the newest n-gram counts of each name, which SQL reads."""
-    live: dict[int, list[str]] = {}
+    live: defaultdict[int, list[str]] = defaultdict(list)
     for release in session.scalars(select(Release).order_by(Release.name)):
-        live.setdefault(release.build_id, []).append(release.name)
-    counts = select(Build).filter_by(kind=NGRAMS, state="finished").order_by(Build.name, Build.id.desc())
-    for build in session.scalars(counts.distinct(Build.name)):
-        live.setdefault(build.id, [])
-    for build in session.scalars(select(Build).where(Build.id.in_(live)).order_by(Build.id)):
+        live[release.build_id].append(release.name)
+    counts = select(func.max(Build.id)).filter_by(kind=NGRAMS, state="finished").group_by(Build.name)
+    found = select(Build).where(Build.id.in_(live) | Build.id.in_(counts)).order_by(Build.id)
+    for build in session.scalars(found):
         yield build, live[build.id]

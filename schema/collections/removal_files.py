@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError, counted
 from draftstore.storage.files import replacing
-from draftstore.text.digests import IDENTITY, stack_digests
+from draftstore.text.digests import IDENTITY
 from draftstore.text.fragments import Fragment
 from draftstore.text.wanted import Removal
 from schema.collections.models import DIGESTS, Collection, CollectionRemoval
@@ -45,12 +45,7 @@ def removed_folder(name: str) -> Path:
 
 
 def complete(session: Session, collection: Collection) -> None:
-    """Write the removals that only the database has to files, and those that only files have to the database.
-
-    Raises:
-        CorpusError: a file cannot be read.
-        EarlierVersionError: one is of an earlier version.
-    """
+    """Write to files what only the database has, and the other way round; CorpusError if a file cannot be read."""
     folder = removed_folder(collection.name)
     files = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
     rows = {row.key: row for row in collection.removals}
@@ -73,15 +68,9 @@ def complete(session: Session, collection: Collection) -> None:
 def write_file(folder: Path, row: CollectionRemoval) -> None:
     """Write a removal to a file, readable by its owner only."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fields = {
-        "identity": IDENTITY,
-        "rule": row.rule,
-        **{name: base64.b64encode(getattr(row, name)).decode() for name in DIGESTS},
-        "restores": row.restores,
-        "documents": row.documents,
-        "reason": row.reason,
-        "created_at": row.created_at.astimezone(UTC).isoformat(),
-    }
+    fields = {name: getattr(row, name) for name in ("rule", "restores", "documents", "reason")}
+    fields |= {name: base64.b64encode(getattr(row, name)).decode() for name in DIGESTS}
+    fields |= {"identity": IDENTITY, "created_at": row.created_at.astimezone(UTC).isoformat()}
     with replacing(folder / f"{row.key}.json", MODE) as temporary:
         temporary.write_text(json.dumps(fields), encoding="utf-8")
 
@@ -99,16 +88,15 @@ def _read(path: Path) -> Mapping[str, Any]:
             raise EarlierVersionError(f"the removal {path} is of an earlier version")
         fields |= {name: base64.b64decode(fields[name], validate=True) for name in DIGESTS}
         fields["created_at"] = datetime.fromisoformat(fields["created_at"])
-        fits = CollectionRemoval(**fields).key == path.stem
-        problem = None if fits else "its name does not fit its content"
+        if CollectionRemoval(**fields).key == path.stem:
+            return fields
+        problem = "its name does not fit its content"
     except (OSError, KeyError, TypeError, ValueError) as error:
         problem = str(error)
-    if problem:
-        raise CorpusError(
-            f"the removal {path} cannot be read ({problem}): restore it from a backup, or delete it and remove the "
-            "documents again"
-        )
-    return fields
+    raise CorpusError(
+        f"the removal {path} cannot be read ({problem}): restore it from a backup, or delete it and remove the "
+        "documents again"
+    )
 
 
 def fragments_of(collection: Collection) -> tuple[Fragment, ...]:
@@ -122,7 +110,7 @@ def removals_of(collection: Collection) -> list[Removal]:
     numbers = {None: None} | {source.place: source.id for source in collection.sources}
     return [
         Removal(
-            stack_digests([row.digests, row.texts]),
+            row.digests + row.texts,
             document=row.rule.get("document"),
             source=numbers.get(row.rule.get("place"), -1),
             before=row.rule.get("before"),

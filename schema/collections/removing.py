@@ -43,44 +43,34 @@ class Selection:
 
 
 def select_documents(
-    collection: Collection,
-    scan: Scan,
-    *,
-    document: str | None = None,
-    source: int | None = None,
-    before: int | None = None,
-    containing: str | None = None,
-    ignore_case: bool = False,
+    collection: Collection, scan: Scan, by: Removal | str, *, ignore_case: bool = False
 ) -> Selection:
     """Find the documents of a scan to take down: one by its id, or by source and time, or by a text; there may be none.
 
     Args:
         scan: a scan with its sources.
-        document: the id of a document. One that is only a line number (`file#7`) makes no lasting rule, because
-            another document may take that line.
-        source: number of a source; may be given with `before`.
-        before: unix seconds; documents first seen before.
-        containing: text that the documents contain. Their files are read.
-        ignore_case: whether to find it in any case.
+        by: a rule, or a text that the documents contain: their files are read. An id that is only a line number
+            (`file#7`) makes no lasting rule, because another document may take that line.
+        ignore_case: whether to find the text in any case.
 
     Raises:
         CorpusError: an empty text; no such source; a file changed since the scan.
     """
-    place = next((row.place for row in collection.sources if row.id == source), None)
-    if source is not None and place is None:
-        raise CorpusError(
-            f"{collection.name} has no source {source}: `draftstore corpus show {collection.name}` lists them"
-        )
-    other_case = 0
-    if containing is not None:
-        fragment = Fragment.of(containing, ignore_case=ignore_case)
-        found, other_case = _containing(scan, fragment, Fragment.of(containing, ignore_case=True))
+    document, other_case = None, 0
+    if isinstance(by, str):
+        fragment = Fragment.of(by, ignore_case=ignore_case)
+        found, other_case = _containing(scan, fragment, Fragment.of(by, ignore_case=True))
         matched = np.isin(scan.keys, digest_keys(stack_digests(found)))
         rule: dict[str, Any] = {"containing": dataclasses.asdict(fragment)}
     else:
-        matched = Removal(document=document, source=source, before=before).rows(scan)
+        document, matched = by.document, by.rows(scan)
+        place = next((row.place for row in collection.sources if row.id == by.source), None)
+        if by.source is not None and place is None:
+            raise CorpusError(
+                f"{collection.name} has no source {by.source}: `draftstore corpus show {collection.name}` lists them"
+            )
         lasting = not any((document or "").startswith(f"{file.name}#") for file in scan.files)
-        rule = {"document": document if lasting else None, "place": place, "before": before}
+        rule = {"document": document if lasting else None, "place": place, "before": by.before}
     rows = scan.frame.filter(np.isin(scan.keys, scan.keys[matched]))
     stored = {
         f"{name}s": b"".join(rows[name].drop_nulls().unique(maintain_order=True))
@@ -88,7 +78,7 @@ def select_documents(
     }
     rule = storable({key: value for key, value in rule.items() if value is not None})
     keys = digest_keys(stack_digests([stored["digests"]]))
-    gone = rows_with(scan, digest_series(stack_digests([stored["digests"], stored["texts"]])))
+    gone = rows_with(scan, digest_series(stored["digests"] + stored["texts"]))
     going, known = (len(np.unique(found)) for found in (scan.keys[gone], scan.keys))
     return Selection(
         CollectionRemoval(rule=rule, documents=len(keys), **stored),
@@ -110,11 +100,7 @@ def _containing(scan: Scan, fragment: Fragment, folded: Fragment) -> tuple[list[
 
 
 def restoration_of(collection: Collection, number: int) -> CollectionRemoval:
-    """Return the record, to be written, that takes back the removal with this id.
-
-    Raises:
-        CorpusError: there is none, it was taken back before, or it takes another one back.
-    """
+    """Return the record, to be written, that takes back the removal with this id; CorpusError if none is in force."""
     row = next((row for row in collection.removals if row.id == number), None)
     if row is None:
         problem = f"does not exist: `draftstore corpus show {collection.name}` lists them"
@@ -130,11 +116,7 @@ def restoration_of(collection: Collection, number: int) -> CollectionRemoval:
 def write_removal(
     session: Session, name: str, removal: CollectionRemoval, reason: str | None = None
 ) -> CollectionRemoval:
-    """Store a removal, or its restoration, in the database and in a file beside the scan.
-
-    Raises:
-        CatalogueError: no such collection.
-    """
+    """Store a removal, or its end, in database and file; CatalogueError if there is no such collection."""
     removal.collection_id = get_collection(session, name, lock=True).id
     removal.reason = storable(reason)
     session.add(removal)

@@ -142,7 +142,6 @@ def load_statistics(build_id: int, path: Path, *, head: int = HEAD, progress: Pr
     """Load the SQL statistics of a store: the n-gram counts, or the n-grams of a CREST store.
 
     Args:
-        build_id: id of the build.
         path: directory of the store.
         head: number of n-grams of each n that get a row, the most common ones.
         progress: called with the rows loaded and the total.

@@ -17,11 +17,7 @@ MAX_TEXT_BYTES = 2_500
 
 
 def ngram_texts(tokenizer: TextTokenizer, ngrams: Sequence[Sequence[int]]) -> pl.Series:
-    """Return the texts of n-grams, given as token ids: String [n-grams].
-
-    Raises:
-        TokenRangeError: an id is outside the tokenizer's vocabulary.
-    """
+    """Return the texts of n-grams of token ids, String [n-grams]; TokenRangeError if an id is not of the vocabulary."""
     highest = max(map(max, filter(None, ngrams)), default=0)
     if highest >= tokenizer.vocab_size:
         raise TokenRangeError(

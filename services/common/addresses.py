@@ -61,11 +61,7 @@ class ListenAddress(NamedTuple):
         return self._replace(host=LOOPBACK) if self.host in _EVERYWHERE else self
 
     def addresses(self) -> list[str]:
-        """Return the addresses that the host resolves to, IPv4 first.
-
-        Raises:
-            LookupServiceError: the name is unknown.
-        """
+        """Return the addresses that the host resolves to, IPv4 first; LookupServiceError if the name is unknown."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except OSError as error:

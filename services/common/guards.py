@@ -145,11 +145,7 @@ def is_own_host(host: str, names: Collection[str]) -> bool:
 
 
 def identify(request: Request, permissions: Permissions) -> Grant:
-    """Return the sender's grant.
-
-    Raises:
-        ProblemError: the bearer token is missing or unknown.
-    """
+    """Return the sender's grant; ProblemError if the bearer token is missing or unknown."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else ""
     grant = permissions.identify(given)
@@ -164,7 +160,6 @@ async def read_body(request: Request, most: int, advice: str, seconds: float | N
     """Return the body of a JSON request.
 
     Args:
-        request: the request.
         most: maximum size in bytes.
         advice: what the client can do about a body that is too long.
         seconds: maximum time for it to arrive; by default `BODY_SECONDS`.

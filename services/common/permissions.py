@@ -103,11 +103,7 @@ class Permissions:
 
     @classmethod
     def load(cls, path: Path | None) -> "Permissions":
-        """Read a token file; without one the service is open to all.
-
-        Raises:
-            PermissionsError: the file cannot be read or is invalid.
-        """
+        """Read a token file; without one the service is open. PermissionsError if it cannot be read or is invalid."""
         return cls(read_grants(path) if path else None)
 
     @property

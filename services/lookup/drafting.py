@@ -84,7 +84,6 @@ class Drafting:
         """Check a request.
 
         Args:
-            request: the request.
             grant: permissions of the client.
             budget: maximum nodes of a draft, unless the grant sets another limit.
 
@@ -127,11 +126,7 @@ class Drafting:
         return Lookup(request, served)
 
     def draft(self, lookup: Lookup) -> Drafted:
-        """Look a request up in this thread.
-
-        Raises:
-            RefusedError: the store cannot be read.
-        """
+        """Look a request up in this thread; RefusedError if the store cannot be read."""
         request, served = lookup
         begin = perf_counter()
         try:
@@ -148,7 +143,6 @@ class Drafting:
         """Look a request up in a thread.
 
         Args:
-            lookup: the request.
             finish: called with the drafts in the thread.
             gone: whether the client has disconnected; the lookup is then skipped.
 

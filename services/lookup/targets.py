@@ -31,11 +31,7 @@ class Target(NamedTuple):
 
 
 def parse_store(argument: str) -> Target:
-    """Return the target of `--store [NAME=]DIR`; the default name is that of the directory.
-
-    Raises:
-        DraftstoreError: the name is invalid.
-    """
+    """Return the target of `--store [NAME=]DIR`, with its name or the folder's; DraftstoreError if that is invalid."""
     name, separator, folder = argument.partition("=")
     if not separator or "/" in name:
         name, folder = "", argument

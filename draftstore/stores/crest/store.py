@@ -187,7 +187,6 @@ class CrestStore:
         """Open a store.
 
         Args:
-            path: its directory.
             tokenizer: required tokenizer; None accepts any.
             backend: `lmdb` or `postgres`; default: the first one that it was built for.
 

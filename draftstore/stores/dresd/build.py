@@ -99,7 +99,6 @@ def build_dresd(
     Args:
         options: what to build.
         tokenizer: the model's tokenizer; a copy goes into the store.
-        source: the model.
         out: directory of the store; its parent is created if missing.
         tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
         overwrite: whether to replace an existing store, even one of the same build.

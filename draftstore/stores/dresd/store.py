@@ -162,7 +162,6 @@ class DresdStore:
         """Open a store.
 
         Args:
-            path: its directory.
             target_model: required model of the states; None accepts any.
             tokenizer: required tokenizer; None accepts any.
             hidden_size: required size of the states; None accepts any.

@@ -181,7 +181,6 @@ class RestStore:
         """Open a store.
 
         Args:
-            path: its directory.
             tokenizer: required tokenizer; None accepts any.
 
         Raises:

@@ -36,11 +36,7 @@ class Living:
         return short_hash(found.fingerprint) if found else 0
 
     def append(self, request: AppendRequest) -> dict[str, Any]:
-        """Append documents; thread-safe.
-
-        Raises:
-            DraftstoreError: they have another vocabulary, or an id outside it.
-        """
+        """Append documents; thread-safe. DraftstoreError if they have another vocabulary, or an id outside it."""
         self.store.agree(Vocabulary(request.vocab_size, request.fingerprint))
         for strategy in RULES:  # now: later a draft would wait for an append
             self._drafter(strategy)

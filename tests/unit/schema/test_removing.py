@@ -17,6 +17,7 @@ from draftstore.live.store import LiveStore
 from draftstore.text.digests import identify
 from draftstore.text.scans import Scan, documents_of, open_scan
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.wanted import Removal
 from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.collections.collecting import NewSource
@@ -68,7 +69,10 @@ Remove = Callable[..., CollectionRemoval]
 @pytest.fixture
 def remove(session: Session, collection: Collection) -> Remove:
     def removed(**criteria: Any) -> CollectionRemoval:
-        return write_removal(session, "chat", select_documents(*scanned(session), **criteria).removal)
+        ignore_case, text = criteria.pop("ignore_case", False), criteria.pop("containing", None)
+        by = Removal(**criteria) if text is None else text
+        found = select_documents(*scanned(session), by, ignore_case=ignore_case)
+        return write_removal(session, "chat", found.removal)
 
     return removed
 
@@ -142,9 +146,9 @@ def test_equal_texts_count_once_and_only_those_wanted_go(
 ) -> None:
     write(file, [*RECORDS, RECORDS[1]])
     found = scanned(session)
-    assert select_documents(*found, containing="jane").removal.documents == 2
-    write_removal(session, "chat", select_documents(*found, document="b").removal)
-    selection = select_documents(*scanned(session), containing="jane")
+    assert select_documents(*found, "jane").removal.documents == 2
+    write_removal(session, "chat", select_documents(*found, Removal(document="b")).removal)
+    selection = select_documents(*scanned(session), "jane")
     assert (selection.removal.documents, selection.wanted) == (2, 1)
 
 
@@ -152,8 +156,8 @@ def test_a_text_is_found_in_any_case_and_stays_out_so(
     session: Session, remove: Remove, collection: Collection, file: Path
 ) -> None:
     write(file, [*RECORDS, {"text": "write to JANE@Example.com"}, {"text": "STRASSE"}])
-    assert select_documents(*scanned(session), containing="jane@example.com").other_case == 1
-    assert select_documents(*scanned(session), containing="Jane@", ignore_case=True).other_case == 0
+    assert select_documents(*scanned(session), "jane@example.com").other_case == 1
+    assert select_documents(*scanned(session), "Jane@", ignore_case=True).other_case == 0
     assert remove(containing="jane@EXAMPLE.com", ignore_case=True).documents == 3
     assert remove(containing="stra\N{LATIN SMALL LETTER SHARP S}e", ignore_case=True).documents == 1
     write(file, [*RECORDS, {"text": "later from jANE@example.com"}])
@@ -183,7 +187,7 @@ def test_a_conversation_goes_under_other_roles_as_plain_text_and_where_it_goes_o
         {"id": "other", "messages": turns("where is Tom?", "in the garden")},
     ]
     write(file, records)
-    found = select_documents(*scanned(session, tokenizer=small_tokenizer), document="first")
+    found = select_documents(*scanned(session, tokenizer=small_tokenizer), Removal(document="first"))
     assert (found.removal.documents, found.wanted, found.contained) == (1, 1, 4)
     row = write_removal(session, "chat", found.removal)
     digests = identify(records[0]["messages"])

@@ -20,6 +20,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -186,7 +187,8 @@ class Writer:
     def beat(self) -> None:
         """Show those who wait for a state, once per second, that this process is at work on it."""
         if time.monotonic() - self._signed > BEAT_SECONDS:
-            self._sign()
+            with suppress(OSError):  # the disk is full; memory is cleared all the same
+                self._sign()
 
     def _sign(self) -> None:
         self._write(_encode(Document(np.empty(0, np.int32), created=float(self._state)), _APPLIED))
@@ -330,7 +332,14 @@ def _records(data: bytes) -> Iterator[_Record]:
 def _record_at(data: bytes, start: int) -> _Record | None:
     check, kind, origin, zero, count, lead, created, digest = _HEAD.unpack_from(data, start)
     end = start + _HEAD.size + _TOKEN.itemsize * count
-    if kind > _APPLIED or origin > _ANSWER or zero or lead > count or end > len(data):
+    if (
+        kind > _APPLIED
+        or origin > _ANSWER
+        or zero
+        or lead > count
+        or end > len(data)
+        or not isfinite(created)
+    ):
         return None
     if zlib.crc32(memoryview(data)[start + 4 : end]) != check:
         return None

@@ -10,7 +10,8 @@ from draftstore.errors import counted
 from draftstore.text.scans import open_scan
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
-from schema.cli.removing import prove, remove
+from schema.cli.proving import prove
+from schema.cli.removing import remove
 from schema.cli.restoring import restore
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions

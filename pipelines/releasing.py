@@ -89,5 +89,6 @@ def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str
         if reason := holds_removed(ledger, release):
             raise catalogue.CatalogueError(
                 f"the release {release} stays at {reason}: renew that store as well (`rebuild` with `distilling` and "
-                f"`dense`), or `draftstore releases remove {release}`"
+                f"`dense`), remove the documents from its own collection, too (`draftstore corpus remove`), or "
+                f"`draftstore releases remove {release}`"
             )

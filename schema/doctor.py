@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, EarlierVersionError
 from draftstore.text.scans import open_scan
 from draftstore.text.sources import GLOB_SIGNS
 from schema.catalogue.builds import CatalogueError, fail_cut_off, get_build, storable
@@ -112,7 +112,11 @@ def _collection_findings(session: Session) -> Iterator[Finding]:
         try:
             open_scan(scan_path(collection.name))
         except DraftstoreError as error:
-            yield Finding(True, f"collection {collection.name}: {error}", "remove that file")
+            earlier = isinstance(error, EarlierVersionError)
+            advice = (
+                "begin the collection again: docs/operations.md, Upgrade" if earlier else "remove that file"
+            )
+            yield Finding(True, f"collection {collection.name}: {error}", advice)
         for source in collection.sources:
             is_path = source.kind == "files" and not GLOB_SIGNS.search(source.place)
             if is_path and not Path(source.place).exists():

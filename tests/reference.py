@@ -737,35 +737,48 @@ def plain_digest(text: str) -> bytes:
 
 
 def turns_digest(turns: Iterable[Sequence[str]]) -> bytes:
-    """Return the digest of turns of role, content and tool calls: BLAKE2b, tagged, of their lengths and texts."""
+    """Return the digest of turns of role, content and all else: BLAKE2b, tagged, of their lengths and texts."""
     coded = [[part.encode("utf-8", "surrogatepass") for part in turn] for turn in turns]
     lines = [" ".join(str(len(part)) for part in turn).encode() + b"\n" + b"".join(turn) for turn in coded]
-    return hashlib.blake2b(b"".join(lines), digest_size=16, person=b"document").digest()
-
-
-def text_digest(turns: Iterable[Sequence[str]]) -> bytes | None:
-    """Return the digest of the turns' texts, joined by line feeds; None if they are blank."""
-    text = "\n".join("\n".join(part for part in turn[1:] if part) for turn in turns)
-    data = text.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, digest_size=16, person=b"text").digest() if text.strip() else None
+    return _blake(b"document", b"".join(lines))
 
 
 def identity_of(content: Any) -> tuple[bytes, bytes | None, bytes | None, tuple[bytes, ...]]:
     """Return the digests of a text or a conversation: document, text, answer, beginnings that end in an answer."""
-    turns = [("", content, "")] if isinstance(content, str) else list(map(_turn, content))
-    answers = [place for place, (role, *_) in enumerate(turns, 1) if role not in QUESTIONERS]
-    last = "\n".join(filter(None, turns[answers[-1] - 1][1:])) if answers else ""
-    beginnings = [turns[:place] for place in answers if place < len(turns)]
-    pairs = [(turns_digest(each), text_digest(each)) for each in beginnings]
+    messages = [{"role": "", "content": content}] if isinstance(content, str) else content
+    answers = [place for place, message in enumerate(messages, 1) if message["role"] not in QUESTIONERS]
+    last = said(messages[answers[-1] - 1]).strip() if answers else ""
+    beginnings = [messages[:place] for place in answers if place < len(messages)]
+    pairs = [(turns_digest(map(_turn, each)), _text_digest(each)) for each in beginnings]
     known = tuple(digest for pair in pairs if pair[1] is not None for digest in pair if digest is not None)
-    answer = plain_digest(last.strip()) if last.strip() else None
-    return turns_digest(turns), text_digest(turns), answer, known
+    answer = _blake(b"answer", last.encode("utf-8", "surrogatepass")) if last else None
+    return turns_digest(map(_turn, messages)), _text_digest(messages), answer, known
+
+
+def said(message: Any) -> str:
+    """Return the text of a turn: its content, then its tool calls as JSON without ids."""
+    calls = [without_empty(call["function"]) for call in message.get("tool_calls") or []]
+    return (
+        "\n".join(filter(None, (message["content"].rstrip(), _json(calls)))) if calls else message["content"]
+    )
+
+
+def _text_digest(messages: Any) -> bytes | None:
+    text = "\n".join(map(said, messages))
+    return _blake(b"text", text.encode("utf-8", "surrogatepass")) if text.strip() else None
 
 
 def _turn(message: Any) -> tuple[str, str, str]:
-    calls = without_empty(message.get("tool_calls") or [])
-    text = json.dumps(calls, ensure_ascii=False, sort_keys=True, separators=(",", ":")) if calls else ""
-    return message["role"], message["content"], text
+    rest = without_empty({key: value for key, value in message.items() if key not in ("role", "content")})
+    return message["role"], message["content"], _json(rest) if rest else ""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def _blake(tag: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16, person=tag).digest()
 
 
 def without_empty(value: Any) -> Any:

@@ -34,6 +34,8 @@ from draftstore.text.digests import DIGEST_BYTES, IDENTITY
 
 LEAD = 8
 """Tokens of a prompt kept before its answer: the turn markers of chat templates, and a little more."""
+MAX_DOCUMENT = 1 << 16
+"""Maximum tokens that a client appends of a document; the last ones are kept."""
 MODE = 0o600
 LIVE, REST = ".live", ".rest"
 SEGMENT_SECONDS = 3600.0

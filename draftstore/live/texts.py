@@ -18,6 +18,9 @@ from draftstore.text.digests import Identity, answer_digest, identify
 from draftstore.text.records import CorpusFile, Document, Render
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
+THOUGHT = "</think>"
+"""Ends what a model thinks, which servers leave out of an answer."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LiveTexts:
@@ -62,7 +65,12 @@ def answer_of(document: log.Document, tokenizer: TextTokenizer) -> tuple[str, bo
     while end and ids[end - 1] in tokenizer.special_ids:
         end -= 1
     text = tokenizer.decode(ids[:end])
-    return text, end < len(ids) and tokenizer.special_ids.isdisjoint(ids[:end]) and "\ufffd" not in text
+    whole = (
+        end < len(ids)
+        and tokenizer.special_ids.isdisjoint(ids[:end])
+        and len(document.ids) < log.MAX_DOCUMENT
+    )
+    return text, whole and "\ufffd" not in text and THOUGHT not in text
 
 
 def identified(document: log.Document, tokenizer: TextTokenizer) -> log.Document:

@@ -46,6 +46,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import NO_MATCH, ContextSession, check_request, check_states
 from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.live.log import MAX_DOCUMENT
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address
 from draftstore.remote.answers import RequestFailed, check_answer, read_drafts, read_releases
@@ -72,8 +73,6 @@ APPEND_SECONDS = 0.05
 """Minimum time limit in seconds for an append, sent once per answer: it may wait for a disk."""
 TOKEN_SECONDS = 2e-6
 """Additional seconds for each token of the answer."""
-MAX_DOCUMENT = 1 << 16
-"""Maximum tokens of an appended document; the last ones are kept."""
 CHECK_SECONDS = 5.0
 """Time limit in seconds for each answer in `check`."""
 MAX_BATCH, MAX_BYTES = 512, 1 << 19

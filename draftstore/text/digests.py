@@ -1,11 +1,12 @@
 """The identity of documents: digests of what a source record says, before any template or tokenizer.
 
-    document     the turns with role, content and tool calls: which documents a store has
+    document     the turns with role, content, tool calls and all other keys: which documents a store has
     text         the turns' texts without roles, joined by line feeds: finds a removed document under other roles, too
-    answer       the last answer as a document of its own: finds it in a live log without the conversation
+    answer       the last answer alone: finds it in a live log whose writer did not know the conversation
     beginnings   document and text of each beginning that ends in an answer: later records repeat earlier turns
 
-A plain text is one turn without a role. A blank text or answer has no digest, so that it never refuses anything.
+A plain text is one turn without a role. Null and empty keys do not count. In a text, tool calls are the same as the
+model wrote them and as clients return them. A blank text or answer has no digest, so that it never refuses anything.
 """
 
 import hashlib
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from draftstore.text.calls import CALL, written_calls
 
 DIGEST_BYTES = 16
 """Among 10^12 different documents, two share a digest with probability 10^-15."""
@@ -40,12 +43,11 @@ def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
     document, text, blank = _hasher(b"document"), _hasher(b"text"), True
     answer, beginnings = "", list[bytes]()
     for place, message in enumerate(turns, 1):
-        role, content, calls = message.get("role", ""), message.get("content") or "", _calls_of(message)
-        said = f"{content}\n{calls}" if content and calls else content or calls
-        document.update(_turn(role, content, calls))
+        said = _said(message)
+        document.update(_turn(message))
         text.update(_encoded(said if place == 1 else "\n" + said))
         blank = blank and not said.strip()
-        if role in QUESTIONERS:
+        if message.get("role", "") in QUESTIONERS:
             continue
         answer = said
         if place < len(turns) and not blank:
@@ -55,21 +57,29 @@ def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
 
 
 def answer_digest(text: str) -> bytes:
-    """Return the digest of an answer as a document of its own, whatever white space surrounds it."""
-    digest: bytes = _hasher(b"document", _turn("", text.strip(), "")).digest()
+    """Return the digest of an answer without its conversation, whatever white space surrounds it."""
+    digest: bytes = _hasher(b"answer", _encoded(_said({"content": text}).strip())).digest()
     return digest
 
 
-def _turn(role: str, content: str, calls: str) -> bytes:
-    """Return a turn as it is hashed: the lengths in UTF-8 of role, content and tool calls, then these."""
-    parts = _encoded(role), _encoded(content), _encoded(calls)
+def _turn(message: Mapping[str, Any]) -> bytes:
+    """Return a turn as it is hashed: the lengths in UTF-8 of role, content and all else, then these."""
+    rest = _pruned({key: value for key, value in message.items() if key not in ("role", "content")})
+    others = JSON.encode(rest) if rest else ""
+    parts = [_encoded(part) for part in (message.get("role", ""), message.get("content") or "", others)]
     return b"%d %d %d\n" % (len(parts[0]), len(parts[1]), len(parts[2])) + b"".join(parts)
 
 
-def _calls_of(message: Mapping[str, Any]) -> str:
-    """Return the tool calls of a turn as JSON, always the same for the same calls; without any, nothing."""
-    calls = _pruned(message["tool_calls"]) if message.get("tool_calls") else None
-    return JSON.encode(calls) if calls else ""
+def _said(message: Mapping[str, Any]) -> str:
+    """Return the text of a turn: its content, then its tool calls, as JSON without their ids."""
+    content = message.get("content") or ""
+    calls = [
+        call.get("function", call) for call in message.get("tool_calls") or () if isinstance(call, Mapping)
+    ]
+    if CALL in content and not calls:
+        calls = written_calls(content)
+        content = content[: content.index(CALL)] if calls else content
+    return "\n".join(filter(None, (content.rstrip(), JSON.encode(_pruned(calls))))) if calls else content
 
 
 def _pruned(value: Any) -> Any:

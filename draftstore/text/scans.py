@@ -35,7 +35,7 @@ from draftstore.storage.files import Text, load_json, replacing
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS, ReadReport
 from draftstore.text.corpus import read_files
-from draftstore.text.digests import DIGEST_BYTES, IDENTITY, digest_keys, split_digests
+from draftstore.text.digests import DIGEST_BYTES, IDENTITY, answer_digest, digest_keys, split_digests
 from draftstore.text.fragments import Finder
 from draftstore.text.records import CorpusFile, Document
 from draftstore.text.sources import Source
@@ -294,7 +294,7 @@ def _row(source: Source, document: Document, refused: Finder) -> tuple[Any, ...]
     text = document.text
     identity = document.identity
     if source.log and source.find is None and identity.answer is None:  # a prompt and its answer
-        identity = identity._replace(answer=identity.document)
+        identity = identity._replace(answer=answer_digest(text))
     return *identity, document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused(text)
 
 

@@ -27,7 +27,7 @@ class Removal:
     """A take-down: the digests of matching documents, and a rule for documents that arrive later.
 
     Attributes:
-        digests: those of documents to remove, and of their texts, one after the other: whatever roles or continuation.
+        digests: those of documents to remove, of their texts and of their answers, one after the other.
         document: document id to remove; None: no such rule.
         source: remove documents of this source; None: of any source, if `before` is set.
         before: unix seconds; remove documents first seen earlier.

@@ -1,5 +1,6 @@
 """Live logs as sources of collections: they are ours, so a take-down changes them and a proof reads them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, TokenizerError
+from draftstore.live.log import documents, segments
 from draftstore.live.removing import Held, TakeDowns, still_held, take_down
-from draftstore.live.texts import LiveTexts, adopt
+from draftstore.live.texts import LiveTexts, adopt, identified, tokenizer_of
 from draftstore.text.digests import split_digests
 from draftstore.text.scans import Scan
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -48,6 +50,15 @@ def live_reading(row: CollectionSource, tokenizer: TextTokenizer | None) -> dict
     assert tokenizer is not None, "see adopt_live_logs"
     texts = LiveTexts(Path(row.place), tokenizer)
     return {"find": texts.find, "read": texts.read, "template": tokenizer.fingerprint}
+
+
+def live_texts(collection: Collection) -> Iterator[tuple[bytes, str]]:
+    """Yield the digest of each document in a collection's live logs, with all its text, the end of its prompt too."""
+    for folder in live_logs(collection):
+        tokenizer = tokenizer_of(folder)
+        for path in segments(folder):
+            for _, found in documents(path):
+                yield identified(found, tokenizer).digest, tokenizer.decode(found.ids)
 
 
 def forget(collection: Collection, scan: Scan | None) -> int:

@@ -55,7 +55,8 @@ class Checked(NamedTuple):
 
 def removed_keys(collection: Collection, scan: Scan | None) -> NDArray[np.bytes_]:
     """Return the digests of all removed documents, S16 [n], including those that rules have matched since."""
-    return digest_keys(stack_digests(take_downs(collection, scan).documents))
+    found = take_downs(collection, scan)
+    return digest_keys(stack_digests(found.documents | found.answers))
 
 
 def vouch(session: Session, collection: Collection, things: Iterable[str]) -> None:

@@ -110,7 +110,7 @@ def removals_of(collection: Collection) -> list[Removal]:
     numbers = {None: None} | {source.place: source.id for source in collection.sources}
     return [
         Removal(
-            row.digests + row.texts,
+            row.digests + row.texts + row.answers,
             document=row.rule.get("document"),
             source=numbers.get(row.rule.get("place"), -1),
             before=row.rule.get("before"),

@@ -4,6 +4,7 @@ The texts stay in the sources, which are not ours to change; only digests and ha
 """
 
 import dataclasses
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from draftstore.text.scans import Scan, digest_series, documents_of
 from draftstore.text.wanted import Removal, rows_with
 from schema.catalogue.builds import storable
 from schema.collections.collecting import get_collection, wanted_of
+from schema.collections.live_logs import live_texts
 from schema.collections.models import Collection, CollectionRemoval
 from schema.collections.removal_files import removed_folder, write_file
 
@@ -59,8 +61,8 @@ def select_documents(
     document, other_case = None, 0
     if isinstance(by, str):
         fragment = Fragment.of(by, ignore_case=ignore_case)
-        found, other_case = _containing(scan, fragment, Fragment.of(by, ignore_case=True))
-        matched = np.isin(scan.keys, digest_keys(stack_digests(found)))
+        found, alike = _containing(collection, scan, fragment, Fragment.of(by, ignore_case=True))
+        matched, other_case = np.isin(scan.keys, digest_keys(stack_digests(found))), len(alike)
         rule: dict[str, Any] = {"containing": dataclasses.asdict(fragment)}
     else:
         document, matched = by.document, by.rows(scan)
@@ -78,8 +80,11 @@ def select_documents(
     }
     rule = storable({key: value for key, value in rule.items() if value is not None})
     keys = digest_keys(stack_digests([stored["digests"]]))
-    gone = rows_with(scan, digest_series(stored["digests"] + stored["texts"]))
-    going, known = (len(np.unique(found)) for found in (scan.keys[gone], scan.keys))
+    gone = np.unique(scan.keys[rows_with(scan, digest_series(b"".join(stored.values())))])
+    going, known = len(gone), len(np.unique(scan.keys))
+    stored["digests"] = (
+        gone.tobytes()
+    )  # with those that repeat them: live builds may hold these after the sources
     return Selection(
         CollectionRemoval(rule=rule, documents=len(keys), **stored),
         wanted=int(np.isin(keys, digest_keys(wanted_of(collection, scan))).sum()),
@@ -89,14 +94,17 @@ def select_documents(
     )
 
 
-def _containing(scan: Scan, fragment: Fragment, folded: Fragment) -> tuple[list[bytes], int]:
-    """Return the digests of the documents that contain a text, and how many others do in other case."""
+def _containing(
+    collection: Collection, scan: Scan, fragment: Fragment, folded: Fragment
+) -> tuple[set[bytes], set[bytes]]:
+    """Return the digests of the documents that contain a text, and of others that do in other case."""
     exact, alike = Finder([fragment]), Finder([folded])
-    found: dict[bool, list[bytes]] = {True: [], False: []}
-    for each in documents_of(scan, scan.digests):
-        if alike(each.text):
-            found[exact(each.text)].append(each.identity.document)
-    return found[True], len(found[False])
+    found: dict[bool, set[bytes]] = {True: set(), False: set()}
+    read = ((each.identity.document, each.text) for each in documents_of(scan, scan.digests))
+    for digest, text in chain(read, live_texts(collection)):
+        if alike(text):
+            found[exact(text)].add(digest)
+    return found[True], found[False] - found[True]
 
 
 def restoration_of(collection: Collection, number: int) -> CollectionRemoval:

@@ -11,9 +11,10 @@ from draftstore.decoding.incremental import Pieces
 from draftstore.decoding.loop import Step
 from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest
+from draftstore.text.calls import CALL
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.problems import ApiError
-from services.worker.texts import CALL, StopStrings, parse_calls
+from services.worker.texts import StopStrings, parse_calls
 
 
 @dataclass

@@ -5,8 +5,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-"""Tags around a call, as Qwen, Hermes and others write it: `{"name": "f", "arguments": {"x": 1}}`."""
+from draftstore.text.calls import written_calls
 
 
 class StopStrings:
@@ -49,12 +48,11 @@ def _overlap(text: str, stop: str) -> int:
 
 def parse_calls(text: str) -> list[dict[str, Any]]:
     """Return the tool calls in an answer in OpenAI's format; none if one of them is not JSON with a name."""
-    calls = []
-    for piece in text.split(CALL)[1:]:
-        try:
-            call = json.loads(piece.partition(CALL_END)[0])
-            function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments", {}))}
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return []
-        calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
-    return calls
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {**call, "arguments": json.dumps(call["arguments"])},
+        }
+        for call in written_calls(text)
+    ]

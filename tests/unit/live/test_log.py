@@ -250,6 +250,25 @@ def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_app
             follower.close()
 
 
+@pytest.mark.parametrize(
+    ("text", "unclear"),
+    [
+        ("whole</s>", False), ("cut", True), ("be<s>fore</s>", True), ("<think>hm</think>so</s>", True),
+        ("</s>", False),
+    ],
+)  # fmt: skip
+def test_answers_that_a_response_log_may_know_otherwise_cannot_be_compared(
+    text: str, unclear: bool, small_tokenizer: TextTokenizer
+) -> None:
+    found, rules = (
+        Document(small_tokenizer.encode(text, bos=False)),
+        TakeDowns(answers=frozenset([b"d" * 16])),
+    )
+    assert rules.unclear(found, small_tokenizer) == unclear
+    assert not rules.unclear(found._replace(digest=b"d" * 16), small_tokenizer)
+    assert not TakeDowns(documents=rules.answers).unclear(found, small_tokenizer)
+
+
 def test_a_take_down_does_not_wait_for_a_process_that_has_taken_nothing_yet(
     tmp_path: Path, small_tokenizer: TextTokenizer
 ) -> None:

@@ -12,12 +12,14 @@ from draftstore.hf.requests import GenerationRequest
 from draftstore.live import log, removing
 from draftstore.live.log import Document, Vocabulary, Writer
 from draftstore.live.store import LiveStore
+from draftstore.text.digests import answer_digest
 from draftstore.text.scans import documents_of
 from draftstore.text.tokenizer import TextTokenizer
 from schema.catalogue.builds import CatalogueError
 from schema.cli.common import catalogue_session
 from schema.cli.corpora import corpus
 from schema.collections import collecting
+from schema.collections.proving import removed_keys
 from services.worker.answers import Answer
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.fakes.waiting import until
@@ -104,6 +106,9 @@ def test_answers_are_removed_however_they_end(
     assert gone == {*overwritten} if knows else EXACT <= gone <= {*overwritten} - UNEQUAL
     left = [found for path in log.segments(folder) for _, found in log.documents(path)]
     assert len(left) == len(overwritten) - len(gone)
+    with catalogue_session() as session:
+        keys = set(removed_keys(collecting.get_collection(session, "chat"), None).tolist())
+    assert {answer_digest("a plain answer"), answer_digest(ENDINGS["tool call"][0])} <= keys, "of builds, too"
     proof = CliRunner().invoke(corpus, ["prove-removed", "chat", "--json"])
     assert proof.exit_code == (0 if knows else 5)
     assert [row["unclear"] for row in json.loads(proof.stdout)["live_logs"]] == [len(left)]
@@ -143,6 +148,8 @@ def test_each_text_is_there_once_and_gone_once_it_is_removed(
     later.append([answered("the same"), answered("jane is 42")])
     first = wanted()
     assert sorted(first.values()) == ["hello logged twice", "jane is 42", "once", "the same"]
+    everywhere = ask("remove", "chat", "--containing", "hello", "--dry-run")
+    assert everywhere["documents"] == 4, "the ends of prompts, which live logs alone have"
     earlier.close()
     assert log.put_to_rest(folder, lambda _: True) == 1
     assert wanted() == first  # by the same ids

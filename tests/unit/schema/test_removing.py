@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from draftstore.errors import CorpusError
 from draftstore.live.log import Document, Vocabulary
 from draftstore.live.store import LiveStore
-from draftstore.text.digests import identify
+from draftstore.text.digests import identify, split_digests
+from draftstore.text.records import content_of
 from draftstore.text.scans import Scan, documents_of, open_scan
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.wanted import Removal
@@ -191,7 +192,11 @@ def test_a_conversation_goes_under_other_roles_as_plain_text_and_where_it_goes_o
     assert (found.removal.documents, found.wanted, found.contained) == (1, 1, 4)
     row = write_removal(session, "chat", found.removal)
     digests = identify(records[0]["messages"])
-    assert (row.digests, row.texts, row.answers) == (digests.document, digests.text, digests.answer)
+    assert (row.texts, row.answers) == (digests.text, digests.answer)
+    known = [identify(content_of(record)[1]).document for record in records[:5]]
+    assert sorted(split_digests(row.digests)) == sorted(known), (
+        "with those that repeat it, as live builds hold them"
+    )
     assert active() == ["other"]
     for record in records:
         record["id"] = f"{record['id']} again"

@@ -64,10 +64,40 @@ def padded(value: Any, draw: Any) -> Any:
 
 
 @given(chat=CHATS, data=st.data())
-def test_null_and_empty_keys_and_other_keys_change_nothing(chat: list[Any], data: st.DataObject) -> None:
-    more = {"weight": 1, "name": "x"}
-    written = [{**padded(message, data.draw), **data.draw(st.sampled_from([{}, more]))} for message in chat]
+def test_null_and_empty_keys_change_nothing(chat: list[Any], data: st.DataObject) -> None:
+    written = [padded(message, data.draw) for message in chat]
     assert identify(as_messages(written, "messages")) == identify(as_messages(chat, "messages"))
+
+
+def test_what_else_a_template_may_print_makes_another_document_of_the_same_text() -> None:
+    plain: list[dict[str, Any]] = [
+        {"role": "user", "content": "why?"},
+        {"role": "assistant", "content": "so"},
+    ]
+    thought = [plain[0], plain[1] | {"reasoning_content": "hm"}]
+    named = [plain[0] | {"name": "jane", "weight": 0}, plain[1]]
+    digests = [identify(chat) for chat in (plain, thought, named)]
+    assert len({each.document for each in digests}) == 3
+    assert len({each.text for each in digests}) == len({each.answer for each in digests}) == 1
+
+
+def test_tool_calls_are_the_same_as_written_by_the_model_and_as_returned_by_clients() -> None:
+    asked = {"role": "user", "content": "the weather?"}
+    written = (
+        'So: <tool_call>\n{"name": "f", "arguments": {"x": [1, null]}}\n</tool_call> <tool_call>{"name": "g"}'
+    )
+    calls = [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, null]}'}},
+        {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    first = identify([asked, {"role": "assistant", "content": written}])
+    returned = as_messages([asked, {"role": "assistant", "content": "So:", "tool_calls": calls}], "messages")
+    goes_on = identify([*returned, {"role": "tool", "content": "rain"}])
+    again = identify(returned)
+    assert (again.text, again.answer) == (first.text, first.answer)
+    assert first.text in goes_on.beginnings
+    broken = identify([asked, {"role": "assistant", "content": "<tool_call>{"}])
+    assert broken.text == identify("the weather?\n<tool_call>{").text
 
 
 NAMES = {"user": "human", "assistant": "gpt", "tool": "observation"}

@@ -732,8 +732,8 @@ QUESTIONERS = {"", "developer", "function", "human", "system", "tool", "user"}
 
 
 def plain_digest(text: str) -> bytes:
-    """Return the digest of a plain text as a document."""
-    return turns_digest([("", text, "")])
+    """Return the digest of a plain text, as a document and as a text."""
+    return _blake(b"text", text.encode("utf-8", "surrogatepass"))
 
 
 def turns_digest(turns: Iterable[Sequence[str]]) -> bytes:
@@ -745,14 +745,15 @@ def turns_digest(turns: Iterable[Sequence[str]]) -> bytes:
 
 def identity_of(content: Any) -> tuple[bytes, bytes | None, bytes | None, tuple[bytes, ...]]:
     """Return the digests of a text or a conversation: document, text, answer, beginnings that end in an answer."""
-    messages = [{"role": "", "content": content}] if isinstance(content, str) else content
-    answers = [place for place, message in enumerate(messages, 1) if message["role"] not in QUESTIONERS]
-    last = said(messages[answers[-1] - 1]).strip() if answers else ""
-    beginnings = [messages[:place] for place in answers if place < len(messages)]
+    if isinstance(content, str):
+        return plain_digest(content), plain_digest(content) if content.strip() else None, None, ()
+    answers = [place for place, message in enumerate(content, 1) if message["role"] not in QUESTIONERS]
+    last = said(content[answers[-1] - 1]).strip() if answers else ""
+    beginnings = [content[:place] for place in answers if place < len(content)]
     pairs = [(turns_digest(map(_turn, each)), _text_digest(each)) for each in beginnings]
     known = tuple(digest for pair in pairs if pair[1] is not None for digest in pair if digest is not None)
     answer = _blake(b"answer", last.encode("utf-8", "surrogatepass")) if last else None
-    return turns_digest(map(_turn, messages)), _text_digest(messages), answer, known
+    return turns_digest(map(_turn, content)), _text_digest(content), answer, known
 
 
 def said(message: Any) -> str:
@@ -765,7 +766,7 @@ def said(message: Any) -> str:
 
 def _text_digest(messages: Any) -> bytes | None:
     text = "\n".join(map(said, messages))
-    return _blake(b"text", text.encode("utf-8", "surrogatepass")) if text.strip() else None
+    return plain_digest(text) if text.strip() else None
 
 
 def _turn(message: Any) -> tuple[str, str, str]:

@@ -5,8 +5,9 @@
     answer       the last answer alone: finds it in a live log whose writer did not know the conversation
     beginnings   document and text of each beginning that ends in an answer: later records repeat earlier turns
 
-A plain text is one turn without a role. Null and empty keys do not count. In a text, tool calls are the same as the
-model wrote them and as clients return them. A blank text or answer has no digest, so that it never refuses anything.
+A plain text has one digest, as document and as text, so that builds show copies of a conversation as plain text. Null
+and empty keys do not count. In the text of a turn, tool calls are the same as the model wrote them and as clients
+return them. A blank text or answer has no digest, so that it never refuses anything.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.calls import CALL, written_calls
+from draftstore.text.calls import CALL, CALL_END, written_calls
 
 DIGEST_BYTES = 16
 """Among 10^12 different documents, two share a digest with probability 10^-15."""
@@ -39,10 +40,12 @@ class Identity(NamedTuple):
 
 def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
     """Return the digests of a plain text, or of a conversation as `as_messages` returns it."""
-    turns = [{"content": content}] if isinstance(content, str) else content
+    if isinstance(content, str):
+        digest = _hasher(b"text", _encoded(content)).digest()
+        return Identity(digest, digest if content.strip() else None)
     document, text, blank = _hasher(b"document"), _hasher(b"text"), True
     answer, beginnings = "", list[bytes]()
-    for place, message in enumerate(turns, 1):
+    for place, message in enumerate(content, 1):
         said = _said(message)
         document.update(_turn(message))
         text.update(_encoded(said if place == 1 else "\n" + said))
@@ -50,7 +53,7 @@ def identify(content: str | Sequence[Mapping[str, Any]]) -> Identity:
         if message.get("role", "") in QUESTIONERS:
             continue
         answer = said
-        if place < len(turns) and not blank:
+        if place < len(content) and not blank:
             beginnings += [document.digest(), text.digest()]
     last = answer_digest(answer) if answer.strip() else None
     return Identity(document.digest(), None if blank else text.digest(), last, tuple(beginnings))
@@ -74,12 +77,14 @@ def _said(message: Mapping[str, Any]) -> str:
     """Return the text of a turn: its content, then its tool calls, as JSON without their ids."""
     content = message.get("content") or ""
     calls = [
-        call.get("function", call) for call in message.get("tool_calls") or () if isinstance(call, Mapping)
+        each.get("function", each) for each in message.get("tool_calls") or () if isinstance(each, Mapping)
     ]
-    if CALL in content and not calls:
-        calls = written_calls(content)
-        content = content[: content.index(CALL)] if calls else content
-    return "\n".join(filter(None, (content.rstrip(), JSON.encode(_pruned(calls))))) if calls else content
+    if CALL in content and not calls and (calls := written_calls(content)):
+        first, *pieces = content.split(CALL)
+        content = first.rstrip() + "".join(piece.partition(CALL_END)[2] for piece in pieces)
+    if not calls:
+        return content
+    return "\n".join(filter(None, (content.rstrip(), JSON.encode(_pruned(calls)))))
 
 
 def _pruned(value: Any) -> Any:

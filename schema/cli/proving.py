@@ -9,7 +9,7 @@ from draftstore.live.removing import Held
 from schema.cli.common import catalogue_session
 from schema.cli.corpus_fields import scan_with_progress
 from schema.collections import collecting
-from schema.collections.live_logs import check_live_logs
+from schema.collections.live_logs import check_live_logs, removed_digests
 from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch
 
 NOT_PROVEN = 5
@@ -52,18 +52,19 @@ def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
         vouch(session, collection, things)
     scan = scan_with_progress(collection)
     with status("comparing documents"), catalogue_session() as session:
+        documents = len(removed_digests(collection, scan)["digest"])
         removed = removed_keys(collection, scan)
         checked = check_live_builds(session, collection, scan, removed)
     held = check_live_logs(collection, scan)
     proven = all(row.clean for row in checked) and all(row.clean for row in held)
     if as_json:
         print_json({
-            "proven": proven, "documents": len(removed), "checked": [row._asdict() for row in checked],
+            "proven": proven, "documents": documents, "checked": [row._asdict() for row in checked],
             "live_logs": [row._asdict() for row in held], "not_looked_at": LIMITS.partition(": ")[2],
         })  # fmt: skip
     else:
         _show(checked, held)
-        what = f"proven for {name}: {counted(len(removed), 'removed document')}"
+        what = f"proven for {name}: {counted(documents, 'removed document')}"
         if proven:
             say(f"{what}; no live build holds one, or other inactive documents of the collection")
         else:

@@ -91,11 +91,18 @@ def check_live_logs(collection: Collection, scan: Scan) -> list[Held]:
 
 def take_downs(collection: Collection, scan: Scan | None) -> TakeDowns:
     """Return what was removed from a collection; with a scan, also what rules have matched since."""
-    texts, removals = fragments_of(collection), collection.in_force
-    documents = {each for row in removals for each in split_digests(row.digests)}
-    answers = {each for row in removals for each in split_digests(row.answers)}
+    found = removed_digests(collection, scan)
+    return TakeDowns(documents=found["digest"], answers=found["answer"], containing=fragments_of(collection))
+
+
+def removed_digests(collection: Collection, scan: Scan | None) -> dict[str, frozenset[bytes]]:
+    """Return the digests of what was removed, by column of a scan: `digest`, `text` and `answer`."""
+    found = {
+        name: {each for row in collection.in_force for each in split_digests(getattr(row, f"{name}s"))}
+        for name in ("digest", "text", "answer")
+    }
     if scan is not None:
         rows = scan.frame.filter(removed_rows(scan, removals_of(collection)))
-        documents.update(rows["digest"])
-        answers.update(rows["answer"].drop_nulls())
-    return TakeDowns(documents=frozenset(documents), answers=frozenset(answers), containing=texts)
+        for name, digests in found.items():
+            digests.update(rows[name].drop_nulls())
+    return {name: frozenset(digests) for name, digests in found.items()}

@@ -21,7 +21,7 @@ from draftstore.text.scans import Scan
 from schema.catalogue import CatalogueError
 from schema.catalogue.lineage import descends_from, document_keys
 from schema.collections.collecting import wanted_of
-from schema.collections.live_logs import live_logs, take_downs
+from schema.collections.live_logs import live_logs, removed_digests
 from schema.collections.models import Collection
 from schema.models import Build, Release
 
@@ -54,9 +54,8 @@ class Checked(NamedTuple):
 
 
 def removed_keys(collection: Collection, scan: Scan | None) -> NDArray[np.bytes_]:
-    """Return the digests of all removed documents, S16 [n], including those that rules have matched since."""
-    found = take_downs(collection, scan)
-    return digest_keys(stack_digests(found.documents | found.answers))
+    """Return the digests by which builds may have removed documents, S16 [n]: their own, of texts, of live answers."""
+    return digest_keys(stack_digests(frozenset[bytes]().union(*removed_digests(collection, scan).values())))
 
 
 def vouch(session: Session, collection: Collection, things: Iterable[str]) -> None:

@@ -23,9 +23,11 @@ from schema.cli.corpora import corpus
 from schema.collections import collecting
 from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
+from schema.collections.proving import removed_keys
 from schema.collections.removal_files import removed_folder, scan_path
 from schema.collections.removing import restoration_of, select_documents, write_removal
 from tests.conftest import small_tokenizer_folder
+from tests.reference import plain_digest
 from tests.unit.schema.test_collecting import ask, home, run, texts
 
 __all__ = ["home"]
@@ -192,7 +194,8 @@ def test_a_conversation_goes_under_other_roles_as_plain_text_and_where_it_goes_o
     assert (found.removal.documents, found.wanted, found.contained) == (1, 1, 4)
     row = write_removal(session, "chat", found.removal)
     digests = identify(records[0]["messages"])
-    assert (row.texts, row.answers) == (digests.text, digests.answer)
+    assert (row.texts, row.answers) == (plain_digest("\n".join(said)), digests.answer)
+    assert plain_digest("\n".join(said)) in removed_keys(collecting.get_collection(session, "chat"), None)
     known = [identify(content_of(record)[1]).document for record in records[:5]]
     assert sorted(split_digests(row.digests)) == sorted(known), (
         "with those that repeat it, as live builds hold them"

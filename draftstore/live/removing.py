@@ -13,6 +13,7 @@ import dataclasses
 import json
 import time
 from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,7 +89,7 @@ class Held(NamedTuple):
         place: its folder.
         log: number of removed documents in it.
         memory: number of running processes that may hold some.
-        unclear: number of documents that cannot be compared, see `TakeDowns.unclear`.
+        unclear: number of documents that cannot be compared (`TakeDowns.unclear`), except those vouched for.
         damaged: bytes that cannot be read.
         vouched: when somebody vouched for what cannot be compared or read; None: nobody since the last removal.
     """
@@ -103,7 +104,7 @@ class Held(NamedTuple):
     @property
     def clean(self) -> bool:
         """Whether it holds none."""
-        return not (self.log or self.memory or (not self.vouched and (self.unclear or self.damaged)))
+        return not (self.log or self.memory or self.unclear or (self.damaged and not self.vouched))
 
 
 def last_change(folder: Path) -> tuple[int, ...]:
@@ -175,15 +176,20 @@ def memory_behind(folder: Path, state: int) -> dict[Path, int]:
     return behind
 
 
-def still_held(folder: Path, wanted: TakeDowns) -> Held:
-    """Return what a log and its processes may still hold of given take-downs and those in force."""
+def still_held(folder: Path, wanted: TakeDowns, vouched: str | None = None) -> Held:
+    """Return what a log and its processes may still hold of given take-downs and those in force.
+
+    Documents that somebody vouched for, at a time in ISO form, are those written before.
+    """
     own, paths = TakeDowns.read(folder), segments(folder)
-    held = Held(str(folder), damaged=sum(map(damage, paths)))
+    since = datetime.fromisoformat(vouched).timestamp() if vouched else 0.0
+    held = Held(str(folder), damaged=sum(map(damage, paths)), vouched=vouched)
     if rules := [each for each in (own, wanted) if not each.empty]:
         tokenizer = tokenizer_of(folder)
         held = held._replace(memory=len(memory_behind(folder, own.state)))
         for _, found in (each for path in paths for each in documents(path)):
             refused = any(each.refuse(found, tokenizer) for each in rules)
-            unclear = not refused and any(each.unclear(found, tokenizer) for each in rules)
+            new = not refused and found.created > since
+            unclear = new and any(each.unclear(found, tokenizer) for each in rules)
             held = held._replace(log=held.log + refused, unclear=held.unclear + unclear)
     return held

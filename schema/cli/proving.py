@@ -81,7 +81,7 @@ def _show(checked: list[Checked], held: list[Held]) -> None:
     if held:
         print_table(LOG_COLUMNS, [row[:-1] for row in held])
     for log in held:
-        if (log.unclear or log.damaged) and not log.vouched:
+        if log.unclear or (log.damaged and not log.vouched):
             advice = f"somebody must vouch for what cannot be compared: `--vouch {log.place}`"
             say(f"{log.place}: {advice}", err=True)
     for row in checked:

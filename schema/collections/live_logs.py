@@ -84,7 +84,7 @@ def forget(collection: Collection, scan: Scan | None) -> int:
 def check_live_logs(collection: Collection, scan: Scan) -> list[Held]:
     """Return what a collection's live logs may still hold of removed documents, one row per log."""
     return [
-        still_held(folder, take_downs(collection, scan))._replace(vouched=collection.vouched_for(folder))
+        still_held(folder, take_downs(collection, scan), collection.vouched_for(folder))
         for folder in live_logs(collection)
     ]
 

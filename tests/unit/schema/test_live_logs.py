@@ -167,6 +167,10 @@ def test_each_text_is_there_once_and_gone_once_it_is_removed(
     assert (proof.exit_code, json.loads(proof.stdout)["live_logs"]) == (5, [held])
     run("prove-removed", "chat", "--vouch", folder)
 
+    later.append([answered("written since")])
+    proof = CliRunner().invoke(corpus, ["prove-removed", "chat", "--json"])
+    assert (proof.exit_code, json.loads(proof.stdout)["live_logs"][0]["unclear"]) == (5, 1)
+
     late = Writer(folder, 10_000)  # a process that does not follow
     late.append([answered("once")])
     checked = CliRunner().invoke(corpus, ["prove-removed", "chat"])

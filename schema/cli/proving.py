@@ -31,8 +31,8 @@ LIMITS = (
     "things",
     multiple=True,
     metavar="ID|DIR",
-    help="Vouch for a live build, or the folder of a live log, that cannot be checked; valid until the next removal. "
-    "May be repeated.",
+    help="Vouch for a live build, or the folder of a live log, that cannot be checked; valid for this collection until "
+    "its next removal. May be repeated.",
 )
 @json_option
 def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
@@ -66,7 +66,10 @@ def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
         _show(checked, held)
         what = f"proven for {name}: {counted(documents, 'removed document')}"
         if proven:
-            say(f"{what}; no live build holds one, or other inactive documents of the collection")
+            which = (
+                "live build that could be checked" if any(row.vouched for row in checked) else "live build"
+            )
+            say(f"{what}; no {which} holds one, or other inactive documents of the collection")
         else:
             say(f"NOT {what}", err=True)
         say(LIMITS, err=True)

@@ -42,7 +42,7 @@ class TakeDowns:
         containing: texts that no document may contain.
     """
 
-    state: int = 0
+    state: int = dataclasses.field(default=0, compare=False)
     documents: frozenset[bytes] = frozenset()
     answers: frozenset[bytes] = frozenset()
     containing: tuple[Fragment, ...] = ()
@@ -127,7 +127,7 @@ def take_down(folder: Path, wanted: TakeDowns) -> int:
     """
     with lock(folder):
         rules = before = TakeDowns.read(folder)
-        if dataclasses.replace(wanted, state=before.state) != before:
+        if wanted != before:
             # Higher than any state that a process may have applied, even if the file was deleted.
             rules = dataclasses.replace(wanted, state=max(before.state + 1, int(1000 * time.time())))
         # Erase before the rules are written: processes that read these also overwrite documents, without counting them.
@@ -184,7 +184,7 @@ def still_held(folder: Path, wanted: TakeDowns, vouched: str | None = None) -> H
     own, paths = TakeDowns.read(folder), segments(folder)
     since = datetime.fromisoformat(vouched).timestamp() if vouched else 0.0
     held = Held(str(folder), damaged=sum(map(damage, paths)), vouched=vouched)
-    if rules := [each for each in (own, wanted) if not each.empty]:
+    if rules := {own, wanted} - {TakeDowns()}:
         tokenizer = tokenizer_of(folder)
         held = held._replace(memory=len(memory_behind(folder, own.state)))
         for _, found in (each for path in paths for each in documents(path)):

@@ -71,9 +71,11 @@ def forget(collection: Collection, scan: Scan | None) -> int:
         OSError: a log cannot be written.
     """
     erased, failures = 0, []
-    for folder in live_logs(collection):
+    logs = live_logs(collection)
+    wanted = take_downs(collection, scan) if logs else TakeDowns()
+    for folder in logs:
         try:
-            erased += take_down(folder, take_downs(collection, scan))
+            erased += take_down(folder, wanted)
         except (DraftstoreError, OSError) as error:  # the other logs are still overwritten
             failures.append(error)
     if failures:
@@ -83,10 +85,9 @@ def forget(collection: Collection, scan: Scan | None) -> int:
 
 def check_live_logs(collection: Collection, scan: Scan) -> list[Held]:
     """Return what a collection's live logs may still hold of removed documents, one row per log."""
-    return [
-        still_held(folder, take_downs(collection, scan), collection.vouched_for(folder))
-        for folder in live_logs(collection)
-    ]
+    logs = live_logs(collection)
+    wanted = take_downs(collection, scan) if logs else TakeDowns()
+    return [still_held(folder, wanted, collection.vouched_for(folder)) for folder in logs]
 
 
 def take_downs(collection: Collection, scan: Scan | None) -> TakeDowns:

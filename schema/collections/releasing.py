@@ -7,7 +7,7 @@ Commands and flows publish and roll back with these functions, not with those of
 
 import os
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ def find_removed(session: Session, build: Build) -> tuple[str, str]:
     Removals are compared as of the last scans. What cannot be read is returned alike, unless somebody vouched for it.
     """
     found: tuple[list[str], list[str]] = [], []
+    documents = cache(partial(document_keys, session, build))  # read once, and only if something was removed
     for collection in list_collections(session):
         name, reason = collection.name, ""
         try:
@@ -38,7 +39,7 @@ def find_removed(session: Session, build: Build) -> tuple[str, str]:
             if not collection.in_force:
                 continue
             removed = removed_keys(collection, open_scan(scan_path(name)))
-            number = int(np.isin(document_keys(session, build), removed).sum())
+            number = int(np.isin(documents(), removed).sum())
             if number:
                 reason = f"{counted(number, 'document')} removed from the collection {name}"
         except (DraftstoreError, OSError) as error:

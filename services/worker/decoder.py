@@ -31,7 +31,7 @@ class Decoder:
         figures: WorkerMetrics,
         queue: int,
         changed: Callable[[], None] = lambda: None,
-        keep: Callable[[bytes], None] = lambda _: None,
+        keep: Callable[[bytes], None] | None = None,
     ) -> None:
         """Prepare a decoder; once `queue` answers are waiting, it refuses requests.
 
@@ -229,7 +229,8 @@ class Decoder:
             return
         try:
             record = answer.terms.record(event)
-            self._keep(record.line)
+            if self._keep:
+                self._keep(record.line)
             self.engine.remember(answer, record.digest)
         except Exception:  # the answer itself is complete
             LOG.exception("an answer is not remembered", extra={"id": answer.terms.id})

@@ -69,8 +69,8 @@ class _Worker:
         permissions = Permissions.load(settings.tokens)
         figures, file = WorkerMetrics(), settings.response_log
         self.log = ResponseLog(file, settings.response_log_bytes, figures.logged) if file else None
-        keep = {"keep": self.log.put} if self.log else {}
-        self._decoder = Decoder(load, figures, queue=settings.queue, changed=self._notify, **keep)
+        keep = self.log.put if self.log else None
+        self._decoder = Decoder(load, figures, queue=settings.queue, changed=self._notify, keep=keep)
         self._site = WorkerSite(self._decoder, figures, permissions, settings)
         self._changed = asyncio.Event()
         self._signals = 0

@@ -262,8 +262,7 @@ def running_worker(engine: Any, *grants: Grant, log: Path | None = None, **setti
     chosen = WorkerSettings(port=0, response_log=log, **settings)
     figures = WorkerMetrics()
     responses = ResponseLog(log, 10**6, figures.logged) if log else None
-    keep: Callable[[bytes], None] = responses.put if responses else lambda _: None
-    decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=keep)
+    decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
     site = WorkerSite(decoder, figures, Permissions(grants or None), chosen)
     loop = Loop()
     listening = socket.create_server(("127.0.0.1", 0))

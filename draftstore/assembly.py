@@ -102,8 +102,16 @@ class Sources(Options):
         None,
         description="Bearer token, if the service requires one; the variable keeps it out of process lists.",
     )
-    deadline: Annotated[float, Shown(flags=("--lookup-deadline",), metavar="SECONDS", expert=True)] = Field(
-        DEADLINE,
+    deadline: Annotated[
+        float | None,
+        Shown(
+            flags=("--lookup-deadline",),
+            metavar="SECONDS",
+            unset=f"{DEADLINE}; in a worker whose model was measured by `tune`, a tenth of a pass if that is longer",
+            expert=True,
+        ),
+    ] = Field(
+        None,
         gt=0,
         le=60,
         description="Maximum seconds that a step waits for the lookup service; networks need more.",
@@ -338,7 +346,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
-        deadline=sources.deadline,
+        deadline=sources.deadline or DEADLINE,
     )  # fmt: skip
     opened.callback(store.close)
     facts = store.check()
@@ -366,12 +374,12 @@ def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opene
         )
     store = RemoteStore(
         sources.lookup, target.name, token=sources.token, tokenizer=model.tokenizer,
-        vocab_size=model.vocab_size, deadline=sources.deadline, context_size=CONTEXT_SIZE,
+        vocab_size=model.vocab_size, deadline=sources.deadline or DEADLINE, context_size=CONTEXT_SIZE,
     )  # fmt: skip
     opened.callback(store.close)
     append: Callable[[Document], object] | None = None
     try:
-        store.declare()
+        store.check_append()
         append = lambda found: store.append(found.ids, found.lead, digest=found.digest)  # noqa: E731
     except LookupServiceError as error:
         store.check(strategy)

@@ -56,7 +56,7 @@ def appends(address: str, live: str, name: str, contexts: NDArray[np.int32], tok
     """Time appends of so many tokens to a live store, and drafts of another store with and without them."""
     whose = TokenizerIdentity("random", "0" * 64)
     memory = RemoteStore(address, live, deadline=5.0, tokenizer=whose, vocab_size=VOCABULARY)
-    memory.declare()
+    memory.check_append()
     remote = RemoteStore(address, name, deadline=5.0)
     remote.check()
     client, rng = remote.drafter(), np.random.default_rng(SEED)

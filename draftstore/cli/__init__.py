@@ -22,6 +22,7 @@ from draftstore.cli.demo import demo
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
+from draftstore.cli.live import live
 from draftstore.cli.options import Group
 from draftstore.cli.output import say
 from draftstore.cli.query import query
@@ -40,7 +41,7 @@ ADVICE = {
 TITLES = {
     "First steps": ("quickstart", "demo", "generate"),
     "Stores": ("build", "query", "info", "replay", "responses", "export", "count", "verify"),
-    "Models and services": ("worker", "serve", "tune", "check-model", "tokens"),
+    "Models and services": ("worker", "serve", "tune", "check-model", "tokens", "live"),
     "Catalogue and renewal": ("catalogue", "releases", "recordings", "corpus", "doctor", "sql", "db"),
 }
 """The commands by title in help, the most essential first."""
@@ -103,6 +104,7 @@ def cli() -> None:
 
 for command in (
     build, count, info, verify, query, replay, quickstart, demo, tune, check_model, generate, responses, export,
+    live,
 ):  # fmt: skip
     cli.add_command(command)
 

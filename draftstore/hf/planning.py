@@ -42,10 +42,11 @@ class Effort(Options):
 
 
 class VerificationPlan(NamedTuple):
-    """A planner and its description."""
+    """A planner, its description, and the seconds of a plain pass, 0 if they were not measured."""
 
     planner: Planner
     words: str
+    seconds: float = 0.0
 
 
 def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
@@ -56,16 +57,17 @@ def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
     """
     from draftstore.hf.tuning import conditions_of, find_curve, load_curve
 
-    device = loaded.model.device.type
+    device, named = loaded.model.device.type, effort.curve
+    curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
+    seconds = curve.cost(1) if curve else 0.0
     if effort.fixed:
         budget = FIXED_BUDGETS.get(device, BUDGET) if effort.budget is None else effort.budget
         return VerificationPlan(
-            Fixed(budget), f"at most {counted(budget, 'node')} per pass, regardless of cost"
+            Fixed(budget), f"at most {counted(budget, 'node')} per pass, regardless of cost", seconds
         )
     budget = BUDGET if effort.budget is None else effort.budget
-    named = effort.curve
-    curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
     words = f"at most {counted(budget, 'node')} per pass, if worth their cost"
     if curve is None:
         words += f" on a typical {device}: `draftstore tune` measures this one"
-    return VerificationPlan(CostPlanner(curve or TYPICAL.get(device, TYPICAL["cuda"]), budget), words)
+    planner = CostPlanner(curve or TYPICAL.get(device, TYPICAL["cuda"]), budget)
+    return VerificationPlan(planner, words, seconds)

@@ -1,18 +1,20 @@
 """The log of a live store: its documents on disk, in segments that are each appended to by one process.
 
-    live.json                  the vocabulary, and the version of the digests
+    live.json                  the vocabulary, the limit of the log, and the version of the digests
     0001767225600000-9f3a.live a segment: consecutive records; its process holds its lock
     0001767225600000-9f3a.rest a segment at rest: published, so out of memory, but still a source of the collection
     removed.json               take-downs and the state of their last change: see `draftstore.live.removing`
     tokenizer/                 the tokenizer, if a collection reads the log
 
-A record is a header, with the document's digest, and token ids, i32. Readers skip what is damaged or partial, up to the
-next record with a valid checksum. Removed documents are overwritten in place, their digests too. Only their owner can
-read the segments: they contain user data.
+The name of a segment begins with its creation in Unix milliseconds; if the clock was set back, with the latest time in
+the log. A record is a header, with the document's digest, and token ids, i32. Readers skip what is damaged or
+partial, up to the next record with a valid checksum. Removed documents are overwritten in place, their digests too.
+Only their owner can read the segments: they contain user data.
 """
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import struct
@@ -32,6 +34,7 @@ from draftstore.storage.files import write_json
 from draftstore.storage.locks import lock
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY
 
+LOG = logging.getLogger(__name__)
 LEAD = 8
 """Tokens of a prompt kept before its answer: the turn markers of chat templates, and a little more."""
 MAX_DOCUMENT = 1 << 16
@@ -41,8 +44,8 @@ LIVE, REST = ".live", ".rest"
 SEGMENT_SECONDS = 3600.0
 """Age at which a segment is closed; a nightly rebuild removes all but the last hour from memory."""
 BEAT_SECONDS = 1.0
-LOGGED_TOKENS = 64
-"""Maximum bytes of the log per byte of ids in memory; beyond that, the oldest segments are deleted."""
+LOGGED = 64
+"""Maximum bytes of a log per byte of the ids that its largest memory has room for."""
 _HEAD = struct.Struct(f"<IBBHIId{DIGEST_BYTES}s")
 """CRC-32 of the rest, kind, origin of the digest, 0, tokens, tokens of the prompt, Unix seconds, digest."""
 _DOCUMENT, _ERASED, _APPLIED = range(3)
@@ -88,6 +91,21 @@ def segments(folder: Path, *kinds: str) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
+def newest(folder: Path) -> float:
+    """Return the Unix seconds at which a log was last changed, even if the clock has been set back since."""
+    found = [0.0]
+    for path in segments(folder):
+        with suppress(FileNotFoundError):
+            found.append(max(begun(path), path.stat().st_mtime))
+    return max(found)
+
+
+def begun(path: Path) -> float:
+    """Return the Unix seconds in the name of a segment; 0 if another program named the file."""
+    head = path.name.partition("-")[0]
+    return int(head) / 1000 if head.isdecimal() else 0.0
+
+
 def documents(path: Path) -> Iterator[tuple[int, Document]]:
     """Yield the documents of a segment with their places, which never change; none if it is gone."""
     with suppress(FileNotFoundError):
@@ -103,6 +121,8 @@ def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[lis
         data = file.read(-1 if stop is None else stop - start)
     found = list(_records(data))
     end = found[-1].end if found else 0
+    if lost := end - sum(record.end - record.start for record in found):
+        LOG.warning("%s: %d damaged bytes are skipped", path, lost)
     return [record.document for record in found if record.kind == _DOCUMENT], start + end
 
 
@@ -167,11 +187,10 @@ class Writer:
     """
 
     def __init__(self, folder: Path, tokens: int) -> None:
-        """Write to a folder, creating it if necessary; OSError if that fails."""
+        """Write to a folder, creating it if necessary, in segments of at most `tokens`; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._most, self._state = folder, LOGGED_TOKENS * _TOKEN.itemsize * tokens, 0
+        self._folder, self._tokens, self._state = folder, tokens, 0
         self._signed = time.monotonic()
-        self._file = -1
         self._open()
 
     def append(self, taken: Iterable[Document]) -> None:
@@ -198,40 +217,42 @@ class Writer:
 
     def roll(self) -> None:
         """Begin a new segment if the current one is old or large."""
-        age = time.time() - self._began
-        if self.size and (age > SEGMENT_SECONDS or self.size > self._most // LOGGED_TOKENS):
-            file, state = self._file, self._state
-            self._open()
-            os.close(file)
+        age = time.monotonic() - self._began
+        if self.size and (age > SEGMENT_SECONDS or self.size > self._tokens * _TOKEN.itemsize):
+            state = self._state
+            self.reopen()
             self.apply(state)
 
-    def drop_oldest(self) -> None:
-        """Delete the oldest closed segments if the log is too large, and empty segments of processes that died."""
-        total = 0
-        for path in reversed(segments(self._folder)):
-            with suppress(FileNotFoundError):
-                size = path.stat().st_size
-                total += size
-                if (total > self._most or not size) and _is_closed(path):
-                    path.unlink()
+    @property
+    def in_place(self) -> bool:
+        """Whether the path still leads to the current segment; else its folder was moved, removed or replaced."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return os.path.samestat(os.fstat(self._file), self.path.stat())
+        return False
+
+    def reopen(self) -> None:
+        """Begin a new segment; OSError if the folder is gone."""
+        file = self._file
+        self._open()
+        os.close(file)
 
     def close(self) -> None:
         """Close the segment, and delete it if it is empty."""
-        os.close(self._file)
-        self._file = -1
-        if not self.size:
+        if not self.size and self.in_place:
             self.path.unlink(missing_ok=True)
+        os.close(self._file)
 
     def _open(self) -> None:
-        now = time.time()
-        path = self._folder / f"{int(now * 1000):016d}-{secrets.token_hex(4)}{LIVE}"
+        enlarge(self._folder, self._tokens)
+        stamp = int(max(time.time(), newest(self._folder)) * 1000) + 1
+        path = self._folder / f"{stamp:016d}-{secrets.token_hex(4)}{LIVE}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # others see by the lock that it is in use
         except OSError:
             os.close(file)
             raise
-        self._began, self.size, self._state, self.path, self._file = now, 0, 0, path, file
+        self._began, self.size, self._state, self.path, self._file = time.monotonic(), 0, 0, path, file
 
     def _write(self, data: bytes) -> None:
         if os.pwrite(self._file, data, self.size) < len(data):
@@ -247,23 +268,77 @@ class Vocabulary(NamedTuple):
     fingerprint: str
 
 
+class Settings(NamedTuple):
+    """What the processes of a log have in common.
+
+    Attributes:
+        vocabulary: that of the documents; None while there are none.
+        tokens: the largest memory that the log is kept for; see `most_bytes`.
+    """
+
+    vocabulary: Vocabulary | None = None
+    tokens: int = 0
+
+
+def settings_of(folder: Path) -> Settings:
+    """Return the settings of a log; see `load` for errors."""
+
+    def made(found: dict[str, Any]) -> Settings:
+        known = "fingerprint" in found
+        vocabulary = Vocabulary(int(found["size"]), str(found["fingerprint"])) if known else None
+        return Settings(vocabulary, int(found.get("tokens", 0)))
+
+    return load(folder, "live.json", made, "remove the folder") or Settings()
+
+
 def agree(folder: Path, vocabulary: Vocabulary) -> Vocabulary:
     """Return the vocabulary of a log, which is set by the first caller."""
+    found = _change(folder, lambda found: found._replace(vocabulary=found.vocabulary or vocabulary))
+    return found.vocabulary or vocabulary
+
+
+def enlarge(folder: Path, tokens: int) -> None:
+    """Keep a log at least for a memory of `tokens`; this never deletes anything."""
+    if settings_of(folder).tokens < tokens:
+        _change(folder, lambda found: found._replace(tokens=max(found.tokens, tokens)))
+
+
+def limit(folder: Path, tokens: int) -> int:
+    """Keep a log for a memory of `tokens`, until a process with a larger one starts; return the documents deleted."""
+    _change(folder, lambda found: found._replace(tokens=tokens))
+    return drop_oldest(folder)
+
+
+def most_bytes(tokens: int) -> int:
+    """Return the limit of a log for a memory of `tokens`."""
+    return LOGGED * _TOKEN.itemsize * tokens
+
+
+def drop_oldest(folder: Path) -> int:
+    """Delete the oldest closed segments if a log exceeds its limit, and empty segments of processes that died.
+
+    Returns:
+        The number of deleted documents.
+    """
+    most, total, dropped = most_bytes(settings_of(folder).tokens), 0, 0
+    for path in reversed(segments(folder)):
+        with suppress(FileNotFoundError):
+            size = path.stat().st_size
+            if (total > most > 0 or not size) and _is_closed(path):
+                dropped += sum(1 for _ in documents(path))
+                path.unlink()
+            total += size
+    return dropped
+
+
+def _change(folder: Path, make: Callable[[Settings], Settings]) -> Settings:
     with lock(folder):
-        if (found := vocabulary_of(folder)) is None:
-            write_json(folder / "live.json", vocabulary._asdict() | {"identity": IDENTITY})
-            found = vocabulary
-    return found
-
-
-def vocabulary_of(folder: Path) -> Vocabulary | None:
-    """Return the vocabulary of a log; None if it has none yet. See `load` for errors."""
-    return load(
-        folder,
-        "live.json",
-        lambda found: Vocabulary(found["size"], found["fingerprint"]),
-        "remove the folder",
-    )
+        before = settings_of(folder)
+        after = make(before)
+        if after != before:
+            vocabulary = after.vocabulary._asdict() if after.vocabulary else {}
+            write_json(folder / "live.json", {**vocabulary, "tokens": after.tokens, "identity": IDENTITY})
+    return after
 
 
 def load(folder: Path, name: str, make: Callable[[dict[str, Any]], T], advice: str) -> T | None:

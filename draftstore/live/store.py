@@ -11,7 +11,7 @@ that were taken down or are now in a published store.
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import filterfalse
 from pathlib import Path
@@ -25,11 +25,13 @@ from draftstore.live.log import (
     Vocabulary,
     Writer,
     agree,
+    begun,
+    drop_oldest,
     erase,
     is_open,
     read_since,
     segments,
-    vocabulary_of,
+    settings_of,
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.live.removing import TakeDowns, last_change
@@ -48,7 +50,7 @@ class LiveStore:
     """Documents in memory and, given a folder, in a log; thread-safe.
 
     Attributes:
-        vocabulary: None until the first process sets it.
+        vocabulary: that of its documents, which the first one sets in the log; None while unknown.
         appended: number of documents that this process appended.
         refused: number of documents not appended because they had been taken down.
         unlogged: number of appended documents that could not be logged.
@@ -71,6 +73,7 @@ class LiveStore:
         self._drafters: list[MemoryDrafter] = []
         self._memory: Memory | None = None
         self._lock = threading.Lock()  # for the following fields and the writer
+        self._agreed = False  # whether the log has this vocabulary
         self._seen: dict[Path, int] = {}
         self._own: set[Path] = set()  # segments of this process
         self._loaded = False
@@ -83,7 +86,7 @@ class LiveStore:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if folder is not None:
-            vocabulary_of(folder)  # before anything is written: it may be of an earlier version
+            settings_of(folder)  # before anything is written: it may be of an earlier version
             TakeDowns.read(folder)
             try:
                 self._writer = Writer(folder, tokens)
@@ -98,28 +101,27 @@ class LiveStore:
         return 0 if self._memory is None else len(self._memory)
 
     def agree(self, vocabulary: Vocabulary) -> None:
-        """Declare the vocabulary of the ids; the first caller sets it. TokenizerError if the store has another one."""
-        if self.vocabulary is None:
-            found = vocabulary
-            if self._folder is not None:
-                try:
-                    found = agree(self._folder, vocabulary)
-                except OSError as error:
-                    self._warn("the log of a live store cannot be written, continuing in memory: %s", error)
-            with self._lock:
-                self._begin(found)
-        if self.vocabulary and vocabulary != self.vocabulary:
-            raise TokenizerError(
-                f"this live store holds ids of the tokenizer {self.vocabulary.fingerprint[:12]} with "
-                f"{self.vocabulary.size:,} ids, found {vocabulary.fingerprint[:12]} with {vocabulary.size:,}: use "
-                "a separate live store for this model"
-            )
+        """Declare the vocabulary of the ids; TokenizerError if the store has another one.
+
+        The log has that of its first document: until then, one that was declared by mistake ends with its process.
+        """
+        self.check(vocabulary)
+        with self._lock:
+            self._begin(vocabulary)
+        self.check(vocabulary)  # another thread may have been first
+
+    def check(self, vocabulary: Vocabulary) -> None:
+        """Raise a TokenizerError if the store has another vocabulary."""
+        found = self.vocabulary or (settings_of(self._folder).vocabulary if self._folder else None)
+        if found and found != vocabulary:
+            raise _mismatch(found, vocabulary)
 
     def append(self, documents: Sequence[Document]) -> None:
         """Append documents, first to the log, then to memory, except those that were taken down.
 
         Raises:
             TokenRangeError: an id is outside the vocabulary; nothing is appended.
+            TokenizerError: another process has appended documents of another vocabulary; nothing is appended.
         """
         assert self._memory is not None, "agree first"
         for document in documents:
@@ -128,9 +130,10 @@ class LiveStore:
             if self._tokenizer is not None:
                 documents = [identified(document, self._tokenizer) for document in documents]
             taken = list(filterfalse(self._refuses, documents))
+            logged = self._log(taken)
             self.refused += len(documents) - len(taken)
             self.appended += len(taken)
-            if not self._log(taken):
+            if not logged:
                 self._unlogged = self._unlogged[-UNLOGGED:] + taken
                 self.unlogged += len(taken)
             elif self._unread is not None:
@@ -140,13 +143,27 @@ class LiveStore:
 
     def _log(self, documents: list[Document]) -> bool:
         """Write documents to the log, if there is one; return False if that fails."""
+        if self._writer is None or not documents:
+            return True
+        assert self._folder is not None
+        assert self.vocabulary is not None
         try:
-            if self._writer is not None:
-                self._writer.append(documents)
+            self._stay(self._writer)
+            if not self._agreed and (found := agree(self._folder, self.vocabulary)) != self.vocabulary:
+                raise _mismatch(found, self.vocabulary)
+            self._agreed = True
+            self._writer.append(documents)
         except OSError as error:
             self._warn("the log of a live store cannot be written, continuing in memory: %s", error)
             return False
         return True
+
+    def _stay(self, writer: Writer) -> None:
+        """Begin a new segment if the current one is not in the folder any more; OSError if the folder is gone."""
+        if not writer.in_place:
+            writer.reopen()
+            LOG.warning("the live log %s was moved, removed or replaced: a new segment begins", self._folder)
+            self._agreed, self._loaded, self._own = False, False, set()
 
     def drafter(self, strategy: str) -> MemoryDrafter:
         """Return a drafter that uses the content of memory at the time of each draft."""
@@ -160,6 +177,8 @@ class LiveStore:
         """Apply changes that other processes made in the folder."""
         assert self._folder is not None
         assert self._writer is not None
+        with self._lock:
+            self._stay(self._writer)
         if (change := last_change(self._folder)) != self._change:
             rules = TakeDowns.read(self._folder)
             known = rules.state or (self._folder / TOKENIZER_FOLDER).exists()
@@ -168,17 +187,17 @@ class LiveStore:
                 self._loaded &= rules.state == self._rules.state
                 self._rules, self._tokenizer = rules, tokenizer
             self._change = change
-        if self.vocabulary is None and (found := vocabulary_of(self._folder)) is not None:
-            with self._lock:
-                self._begin(found)
-        if self.vocabulary is None:  # memory is empty
-            with self._lock:
-                self._writer.apply(self._rules.state)
-            return
+        found = self.vocabulary if self._agreed else settings_of(self._folder).vocabulary
         with self._lock:
+            if found:
+                self._begin(found)
+            self._agreed = found is not None and found == self.vocabulary
+            if self.vocabulary is None:  # memory is empty
+                self._writer.apply(self._rules.state)
+                return
             self._writer.roll()
-        self._writer.drop_oldest()
-        present = segments(self._folder, LIVE)
+        drop_oldest(self._folder)
+        present = segments(self._folder, LIVE) if found in (None, self.vocabulary) else []
         gone = (self._seen.keys() | self._own) - {*present}
         self._own = (self._own | {self._writer.path}) & {*present}
         self._loaded &= not gone
@@ -234,7 +253,7 @@ class LiveStore:
         if self._rules.state:  # documents appended here after they were taken down elsewhere
             for path in self._own:
                 erase(path, self._forgets)
-        documents: list[Document] = []
+        documents: list[tuple[float, str, Document]] = []
         seen: dict[Path, int] = {}
         room = self._tokens
         for path in reversed(present):
@@ -244,11 +263,11 @@ class LiveStore:
                     continue
                 found, seen[path] = read_since(path, stop=stop if path == own else None)
                 if room > 0:
-                    documents += found
+                    documents += _in_order(path, found)
                     room -= sum(len(document.ids) for document in found)
         memory = Memory(self._memory.vocab_size, self._tokens)
-        documents.sort(key=lambda document: document.created)
-        for document in filterfalse(self._forgets, documents):
+        documents.sort(key=lambda each: each[:2])
+        for document in filterfalse(self._forgets, (each for *_, each in documents)):
             self._take(memory, document)
         with self._lock:
             for document in filterfalse(self._refuses, (*self._unlogged, *(self._unread or ()))):
@@ -275,3 +294,18 @@ class LiveStore:
         if monotonic() - self._warned >= WARN_SECONDS:
             self._warned = monotonic()
             LOG.warning(message, error)
+
+
+def _in_order(path: Path, documents: Iterable[Document]) -> Iterator[tuple[float, str, Document]]:
+    """Yield the documents of a segment, each with the time of the newest one so far, and the segment's name."""
+    newest = begun(path)
+    for document in documents:
+        newest = max(newest, document.created)
+        yield newest, path.name, document
+
+
+def _mismatch(found: Vocabulary, wanted: Vocabulary) -> TokenizerError:
+    return TokenizerError(
+        f"this live store holds ids of the tokenizer {found.fingerprint[:12]} with {found.size:,} ids, found "
+        f"{wanted.fingerprint[:12]} with {wanted.size:,}: use a separate live store for this model"
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftstore.errors import CorpusError, TokenizerError
 from draftstore.live import log
-from draftstore.live.log import LIVE, REST, documents, segments, vocabulary_of
+from draftstore.live.log import LIVE, REST, documents, segments, settings_of
 from draftstore.storage.files import publish, remove, retired_name
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
@@ -107,7 +107,7 @@ def adopt(folder: Path, tokenizer: TextTokenizer) -> None:
 
 
 def _require_own(folder: Path, tokenizer: TextTokenizer) -> None:
-    found = vocabulary_of(folder)
+    found = settings_of(folder).vocabulary
     if found is not None and found.fingerprint != tokenizer.fingerprint:
         raise TokenizerError(
             f"the live log {folder} holds ids of the tokenizer {found.fingerprint[:12]}, but {tokenizer.name!r} is "

@@ -360,8 +360,8 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self.counters.add("lost")
         return False
 
-    def declare(self, seconds: float = CHECK_SECONDS) -> None:
-        """Declare the vocabulary of a live store of this name, if not yet known; LookupServiceError if refused."""
+    def check_append(self, seconds: float = CHECK_SECONDS) -> None:
+        """Check that a live store of this name accepts this model's documents; LookupServiceError if it does not."""
         number, data = self._append_frame([])
         self._ask(Operation.APPEND, number, data, seconds, lambda payload: payload)
 
@@ -424,11 +424,11 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         return mine.connection
 
     def _read(self, payload: bytes, batch: int, budget: int) -> list[Draft]:
-        """Return the drafts of an answer; all answers must have the tokenizer of the first."""
+        """Return the drafts of an answer; all answers must have the tokenizer of the first, or none."""
         _, tokenizer, _, drafts = read_drafts(payload, batch, budget, self.vocab_size)
         if self._tokenizer is None:
-            self._tokenizer = tokenizer
-        elif tokenizer != self._tokenizer:
+            self._tokenizer = tokenizer or None
+        elif tokenizer and tokenizer != self._tokenizer:
             raise RequestFailed(
                 Outcome.OTHER_TOKENIZER,
                 f"its drafts come from the tokenizer {tokenizer:016x}, expected {self._tokenizer:016x}: "

@@ -188,7 +188,9 @@ class Drafting:
             LOG.exception("an append to %r failed", name)
             message = f"{name!r} cannot be appended to; the log of the service says why"
             raise RefusedError(Status.INTERNAL, message, AGAIN_SECONDS, name) from error
-        self.metrics.of(name).counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
+        counts = self.metrics.of(name).counts
+        counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
+        counts["unlogged_documents"] = live.store.unlogged
         return found
 
     def close(self) -> None:

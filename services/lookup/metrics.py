@@ -29,6 +29,7 @@ _COUNTERS = {
     "request_bytes": "Bytes of requests that were answered with drafts.",
     "answer_bytes": "Bytes of answers with drafts.",
     "appended_tokens": "Tokens that decoders appended to the live store.",
+    "unlogged_documents": "Documents of the live store that could not be logged: a restart loses them.",
     "swaps": "Swaps to another build.",
     "open_failures": "Failed attempts to open a store.",
 }

@@ -19,6 +19,7 @@ from draftstore.hf.loading import LoadedModel, ModelOptions
 from draftstore.hf.members import Member
 from draftstore.hf.planning import Effort, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
+from draftstore.remote.client import DEADLINE
 from services.worker.answers import Answer, EndedError, Terms
 from services.worker.engine import Engine, Facts
 from services.worker.settings import WorkerSettings
@@ -26,6 +27,8 @@ from services.worker.settings import WorkerSettings
 LOG = logging.getLogger(__name__)
 LOOKUP_WAIT_SECONDS = 10.0
 """Seconds that the lookup service has to start serving the release, unless the worker waits for it."""
+DEADLINE_SHARE = 0.1
+"""Part of a pass that a step waits for drafts of the lookup service: on a CPU, more than the default of 2 ms."""
 UNBOUNDED = 1 << 20
 """Positions of models without a stated maximum."""
 Ended = list[tuple[Answer, Exception | None]]
@@ -174,8 +177,11 @@ def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings:
         LOG.warning("one answer at a time, without drafts", extra={"reason": why})
         return PlainEngine(loaded, name=settings.name)
     plan = choose_plan(effort, loaded)
+    if sources.deadline is None:
+        sources = sources.model_copy(update={"deadline": max(DEADLINE, DEADLINE_SHARE * plan.seconds)})
     drafters = _assembled(loaded, sources, inf if settings.wait else LOOKUP_WAIT_SECONDS)
-    LOG.info("drafting", extra={"plan": plan.words, "drafters": [part.name for part in drafters.parts]})
+    drafting = {"plan": plan.words, "drafters": [part.name for part in drafters.parts]}
+    LOG.info("drafting", extra=drafting | {"lookup_deadline": sources.deadline})
     batch = Batch(loaded.model, most=settings.max_batch, tokens=settings.max_tokens_in_flight)
     LOG.info("batches", extra={"most": batch.most, "tokens": batch.positions})
     engine = BatchEngine(loaded, batch, drafters, plan.planner, settings.name, effort.min_prob)

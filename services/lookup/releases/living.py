@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from draftstore.errors import StoreError
 from draftstore.live.log import Document, Vocabulary
 from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
 from draftstore.live.store import LiveStore
@@ -37,18 +36,23 @@ class Living:
 
     def append(self, request: AppendRequest) -> dict[str, Any]:
         """Append documents; thread-safe. DraftstoreError if they have another vocabulary, or an id outside it."""
-        self.store.agree(Vocabulary(request.vocab_size, request.fingerprint))
-        for strategy in RULES:  # now: later a draft would wait for an append
-            self._drafter(strategy)
+        vocabulary = Vocabulary(request.vocab_size, request.fingerprint)
         digests = request.digests or [b""] * len(request.documents)
         pairs = zip(request.documents, digests, strict=True)
-        self.store.append([Document(*document, digest) for document, digest in pairs])
-        return {"appended": len(request.documents), "tokens": len(self.store)}
+        documents = [Document(*document, digest) for document, digest in pairs if len(document[0])]
+        if documents:
+            self.store.agree(vocabulary)
+            for strategy in RULES:  # now: later a draft would wait for an append
+                self._drafter(strategy)
+            self.store.append(documents)
+        else:
+            self.store.check(vocabulary)
+        return {"appended": len(documents), "tokens": len(self.store)}
 
     def draft(self, request: DraftRequest) -> DraftBatch:
-        """Draft for the contexts of a request; thread-safe; StoreError while the vocabulary is unknown."""
-        if self.store.vocabulary is None:
-            raise StoreError("nothing has been appended to it yet")
+        """Draft for the contexts of a request; thread-safe."""
+        if self.store.vocabulary is None:  # nothing has been appended yet
+            return DraftBatch.empty(len(request.contexts))
         drafter = self._drafter(request.strategy or DEFAULT)
         return drafter.draft_batch(request.contexts, request.budget, request.min_prob)
 

@@ -1,20 +1,27 @@
 """The log of a live store: what remains after a truncation, an active writer, a full disk and a take-down."""
 
 import errno
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftstore.cli import cli
+from draftstore.errors import TokenizerError
 from draftstore.live import log
 from draftstore.live.log import LIVE, REST, Document, Vocabulary, Writer
 from draftstore.live.removing import Held, TakeDowns, still_held, take_down
@@ -26,6 +33,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from tests.fakes.waiting import until
 
 TOKENS = 10_000
+OURS = Vocabulary(100, "ours")
 documents = st.builds(
     lambda ids, lead, digest, alone: Document(np.array(ids, np.int32), min(lead, len(ids)), digest, alone, 7.0),
     st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 8), st.binary(min_size=16, max_size=16),
@@ -158,6 +166,132 @@ def test_a_full_disk_costs_the_log_and_not_memory(tmp_path: Path, monkeypatch: p
     again = LiveStore(TOKENS, tmp_path / "chat")
     assert len(again) == 6
     again.close()
+
+
+@contextmanager
+def running(folder: Path, tokens: int = TOKENS, vocabulary: Vocabulary = OURS) -> Iterator[LiveStore]:
+    store = LiveStore(tokens, folder)
+    store.agree(vocabulary)
+    yield store
+    store.close()
+
+
+def appended(folder: Path, *numbers: int, tokens: int = TOKENS) -> None:
+    """Append a document of 100 ids for each number, by a process that has ended since."""
+    with running(folder, tokens) as store:
+        store.append([ids(*[number] * 100) for number in numbers])
+
+
+def remembered(store: LiveStore) -> list[int]:
+    """Return the first id of each document in memory, oldest first."""
+    assert store._memory is not None
+    tokens, size = store._memory._history.tokens, store._memory.size
+    found = np.roll(tokens, -size)[-len(store) :] if size > len(tokens) else tokens[:size]
+    whole = [part[1:] for part in np.split(found, np.flatnonzero(found < 0)) if len(part) > 1]
+    return [int(part[0]) for part in whole[len(whole) - len(store) // 101 :]]
+
+
+def test_memory_is_bounded_by_its_process_and_the_log_by_the_largest(tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    for number in range(5):
+        appended(folder, *[number] * 60)
+    with running(folder, 100_000) as first, running(folder, 1_024) as second:
+        assert (len(first), len(second)) == (300 * 101, 1_024)
+        second.append([ids(7)])
+        until(lambda: len(first) == 300 * 101 + 2)
+        assert log.settings_of(folder).tokens == 100_000
+    most = CliRunner().invoke(cli, ["live", str(folder), "--tokens", "1024", "--json"])
+    assert most.exit_code == 0, most.output
+    assert (json.loads(most.output)["documents"], json.loads(most.output)["deleted_documents"]) == (301, 0)
+    for number in range(5, 15):
+        appended(folder, *[number] * 60, tokens=1_024)
+    with running(folder, 1_024):
+        until(lambda: sum(len(read(path)) for path in log.segments(folder)) < 700)
+    kept = [read(path)[0][0] for path in log.segments(folder)]
+    assert kept == [*range(kept[0], 15)]
+    assert sum(path.stat().st_size for path in log.segments(folder)) > log.most_bytes(1_024)
+    with running(folder, 5_000):
+        assert log.settings_of(folder).tokens == 5_000
+    ran = CliRunner().invoke(cli, ["live", str(tmp_path)])
+    assert ran.exit_code == 1
+    assert "is not the log of a live store" in str(ran.exception)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("how", ["removed", "moved", "restored", "link"])
+def test_what_is_appended_after_the_folder_changed_is_logged_or_counted(
+    how: str, there: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "chat"
+    if how == "link":
+        (tmp_path / "one").mkdir()
+        folder.symlink_to(tmp_path / "one")
+    with running(folder) as store:
+        store.append([ids(1)])
+        if how == "link":
+            folder.unlink()
+            if there:
+                (tmp_path / "two").mkdir()
+                folder.symlink_to(tmp_path / "two")
+        elif how == "removed":
+            shutil.rmtree(folder)
+        else:
+            folder.rename(tmp_path / "old")
+        if there and how == "restored":
+            shutil.copytree(tmp_path / "old", folder)
+        elif there and how != "link":
+            folder.mkdir()
+        store.append([ids(2)])
+        until(lambda: caplog.text)
+        assert store.unlogged == (not there)
+        assert ("moved, removed or replaced" in caplog.text) == there
+        until(lambda: len(store) == 4 - 2 * (there and how != "restored"))
+        if not there:
+            (tmp_path / "new").mkdir()
+            folder.symlink_to(tmp_path / "new")
+            store.append([ids(3)])
+            until(lambda: len(store) == 4)  # without the first document, which the new folder lacks
+    found = [each for path in log.segments(folder) for each in read(path)]
+    assert found == [[1], [2]][how != "restored" :] if there else [[3]]
+    with running(folder) as again:
+        assert len(again) == 2 * len(found)
+
+
+def test_what_is_newest_stays_when_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, back = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: now() + back)
+    for number in range(6):
+        appended(tmp_path, number, number + 20)
+        back -= 86_400.0
+    assert [read(path)[0][0] for path in log.segments(tmp_path)] == [*range(6)]
+    with running(tmp_path, 610) as store:
+        assert remembered(store) == [3, 23, 4, 24, 5, 25]
+
+
+def test_a_vocabulary_that_was_only_declared_ends_with_its_process(tmp_path: Path) -> None:
+    other = Vocabulary(7, "other")
+    with running(tmp_path, vocabulary=other) as mistaken, running(tmp_path) as store:
+        assert (mistaken.vocabulary, store.vocabulary) == (other, OURS)
+        store.append([ids(1)])
+        with pytest.raises(TokenizerError, match="with 100 ids, found other with 7"):
+            mistaken.append([ids(1)])
+        mistaken.follow()
+        assert (len(mistaken), mistaken.appended, mistaken.unlogged) == (0, 0, 0)
+    with pytest.raises(TokenizerError), running(tmp_path, vocabulary=other):
+        pass
+    assert log.settings_of(tmp_path).vocabulary == OURS
+
+
+def test_damage_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    appended(tmp_path, 1, 2, 3)
+    (path,) = log.segments(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[:500] + b"?" + data[501:])
+    with running(tmp_path) as store:
+        assert remembered(store) == [1, 3]
+    assert f"{path}: {len(data) // 3} damaged bytes are skipped" in caplog.text
 
 
 def test_what_rests_leaves_the_memory_of_the_process_that_wrote_it(

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+from draftstore.assembly import Sources
+from draftstore.decoding.curve import CostCurve
+from draftstore.hf.loading import ModelOptions
+from draftstore.hf.planning import Effort
+from draftstore.live.target import LiveTarget
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from services.worker.settings import WorkerSettings
 from tests.fakes.dense_stores import make_dense_store, make_projection
+from tests.fakes.lookups import serving
 from tests.fakes.served import Service
 from tests.fakes.workers import read_stream, running_worker, served_worker, text_of
 
@@ -141,6 +148,25 @@ def test_sampled_answers_are_those_of_plain_generate_with_the_same_seed(
         ask(service, "completions", **{**asked, "seed": seed})["choices"][0]["text"] for seed in range(3)
     }
     assert len(others) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "waits"), [(None, 0.1, 0.01), (None, 1e-3, 2e-3), (0.5, 0.1, 0.5)]
+)
+def test_a_step_waits_a_tenth_of_a_measured_pass_for_the_lookup_service(
+    given: float | None, seconds: float, waits: float, stories: Path, tmp_path: Path
+) -> None:
+    from services.worker.model import BatchEngine, load_engine
+
+    CostCurve((1, 2), (seconds, 2 * seconds)).save(tmp_path / "curve.json")
+    with serving({}, live=[LiveTarget("team")]) as running:
+        sources = Sources(lookup=f"unix:{running.socket}", live=LiveTarget("team"), deadline=given)
+        effort = Effort(curve=tmp_path / "curve.json")
+        engine = load_engine(ModelOptions(model=str(stories)), sources, effort, WorkerSettings())
+        assert isinstance(engine, BatchEngine)
+        store = engine._drafters.parts[-1].drafter.store  # type: ignore[attr-defined]
+        assert store.deadline == pytest.approx(waits)
+        engine.close()
 
 
 def test_a_request_without_drafts(service: Service) -> None:

@@ -18,14 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from draftstore.decoding.grammars import Grammar, GrammarDrafter
-from draftstore.drafting.drafter import Drafter, Session
+from draftstore.drafting.drafter import Drafter, Session, separated
 from draftstore.drafting.faults import DisabledSession
 from draftstore.drafting.fitting import FittedDrafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LEAD, Document, Vocabulary
 from draftstore.live.memory import CONTEXT_SIZE
 from draftstore.live.store import LiveStore
 from draftstore.live.target import LiveTarget
@@ -161,12 +161,13 @@ class Assembly(AbstractContextManager["Assembly"]):
 
     Attributes:
         parts: its drafters; may be empty.
+        vocab_size: size of the model's vocabulary; texts are `separated` at other ids.
         drafter: the only drafter, or a mixture of several; None if there are none.
     """
 
-    def __init__(self, parts: Sequence[Part], opened: ExitStack) -> None:
+    def __init__(self, parts: Sequence[Part], vocab_size: int, opened: ExitStack) -> None:
         """Mix `parts`; their resources are closed with `opened`."""
-        self.parts = tuple(parts)
+        self.parts, self.vocab_size = tuple(parts), vocab_size
         drafters = [part.drafter for part in parts]
         self.drafter = Mixture(drafters) if len(drafters) > 1 else next(iter(drafters), None)
         self._opened = opened
@@ -180,6 +181,8 @@ class Assembly(AbstractContextManager["Assembly"]):
             output: int32 [any], the answer.
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
         """
+        known = separated(prompt[-LEAD:], self.vocab_size)
+        prompt = known[1 + max(np.flatnonzero(known < 0), default=-1) :]
         for append in self._appends:
             try:
                 append(Document.of(prompt, output, digest))
@@ -188,7 +191,8 @@ class Assembly(AbstractContextManager["Assembly"]):
 
     def without_live(self) -> "Assembly":
         """Return the same drafters without the live store, for texts that opt out; closing the result does nothing."""
-        return Assembly([part for part in self.parts if part.kind != LIVE], ExitStack())
+        others = [part for part in self.parts if part.kind != LIVE]
+        return Assembly(others, self.vocab_size, ExitStack())
 
     @property
     def labels(self) -> list[str]:
@@ -210,21 +214,18 @@ class Assembly(AbstractContextManager["Assembly"]):
         """Start the drafts of one text; see `Drafter.session`."""
         if self.drafter is None:
             return DisabledSession()
-        return self.drafter.session(prompt_ids, hidden=hidden, candidates=candidates)
+        prompt = separated(prompt_ids, self.vocab_size)
+        return self.drafter.session(prompt, hidden=hidden, candidates=candidates)
 
-    def predicting(self, prediction: ArrayLike, vocab_size: int) -> "Assembly":
+    def predicting(self, prediction: ArrayLike) -> "Assembly":
         """Return the same drafters for an answer with a prediction, which becomes another source of drafts.
 
         Args:
             prediction: int32 [any], the expected continuation of the prompt.
-            vocab_size: size of the model's vocabulary.
-
-        Raises:
-            TokenRangeError: the prediction has an id outside the vocabulary.
         """
-        return self._with(
-            Part(REQUEST, "the request itself", RequestDrafter(vocab_size, prediction=prediction))
-        )
+        expected = separated(prediction, self.vocab_size)
+        drafter = RequestDrafter(self.vocab_size, prediction=expected)
+        return self._with(Part(REQUEST, "the request itself", drafter))
 
     def following(self, grammar: Grammar, prompt_size: int) -> "Assembly":
         """Return the same drafters for an answer that follows a grammar after `prompt_size` tokens."""
@@ -232,7 +233,8 @@ class Assembly(AbstractContextManager["Assembly"]):
 
     def _with(self, part: Part) -> "Assembly":
         """Return the same drafters with `part` replacing any of its kind; closing the result does nothing."""
-        return Assembly([part, *(other for other in self.parts if other.kind != part.kind)], ExitStack())
+        others = [other for other in self.parts if other.kind != part.kind]
+        return Assembly([part, *others], self.vocab_size, ExitStack())
 
     def close(self) -> None:
         """Close stores and connections; no more drafts may be made."""
@@ -268,7 +270,7 @@ def assemble(
     with ExitStack() as opened:
         parts = list(_parts(sources, _TargetModel(vocab_size, tokenizer, model, hidden_size), opened))
         _check_strategy(sources, parts)
-        assembly = Assembly(parts, opened.pop_all())
+        assembly = Assembly(parts, vocab_size, opened.pop_all())
     _warm_up(assembly)
     return assembly
 

@@ -106,7 +106,7 @@ def _compared(
     ids = encode_conversation(loaded.text, [{"role": "user", "content": prompt}])
     request = check_positions(loaded, GenerationRequest(ids, tokens, Sampling(temperature=0.0)))
     if text is not None:
-        drafters = drafters.predicting(loaded.text.encode(text, bos=False), loaded.vocab_size)
+        drafters = drafters.predicting(loaded.text.encode(text, bos=False))
 
     def timed(drafter: Assembly | None) -> tuple[TimedAnswer, float]:
         begin = perf_counter()

@@ -22,6 +22,8 @@ from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import LOWEST_LEVEL, DraftTree, highest_level
 
 NO_MATCH = "no_match"
+SEPARATOR = -(1 << 31)
+"""Stands in a text for what is no token, such as an image: no match spans it. No program uses it by mistake, as -1."""
 FEW_IDS = 32
 """Maximum number of ids whose range Python checks faster than NumPy."""
 
@@ -51,7 +53,7 @@ class Session(Protocol):
         """Learn the result of a forward pass.
 
         Args:
-            accepted_ids: int32 [k], the new ids of the text, bonus token last.
+            accepted_ids: int32 [k], the new ids of the text, bonus token last; `SEPARATOR` hides those before it.
             tree: the verified tree, of n nodes. It need not contain any node of this session's draft, but all accepted
                 ids except the last lie on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
@@ -72,7 +74,8 @@ class Drafter(Protocol):
         """Start the drafts of one text.
 
         Args:
-            prompt_ids: int32 [any], the text so far: the prompt, and the token from the prefill.
+            prompt_ids: int32 [any], the text so far: the prompt, maybe with `SEPARATOR`, and the token from the
+                prefill.
             hidden: float [hidden_size], the model's hidden state (after the final norm) that predicted the last id.
             candidates: int32 [m, 8], the target model's top 8 at the last m tokens before the last id, so the last
                 row predicted it; -1 where unknown. A drafter with `needs_candidates` gets rows of the whole prompt, at
@@ -105,7 +108,8 @@ class ContextDrafter(Protocol):
         """Draft for a batch of contexts.
 
         Args:
-            contexts: int32 [batch, size], the last tokens of each text, right-aligned and padded with -1.
+            contexts: int32 [batch, size], the last tokens of each text, right-aligned and padded with -1; a negative
+                id hides those before it.
             hidden: float16 [batch, hidden_size], the states that predicted the last tokens. A dense drafter returns
                 empty drafts without them and for rows with non-finite values; others ignore them.
         """
@@ -161,8 +165,21 @@ def check_budget(budget: int, min_prob: float) -> int:
     return LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
 
 
-def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> NDArray[np.integer[Any]]:
-    """Return token ids as a flat array of integers; TokenRangeError unless all lie in [0, vocab_size)."""
+def separated(ids: ArrayLike, vocab_size: int) -> NDArray[np.int32]:
+    """Return int32 [any], ids of a text with `SEPARATOR` in place of those outside the vocabulary, such as images."""
+    flat = np.asarray(ids, np.int64).reshape(-1)
+    if len(flat) <= FEW_IDS and all(0 <= each < vocab_size for each in flat.tolist()):
+        return flat.astype(np.int32)
+    return np.where((flat < 0) | (flat >= vocab_size), SEPARATOR, flat).astype(np.int32)
+
+
+def check_ids(
+    ids: ArrayLike, vocab_size: int, whose: str = "the model's", *, parts: bool = False
+) -> NDArray[np.integer[Any]]:
+    """Return token ids as a flat array of integers; TokenRangeError unless all lie in [0, vocab_size).
+
+    With `parts`, a text may have `SEPARATOR` between its parts.
+    """
     flat = np.asarray(ids).reshape(-1)
     if len(flat) == 0:
         return np.empty(0, np.int32)
@@ -174,9 +191,11 @@ def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> ND
     else:
         lowest, highest = flat.min(), flat.max()
     if lowest < 0 or highest >= vocab_size:
-        wrong = flat[(flat < 0) | (flat >= vocab_size)][0]
+        wrong = flat[((flat < 0) & ~(parts & (flat == SEPARATOR))) | (flat >= vocab_size)]
+        if len(wrong) == 0:
+            return flat
         raise TokenRangeError(
-            f"token id {wrong} is outside {whose} vocabulary of {vocab_size:,} ids: "
+            f"token id {wrong[0]} is outside {whose} vocabulary of {vocab_size:,} ids: "
             "use a drafter made for this model and its tokenizer"
         )
     return flat
@@ -218,7 +237,7 @@ class ContextSession:
             TokenRangeError: an id outside the store's vocabulary; nothing is appended.
             DraftstoreError: a hidden state of the wrong size.
         """
-        ids = check_ids(accepted_ids, self.drafter.vocab_size, "the store's")
+        ids = check_ids(accepted_ids, self.drafter.vocab_size, "the store's", parts=True)
         if len(ids):
             row = self.context[0]
             new = ids[-len(row) :]

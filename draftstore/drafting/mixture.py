@@ -149,7 +149,7 @@ class MixtureSession:
         hidden: NDArray[np.floating[Any]] | None = None,
     ) -> None:
         """Pass on the result of a forward pass (`tree` is the merged one), and score the last drafts."""
-        ids = check_ids(accepted_ids, _IDS)
+        ids = check_ids(accepted_ids, _IDS, parts=True)
         for place, session in enumerate(self.sessions):
             try:
                 session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=hidden)

@@ -51,11 +51,11 @@ class RequestDrafter:
         self.rule = HistoryRule() if rule is None else rule
         self.rule.check()
         self.vocab_size = vocab_size
-        self._prediction = check_ids(() if prediction is None else prediction, vocab_size)
+        self._prediction = check_ids(() if prediction is None else prediction, vocab_size, parts=True)
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "RequestSession":
         """Start the drafts of one text; see `Drafter.session`."""
-        ids = check_ids(prompt_ids, self.vocab_size)
+        ids = check_ids(prompt_ids, self.vocab_size, parts=True)
         if len(self._prediction):
             # As if the same prompt had been answered before: its end leads to the prediction. The last id is the
             # first of the answer.
@@ -78,7 +78,7 @@ class RequestSession:
         self._rule = np.array(rule, np.float64)
         self._size = 0
         self._history = History.new(1)
-        ids = check_ids(prompt_ids, vocab_size)
+        ids = check_ids(prompt_ids, vocab_size, parts=True)
         self._make_room(len(ids) + len(ids) // 4 + SPARE)
         self._append(ids)
 
@@ -95,7 +95,7 @@ class RequestSession:
 
     def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
         """Append ids to the text; TokenRangeError if one is outside the vocabulary; then nothing is appended."""
-        ids = check_ids(accepted_ids, self._vocab_size)
+        ids = check_ids(accepted_ids, self._vocab_size, parts=True)
         if self._size + len(ids) > len(self._history.tokens):
             self._make_room((self._size + len(ids)) * 3 // 2)
         self._append(ids)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.assembly import Assembly, Sources, assemble
-from draftstore.drafting.drafter import Session
+from draftstore.drafting.drafter import Session, separated
 from draftstore.drafting.growing import GrowingIds
 from draftstore.drafting.outcomes import counted, outcomes
 from draftstore.drafting.request import SPARE
@@ -224,7 +224,7 @@ class Proposer:
         sources = (self._corpora if request.live else self._without_live)[request.corpus]
         if request.prediction is not None:
             try:
-                return sources.predicting(request.prediction(), self._vocab_size)
+                return sources.predicting(request.prediction())
             except Exception as error:  # noqa: BLE001 (an engine must not end)
                 self.failed("a prediction is ignored", error)
         return sources
@@ -235,7 +235,7 @@ class Proposer:
         known = len(path) + 1 == len(new)  # otherwise the engine has verified something else
         # The last token is the model's own, even if the draft had it too and the engine has cut it.
         self.figures.add(text.corpus, text.tree, path[: len(new) - 1])
-        session.observe(new, tree=text.tree if known else None)
+        session.observe(separated(new, self._vocab_size), tree=text.tree if known else None)
         parts = outcomes(session, text.proposed, new) if text.budget > 0 else []
         self.figures.add_sources(text.corpus, counted(text.sources, parts))
 

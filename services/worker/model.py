@@ -64,7 +64,7 @@ class BatchEngine:
         """Return the drafters for a request."""
         drafters = self._drafters if request.live else self._others
         if request.prediction is not None and len(request.prediction):
-            drafters = drafters.predicting(request.prediction, self._loaded.vocab_size)
+            drafters = drafters.predicting(request.prediction)
         if request.grammar is not None:
             drafters = drafters.following(request.grammar, len(request.prompt))
         return drafters

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import FEW_IDS, ContextSession, propose_batch
+from draftstore.drafting.drafter import FEW_IDS, SEPARATOR, ContextSession, propose_batch, separated
+from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.batch import Draft
@@ -104,6 +105,21 @@ def test_ids_outside_the_vocabulary_are_refused_and_leave_the_session_as_it_was(
     assert session.propose() == tree
     with pytest.raises(TokenRangeError, match=message):
         store().session(wrong)
+
+
+def test_no_match_spans_what_is_no_token() -> None:
+    text = [1, 2, 3, 4, VOCAB + 7, 1, 2, -5, 2, 3, VOCAB, 4, 2]
+    parts = separated(text, VOCAB)
+    assert parts.tolist() == [1, 2, 3, 4, SEPARATOR, 1, 2, SEPARATOR, 2, 3, SEPARATOR, 4, 2]
+    assert separated(parts, VOCAB).tolist() == parts.tolist()
+    request = RequestDrafter(VOCAB).session(parts[:7])
+    request.observe(parts[7:])
+    assert request.propose(9, 0.1).tokens[0] == 3
+    request.observe([3])
+    assert 4 in request.propose(9).tokens
+    assert SEPARATOR not in request.propose(9).tokens
+    for drafter in (store(), RequestDrafter(VOCAB)):
+        assert drafter.session([5, 6, SEPARATOR, 1, 2]).propose() == drafter.session([1, 2]).propose()
 
 
 def test_a_dense_drafter_gets_the_last_states_as_float16() -> None:

@@ -86,12 +86,31 @@ def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch:
     assert drafts.propose([asked(38, [38] * 200)])[0].tokens[:1].tolist() == [38]
 
 
+def test_ids_outside_the_vocabulary_such_as_images_separate_what_is_before_from_what_follows() -> None:
+    image = VOCAB + 3
+    drafts = proposer(EngineConfig(sources=Sources(live=LiveTarget("team"))))
+    prompt = [1, 2, 3, 4, image, image, 9, 1, 2]
+    predicted = lambda: np.array([2, 7, 8, image, 5, 6])  # noqa: E731
+    (tree,) = drafts.propose([asked(0, prompt)])
+    assert tree.tokens[:2].tolist() == [3, 4]
+    (tree,) = drafts.propose([asked(0, [*prompt, 3, 4, 9])])
+    assert tree.tokens[0] == 1
+    (tree,) = drafts.propose([asked(1, [*prompt[:-1], 2], prediction=predicted)])
+    assert {7, 8} <= {*tree.tokens.tolist()}
+    assert max(tree.tokens) < VOCAB
+    drafts.forget([0, 1])
+    assert drafts.figures.failures == 0
+    (tree,) = drafts.propose([asked(2, [7, 9, 1])])
+    assert tree.tokens[:3].tolist() == [2, 3, 4], "from the live store, with what followed the image"
+
+
 def test_no_failure_leaves_it(caplog: pytest.LogCaptureFixture) -> None:
     drafts = proposer()
-    assert not len(drafts.propose([asked(0, [1, VOCAB]), asked(1, [1, 2, 1])])[0])
-    assert "outside the model's vocabulary" in caplog.text
+    assert not len(drafts.propose([asked(0, [1, 1], corpus="acme"), asked(1, [1, 2, 1])])[0])
+    assert "no corpus 'acme'" in caplog.text
     for size in (2, 3):
-        first, second = drafts.propose([asked(0, [1, VOCAB, *[1] * size]), asked(1, [1, 2, 1] + [2] * size)])
+        lost = asked(0, [1, 1, *[1] * size], corpus="acme")
+        first, second = drafts.propose([lost, asked(1, [1, 2, 1] + [2] * size)])
         assert len(first) == 0 < len(second)
     assert drafts.figures.failures == 1
 

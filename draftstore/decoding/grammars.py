@@ -13,7 +13,7 @@ names of properties and most punctuation are forced and cost no extra passes.
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 MAX_SCHEMA = 1 << 18
 """Maximum characters of a schema."""
+MAX_OPTIONAL = 500
+"""Maximum optional properties of a schema: llguidance fails above, after a time that grows with their square."""
 STACK = 512 << 20
 """Bytes of stack for compiling a schema, which llguidance does recursively: a small stack would crash the process."""
+_STARTING = threading.Lock()
 OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
@@ -44,7 +47,6 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._ends = frozenset(end for end in ends if end < tokenizer.vocab_size)
         self._lock = threading.Lock()
-        self._compiler: ThreadPoolExecutor | None = None
         self._vocabulary: LLTokenizer | None = None
 
     def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
@@ -54,24 +56,39 @@ class Grammars:
             GrammarError: the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
             MissingExtraError: llguidance is not installed.
         """
+        return self.compiling(schema).result()
+
+    def compiling(self, schema: Mapping[str, Any] | None = None) -> "Future[Grammar]":
+        """Return the future result of `compiled`: threads compile one at a time, and no end of a process waits."""
         if not self._ends:
             raise GrammarError("this model has no token that ends an answer")
         try:
             text = json.dumps({"type": "object"} if schema is None else schema)
-            if len(text) > MAX_SCHEMA:
-                raise GrammarError(f"a schema of {len(text):,} characters: expected at most {MAX_SCHEMA:,}")
-            return self._thread().submit(self._compile, text).result()
+            optional = _optional(schema)
         except (ValueError, RecursionError) as error:
             raise GrammarError(str(error)) from None
+        if len(text) > MAX_SCHEMA:
+            raise GrammarError(f"a schema of {len(text):,} characters: expected at most {MAX_SCHEMA:,}")
+        if optional > MAX_OPTIONAL:
+            raise GrammarError(
+                f"{optional:,} optional properties: expected at most {MAX_OPTIONAL:,}, required ones do not count"
+            )
+        found: Future[Grammar] = Future()
+        with _STARTING:
+            before = threading.stack_size(STACK)
+            threading.Thread(target=self._settle, args=(found, text), daemon=True).start()
+            threading.stack_size(before)
+        return found
 
-    def _thread(self) -> ThreadPoolExecutor:
-        """Return the thread that compiles."""
-        with self._lock:
-            if self._compiler is None:
-                self._compiler, before = ThreadPoolExecutor(1, "grammars"), threading.stack_size(STACK)
-                self._compiler.submit(int).result()  # starts it
-                threading.stack_size(before)
-            return self._compiler
+    def _settle(self, found: "Future[Grammar]", text: str) -> None:
+        try:
+            with self._lock:
+                if found.set_running_or_notify_cancel():
+                    found.set_result(self._compile(text))
+        except (ValueError, RecursionError) as error:
+            found.set_exception(GrammarError(str(error)))
+        except Exception as error:  # noqa: BLE001 (raised to the caller)
+            found.set_exception(error)
 
     def _compile(self, text: str) -> "Grammar":
         with needs_extra("llguidance", "hf"):
@@ -157,3 +174,15 @@ class GrammarSession:
     def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
         """Append ids to the answer."""
         self._state.extend(np.asarray(accepted_ids).tolist())
+
+
+def _optional(part: Any) -> int:
+    """Return the number of optional properties in part of a schema."""
+    if isinstance(part, list):
+        return sum(map(_optional, part))
+    if not isinstance(part, dict):
+        return 0
+    properties, required = part.get("properties"), part.get("required")
+    known = len(required) if isinstance(required, list) else 0
+    own = max(0, len(properties) - known) if isinstance(properties, dict) else 0
+    return own + sum(map(_optional, part.values()))

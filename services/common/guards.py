@@ -102,6 +102,8 @@ class Guard:
         status = 400
         if "content-length" in headers and "transfer-encoding" in headers:
             message = "a request with both Content-Length and Transfer-Encoding: expected one of them"
+        elif scope["http_version"] == "1.0" and "host" not in headers and scope["path"] in HEALTH:
+            return None  # as proxies check; a browser names the host
         elif self._hosts is not None and not is_own_host(host, self._hosts):
             message = (
                 f"this service does not answer to the name {host!r}: use localhost or an address, or start it with "
@@ -171,6 +173,8 @@ async def read_body(request: Request, most: int, advice: str, seconds: float | N
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ProblemError(415, f"a body of type {kind or 'unknown'!r}, expected application/json")
+    if coding := request.headers.get("content-encoding"):
+        raise ProblemError(415, f"a body with the encoding {coding!r}: send it without")
     long = ProblemError(413, f"a body of more than {most:,} bytes: {advice}", {"Connection": "close"})
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:

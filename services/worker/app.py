@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from draftstore.hf.requests import GenerationRequest
 from services.common.guards import Guard
 from services.common.permissions import Permissions
-from services.worker.bodies import AnyBody, ChatBody, CompletionBody, parse
+from services.worker.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from services.worker.decoder import Decoder
 from services.worker.engine import Engine
 from services.worker.exchange import Exchange
@@ -25,6 +26,7 @@ from services.worker.figures import WorkerMetrics
 from services.worker.problems import ApiError, identify, read_body
 from services.worker.replies import NO_STORE, Chat, Completion
 from services.worker.requests import check_model, make_requests, make_terms
+from services.worker.schemas import Schemas
 from services.worker.settings import WorkerSettings
 
 
@@ -38,6 +40,7 @@ class WorkerSite:
         self.permissions = permissions  # of clients; replaced when the token file is reread
         self._decoder, self._figures, self._settings = decoder, figures, settings
         self._since = int(time.time())
+        self._schemas = Schemas()
         self._reading = 0  # requests that are being read, which count as waiting
 
     async def answer(self, request: Request, kind: type[AnyBody], style: type[Completion]) -> Response:
@@ -53,6 +56,8 @@ class WorkerSite:
                 body, requests = await asyncio.to_thread(_read, data, kind, engine, settings)
             finally:
                 self._reading -= 1
+            if grammar := await self._schemas.grammar(body, engine, request):
+                requests = [replace(each, grammar=grammar) for each in requests]
             bearer = grant.name if self.permissions.needs_token else ""
             terms = make_terms(body, engine, words.id, bearer)
             exchange = Exchange(self._decoder, requests, terms, words, request)
@@ -61,7 +66,8 @@ class WorkerSite:
             raise
         if not body.stream:
             return await exchange.whole()
-        return await exchange.stream(bool(body.stream_options and body.stream_options.include_usage))
+        options = body.stream_options or StreamOptions()
+        return await exchange.stream(bool(options.include_usage), bool(options.continuous_usage_stats))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models and /v1/models/NAME."""

@@ -8,7 +8,14 @@ field.
 import json
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from draftstore.options import worded
 from draftstore.text.chat import Message, text_of
@@ -18,6 +25,12 @@ from services.worker.problems import ApiError
 
 def _as_stops(value: Any) -> Any:
     return [value] if isinstance(value, str) and value else value or []
+
+
+def _off(value: Any) -> Any:
+    if value is not False:
+        raise ValueError("only false is supported")
+    return value
 
 
 def _as_prompts(value: Any) -> Any:
@@ -42,17 +55,21 @@ class _Strict(BaseModel):
 
 
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
-Limit = Count | Literal[-1]
+Limit = Count | Annotated[int, Field(ge=-1, le=-1)]
 """Tokens of an answer; -1: as many as fit into the model's positions and the worker's limit."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Off = Annotated[bool, BeforeValidator(_off)]
+"""`Literal[False]` would accept 0, which means something else: the probability of the chosen token."""
+Zero = Annotated[int, Field(ge=0, le=0)]
+One = Annotated[int, Field(ge=1, le=1)]
 Text = Annotated[str, BeforeValidator(text_of)]
 Prompt: TypeAlias = str | list[int]
 
 
 class StreamOptions(_Strict):
-    """Options of a stream; only the first has an effect."""
+    """Options of a stream; the last has no effect."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -160,15 +177,15 @@ class Body(_Strict):
     request_id: Any = None
     cache_salt: Any = None
     # only the value that matches the actual behaviour
-    best_of: Literal[1] | None = None
+    best_of: One | None = None
 
 
 class CompletionBody(Body):
     """Texts to continue."""
 
     prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts)]
-    logprobs: Literal[False] | None = None
-    echo: Literal[False] | None = None
+    logprobs: Off | None = None
+    echo: Off | None = None
     suffix: Literal[""] | None = None
 
 
@@ -179,8 +196,8 @@ class ChatBody(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    logprobs: Off | None = None
+    top_logprobs: Zero | None = None
     modalities: list[Literal["text"]] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
@@ -211,7 +228,19 @@ def parse(body: bytes, kind: type[Parsed]) -> Parsed:
         return kind.model_validate_json(body)
     except ValidationError as error:
         detail = error.errors(include_url=False, include_input=False)[0]
-    place = detail["loc"]
+    place = _place(detail, body)
     where = "".join(f"{str(step)[:100]}." for step in place)[:-1] or "the body"
     code = "unknown_parameter" if detail["type"] == "extra_forbidden" else None
     raise ApiError(400, f"{where}: {worded(detail)}", param=str(place[0])[:100] if place else None, code=code)
+
+
+def _place(problem: Any, body: bytes) -> list[str | int]:
+    """Return where a body has a problem: pydantic's path without the names of its own types."""
+    place: list[str | int] = []
+    here: Any = json.loads(body) if problem["loc"] else None
+    for step in problem["loc"]:
+        inside = step in here if isinstance(here, dict) else isinstance(here, list) and isinstance(step, int)
+        if inside or problem["type"] == "missing":
+            place.append(step)
+            here = here[step] if inside else None
+    return place

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -92,37 +93,43 @@ class Exchange:
         body = dumped(self._style.reply(done, self._usage()))
         return Response(body, headers=NO_STORE, media_type="application/json")
 
-    async def stream(self, wants_usage: bool) -> Response:
-        """Return a streamed response after its first event, so that an earlier error becomes an HTTP error."""
+    async def stream(self, usage: bool, each: bool) -> Response:
+        """Return a streamed response after its first event, so that an earlier error becomes an HTTP error.
+
+        With `usage`, it ends with the figures; with `each`, too, every chunk has those so far.
+        """
         first = await self._next()
         if isinstance(first, Failed):
             self.close()
             raise first.error
         headers = {**NO_STORE, "X-Accel-Buffering": "no"}
-        return EventStream(self._chunks(first, wants_usage), headers=headers, media_type="text/event-stream")
+        return EventStream(self._chunks(first, usage, each), headers=headers, media_type="text/event-stream")
 
-    async def _chunks(self, event: Event | None, wants_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, event: Event | None, usage: bool, each: bool) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of the stream."""
         style, left = self._style, len(self._answers)
-        unknown = {"usage": None} if wants_usage else {}
+
+        def figures() -> dict[str, Any]:
+            return {"usage": self._usage().public()["usage"] if each else None} if usage else {}
+
         try:
             for choice in range(left):
                 for document in style.first(choice):
-                    yield sse(document | unknown)
+                    yield sse(document | figures())
             while True:
                 match event:
                     case None:
                         yield ALIVE
                     case Delta() as piece:
-                        yield sse(style.delta(piece) | unknown)
+                        yield sse(style.delta(piece) | figures())
                     case Answered() as answer:
-                        yield sse(style.last(answer) | unknown)
+                        yield sse(style.last(answer) | figures())
                         left -= 1
                     case Failed(error):
                         yield sse(error.body())
                         break
                 if not left:
-                    if wants_usage:
+                    if usage:
                         yield sse(style.figures(self._usage()))
                     break
                 event = await self._next()

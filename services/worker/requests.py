@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.conversation import Content, answer_lead, encode_conversation
-from draftstore.decoding.grammars import Grammar
-from draftstore.errors import DraftstoreError, GrammarError, counted
+from draftstore.errors import DraftstoreError, counted
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.digests import identify
 from draftstore.text.records import content_of
@@ -45,7 +44,6 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
         )
         raise ApiError(400, message, param="n" if count > 1 else "prompt")
     sampling, prediction = _sampling(body, engine.facts.vocab_size), _prediction(body, engine)
-    grammar = _grammar(body, engine)
     stop_ids = _known(body.stop_token_ids or (), "stop_token_ids", engine.facts.vocab_size)
     requests = []
     for prompt in _prompts(body, engine):
@@ -58,7 +56,6 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
             live=body.draftstore is None or body.draftstore.live,
             prediction=prediction,
             stop_ids=stop_ids,
-            grammar=grammar,
         )
         for number in range(count):  # with a seed, each answer has its own
             seed = None if body.seed is None else body.seed + number
@@ -101,26 +98,11 @@ def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:
 
 
 def _prediction(body: AnyBody, engine: Engine) -> NDArray[np.int32] | None:
-    """Return the prediction, cut to the model's positions and without ids outside its vocabulary."""
+    """Return the prediction, cut to the model's positions."""
     if body.prediction is None:
         return None
     ids = engine.tokenizer.encode(_lead(body, engine.tokenizer) + body.prediction.content, bos=False)
-    return ids[ids < engine.facts.vocab_size][: engine.facts.positions]
-
-
-def _grammar(body: AnyBody, engine: Engine) -> Grammar | None:
-    """Return the grammar that the answer must follow; None if there is none."""
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    tools = isinstance(body, ChatBody) and body.callable_tools
-    for name, given in (("min_tokens", body.min_tokens), ("ignore_eos", body.ignore_eos), ("tools", tools)):
-        if given:
-            raise ApiError(400, f"{name} and an answer in JSON exclude each other: omit one", param=name)
-    try:
-        return engine.grammars.compiled(wanted.json_schema.schema_ if wanted.json_schema else None)
-    except GrammarError as error:
-        raise ApiError(400, f"response_format: {error}", param="response_format") from None
+    return ids[: engine.facts.positions]
 
 
 def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:

@@ -95,6 +95,22 @@ def test_a_body_of_two_lengths_is_refused(address: str) -> None:
     assert answer.count(b"HTTP/1.1") == 1
 
 
+def test_health_checks_of_proxies_need_no_host(address: str) -> None:
+    for line, answer in (
+        (b"GET /healthz HTTP/1.0", b" 200"), (b"GET / HTTP/1.0", b" 400"), (b"GET /healthz HTTP/1.1", b" 400"),
+        (b"GET /healthz HTTP/1.0\r\nHost: evil.example", b" 400"),
+    ):  # fmt: skip
+        with connect(address, line + b"\r\n\r\n") as proxy:
+            assert proxy.recv(65_536)[8:12] == answer
+
+
+def test_a_compressed_body_is_refused(address: str) -> None:
+    with connect(address, HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]") as packed:
+        answer = packed.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 415")
+    assert b"'gzip'" in answer
+
+
 def test_requests_under_way_are_finished_at_the_end(app: Starlette) -> None:
     with serving(app, drain_seconds=SECONDS) as address:
         begun = hold(address, "/", b"[1]")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.decoding.grammars import GrammarDrafter, Grammars
+from draftstore.decoding.grammars import MAX_OPTIONAL, GrammarDrafter, Grammars
 from draftstore.errors import GrammarError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
@@ -74,6 +74,10 @@ def test_what_a_grammar_does_not_know_is_refused(grammars: Grammars, tokenizer: 
     chain: dict[str, Any] = {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(1500)}
     deep = {"$defs": chain | {"1500": {"type": "null"}}, "$ref": "#/$defs/0"}
     assert grammars.compiled(deep).start().allowed().any(), "on a stack of its own"
+    many: dict[str, Any] = {"properties": {str(number): {} for number in range(MAX_OPTIONAL + 1)}}
+    with pytest.raises(GrammarError, match="501 optional properties: expected at most 500"):
+        grammars.compiled({"items": {"anyOf": [many]}})
+    assert grammars.compiled({"type": "object", **many, "required": ["7"]}).start().allowed().any()
     with pytest.raises(GrammarError, match="characters: expected at most"):
         grammars.compiled({"const": "x" * 300_000})
     state = grammars.compiled({"x-guidance": {"item_separator": "xxx"}}).start()

@@ -155,7 +155,7 @@ def add(directory: Path, head: int, as_json: bool) -> None:
       draftstore catalogue add stores/chat-crest
       draftstore catalogue add stores/chat-ngrams --head 100000
     """
-    with catalogue_session() as session:
+    with catalogue_session(make=True) as session:
         build = catalogue.add_build(session, directory)
     if not has_statistics(build.id, build.kind):
         with count_progress("rows") as bars:

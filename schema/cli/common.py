@@ -14,10 +14,10 @@ from schema.models import Base, Build
 
 
 @contextmanager
-def catalogue_session() -> Iterator[Session]:
-    """Yield a session in one transaction, committed at the end; starts the embedded server if necessary."""
+def catalogue_session(*, make: bool = False) -> Iterator[Session]:
+    """Yield a session in one transaction, committed at the end; `make` creates the private catalogue if necessary."""
     with status("opening the catalogue"):
-        engine = make_engine(poolclass=NullPool)
+        engine = make_engine(make=make, poolclass=NullPool)
     with Session(engine, expire_on_commit=False) as session, session.begin():
         yield session
 

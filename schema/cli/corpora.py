@@ -80,7 +80,7 @@ def add(
     new = [NewSource(place=place, **shared) for place in places]
     new += [NewSource(place=log, log=True, **shared) for log in logs]
     new += [NewSource(place=log, live=True, **shared) for log in live_logs]
-    with catalogue_session() as session:
+    with catalogue_session(make=True) as session:
         collection = collecting.add_sources(session, name, new, tokenizer)
     forget(collection, open_scan(scan_path(name)))
     text = f"collection {name}: {counted(len(collection.sources), 'source')}"

@@ -38,7 +38,7 @@ def db() -> None:
 @db.command()
 @json_option
 def url(as_json: bool) -> None:
-    """Print the URL of the database without its password, starting the embedded server.
+    """Print the URL of the database without its password, starting the embedded server if it has a database.
 
     The embedded server stops with the last draftstore command: `draftstore db start` keeps it up.
 
@@ -46,22 +46,25 @@ def url(as_json: bool) -> None:
     Example:
       draftstore db start && psql "$(draftstore db url)"
     """
-    shown = _without_password(database_url())
+    shown = _without_password(database_url(make=False))
     print_result({"url": shown, "embedded": is_embedded()}, as_json, shown)
 
 
 @db.command("status")
+@click.argument("field", required=False)
 @json_option
-def show_status(as_json: bool) -> None:
+def show_status(field: str | None, as_json: bool) -> None:
     """Show the server's status and location and the revision of its tables, without starting it.
 
-    PostgreSQL's own programs, such as psql and pg_dump, are in the folder of programs.
+    PostgreSQL's own programs, such as psql and pg_dump, are in the folder of programs. FIELD prints one value alone,
+    by its name in JSON.
 
     \b
-    Example:
+    Examples:
       draftstore db status --json
+      draftstore db status programs
     """
-    found: dict[str, Any] = {"embedded": is_embedded()}
+    found: dict[str, Any] = {"embedded": is_embedded(), "home": str(data_home())}
     if is_embedded():
         cluster = embedded.find_cluster(data_home())
         found |= {"folder": str(cluster.base), **cluster.state()._asdict()}
@@ -73,7 +76,11 @@ def show_status(as_json: bool) -> None:
     else:
         with connect(check=False, autocommit=True) as connection:
             found |= {"status": "ready", "url": _without_password(database_url())} | _ask_server(connection)
-    if as_json:
+    if field and found.get(field) is None:
+        raise DatabaseError(f"there is no {field!r} now: see `draftstore db status --json`")
+    if field:
+        print_result({field: found[field]}, as_json, str(found[field]))
+    elif as_json:
         print_json(found)
     else:
         _print_status(found)

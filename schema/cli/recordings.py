@@ -54,7 +54,7 @@ def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
       draftstore recordings add code code.jsonl --release code --request --tolerance 0.05
     """
     count = check_recordings(rule.path, model=rule.model, limit=rule.rows)
-    with catalogue_session() as session:
+    with catalogue_session(make=True) as session:
         recording = catalogue.add_recording(session, rule, releases)
     text = f"{rule.name}: {counted(count, 'output')}, replayed before {', '.join(recording.releases)} moves"
     print_result(_fields(recording) | {"outputs": count}, as_json, text)

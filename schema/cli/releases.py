@@ -173,7 +173,7 @@ def history(name: str, as_json: bool) -> None:
 
 def _registered(directory: Path) -> int:
     """Return the build of a store."""
-    with catalogue_session() as session:
+    with catalogue_session(make=True) as session:
         return catalogue.add_build(session, directory).id
 
 

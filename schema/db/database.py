@@ -11,6 +11,7 @@ process and refuse tables of another revision: the embedded server is migrated a
 `draftstore db migrate`.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
-from schema.db.embedded import NAME, READER, join
+from schema.db.embedded import NAME, READER, find_cluster, join
 from schema.db.errors import DatabaseUrlError, SchemaError
 from schema.db.failures import database_errors, describe, translate
 from schema.db.home import data_home
@@ -43,6 +44,10 @@ CONNECT_TIMEOUT = 5
 """Seconds."""
 ANSWER_SECONDS = 5
 """Time limit for a statement of `connect_reader`, and for the network to deliver its answer."""
+ABSENT = (
+    "there is no catalogue in {} yet: `draftstore catalogue add DIR` or `corpus add NAME PATH` makes one; "
+    "DRAFTSTORE_HOME names another data folder"
+)
 Connected = TypeVar("Connected")
 
 _current: set[str] = set()
@@ -54,7 +59,7 @@ def is_embedded(*, reading: bool = False) -> bool:
     return _variable(reading) is None
 
 
-def database_url(*, reading: bool = False) -> str:
+def database_url(*, reading: bool = False, make: bool = True) -> str:
     """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
 
     The embedded server is started or joined and stays up for the rest of the process. On a named server without a
@@ -63,9 +68,12 @@ def database_url(*, reading: bool = False) -> str:
     Raises:
         DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
         EmbeddedServerError: the embedded server cannot be started.
+        SchemaError: it has no database yet, which only `make` creates.
     """
     if variable := _variable(reading):
         return _checked_url(variable)
+    if not make and not (find_cluster(data_home()).base / "data").exists():
+        raise SchemaError(ABSENT.format(data_home()))
     url = join(data_home()).url
     return url.replace(f"//{NAME}@", f"//{READER}@", 1) if reading else url
 
@@ -100,7 +108,7 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
         DatabaseError: the server is down or refuses, or the tables have another revision.
     """
     if check:
-        require_schema(reading=reading)
+        require_schema(reading=reading, make=not reading)
     url = database_url(reading=reading)
     options = {**_defaults(url), **options}
     with database_errors():
@@ -139,11 +147,11 @@ def _defaults(url: str) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
 
 
-def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
+def make_engine(*, check: bool = True, make: bool = True, **options: Any) -> "sqlalchemy.Engine":
     """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
 
     Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
-    those of `connect`; `options` are further ones of `sqlalchemy.create_engine`.
+    those of `connect` and `database_url`; `options` are further ones of `sqlalchemy.create_engine`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -151,7 +159,7 @@ def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
     import sqlalchemy
 
     if check:
-        require_schema()
+        require_schema(make=make)
     url = database_url()
     engine = sqlalchemy.create_engine(
         sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"),
@@ -181,10 +189,10 @@ def database_revision(connection: psycopg.Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def require_schema(*, reading: bool = False) -> None:
+def require_schema(*, reading: bool = False, make: bool = True) -> None:
     """Check the revision of the tables once; the owner migrates the embedded server's and creates the reader."""
     reading = reading and not is_embedded(reading=True)
-    url = database_url(reading=reading)
+    url = database_url(reading=reading, make=make)
     if url in _current:
         return
     with connect(check=False, reading=reading, autocommit=True) as connection:
@@ -197,6 +205,10 @@ def require_schema(*, reading: bool = False) -> None:
                 f"{describe(url)} {holds}, and this version of draftstore needs revision {REVISION}: stop what uses "
                 f"it and run `draftstore db migrate`{newer}"
             )
+        if found is None and not make:
+            raise SchemaError(ABSENT.format(data_home()))
+        if found:
+            logging.getLogger(__name__).warning("migrating the catalogue from %s to %s", found, REVISION)
         migrate()
     _current.add(url)
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from draftstore.storage.locks import Lock, hold, lock
+from draftstore.storage.locks import Lock, hold, holders, lock
 from schema.db.errors import EmbeddedServerError
-from schema.db.home import MAJOR, WHEEL, find_place, find_programs
+from schema.db.home import MAJOR, WHEEL, find_place, find_programs, make_place
 
 NAME = "draftstore"  # of the role and the database
 READER = "draftstore_reader"  # the role of queries and lookups
@@ -32,9 +32,9 @@ SHORT = re.compile(r"[A-Za-z0-9/._+-]{1,85}")
 """Folders for a socket: its path may have 107 bytes, and some characters are special in URLs or host lists."""
 TURN, CLIENTS, SERVER = "turn.lock", "clients.lock", "server.lock"
 """Locked by a process that starts or stops the server; by all that use it; by all of the server's own processes."""
-KEPT, LOG = "kept", "server.log"
-"""Exists while the server stays up unused; what the last program printed."""
-START_SECONDS = 60
+KEPT, LOG, RULES = "kept", "server.log", "pg_hba.conf"
+"""Exists while the server stays up unused; what the last program printed; who may connect."""
+START_SECONDS, NOTICE_SECONDS = 60, 5
 SETTINGS = (
     "listen_addresses= unix_socket_permissions=0700 timezone=UTC log_timezone=UTC "
     "shared_buffers=256MB maintenance_work_mem=256MB max_wal_size=4GB "
@@ -74,26 +74,38 @@ class Cluster(NamedTuple):
 
     def state(self) -> ServerState:
         """Return the state of the server."""
-        status, pid = "starting" if _is_locked(self.base / SERVER) else "stopped", None
+        status, pid, lines, alive = "stopped", None, [""], False
         with suppress(OSError):
-            lines = (self.base / "data" / "postmaster.pid").read_text(errors="replace").splitlines()
-            if status == "starting" and len(lines) >= 8 and lines[7].strip() == "ready":
+            lines = (self.base / "data" / "postmaster.pid").read_text(errors="replace").split("\n")
+            alive = os.fsencode(f"={self.base / RULES}\0") in Path("/proc", lines[0], "cmdline").read_bytes()
+        if alive or _is_locked(self.base / SERVER):  # a lock file may have been removed
+            status = "starting"
+            if len(lines) >= 8 and lines[7].strip() == "ready":
                 status, pid = "ready", int(lines[0])
         return ServerState(status, pid, _is_locked(self.base / CLIENTS), (self.base / KEPT).exists())
+
+    def turn(self) -> Lock:
+        """Wait until no other process starts or stops the server; after five seconds, say which one has the turn."""
+        for name in (TURN, CLIENTS, SERVER):
+            (self.base / name).touch(0o600)
+        with suppress(BlockingIOError):
+            return lock(self.base / TURN, seconds=NOTICE_SECONDS)
+        about = "waiting for %s, which starts or stops PostgreSQL: if it is suspended, resume or end it"
+        logging.getLogger(__name__).warning(about, holders(self.base / TURN))
+        return lock(self.base / TURN)
 
     def start(self) -> None:
         """Return when the server accepts connections; the caller holds the turn."""
         end = time.monotonic() + START_SECONDS
-        while self.state().status != "ready":
-            server = os.open(self.base / SERVER, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                hold(server, seconds=0.05)  # if that succeeds, no process of a server is left
-                self._launch(server)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise self._failure("reached, which is still starting or stopping") from None
-            finally:
-                os.close(server)
+        while (status := self.state().status) != "ready":
+            if status == "stopped":
+                with (self.base / SERVER).open() as server:
+                    hold(server.fileno())  # no process of a server is left
+                    self._launch(server.fileno())
+            elif time.monotonic() > end:
+                raise self._failure("reached, which is still starting or stopping")
+            else:
+                time.sleep(0.05)
 
     def stop(self) -> bool:
         """Return when the server has ended; False if there was none. The caller holds the turn."""
@@ -107,7 +119,7 @@ class Cluster(NamedTuple):
 
     def _launch(self, server: int) -> None:
         """Start the server, whose processes inherit the lock."""
-        programs, rules = self.programs(), self.base / "pg_hba.conf"
+        programs, rules = self.programs(), self.base / RULES
         self._make_data(programs, server)
         self._make_private(self.sockets)
         # They contain the process id of a killed server, which another process may have by now.
@@ -221,14 +233,13 @@ def join(home: Path, *, keep: bool = False) -> Cluster:
         EmbeddedServerError: the server cannot be started; the message says why.
         MissingExtraError: the wheel with the programs is not installed.
     """
-    cluster = find_cluster(home)
-    if cluster in _clients and cluster.state().status == "ready" and not keep:
-        return cluster
     try:
-        cluster.base.mkdir(0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-        for name in (TURN, CLIENTS, SERVER):
-            (cluster.base / name).touch(0o600)
-        with lock(cluster.base / TURN):
+        home.mkdir(parents=True, exist_ok=True)  # its mode decides where the cluster lies
+        cluster = find_cluster(home)
+        if cluster in _clients and cluster.state().status == "ready" and not keep:
+            return cluster
+        make_place(cluster.base)
+        with cluster.turn():
             if cluster in _clients:
                 _clients.pop(cluster).close()  # its file may have been removed
             _clients[cluster] = lock(cluster.base / CLIENTS, shared=True)
@@ -247,7 +258,7 @@ def leave() -> None:
         cluster, held = _clients.popitem()
         held.close()
         # After a failure, the next process handles the server.
-        with suppress(OSError, EmbeddedServerError), lock(cluster.base / TURN):
+        with suppress(OSError, EmbeddedServerError), cluster.turn():
             state = cluster.state()
             if not state.used and not state.kept:
                 cluster.stop()
@@ -256,8 +267,8 @@ def leave() -> None:
 def stop(home: Path) -> bool:
     """Stop the server even if it is in use and return when it has ended; return False if there was none."""
     cluster = find_cluster(home)
-    if not (cluster.base / TURN).exists():
+    if not cluster.base.exists():
         return False
-    with lock(cluster.base / TURN):
+    with cluster.turn():
         (cluster.base / KEPT).unlink(missing_ok=True)
         return cluster.stop()

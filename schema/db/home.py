@@ -44,9 +44,8 @@ def find_place(home: Path) -> tuple[Path, int, int]:
         EmbeddedServerError: another user owns it, or the user is root and no account can run it.
     """
     user, home = os.geteuid(), home.resolve()
-    places = [home / "postgres", ROOT_FALLBACK / sha256(os.fsencode(home)).hexdigest()[:16]][
-        : 1 + (user == 0)
-    ]
+    aside = ROOT_FALLBACK / sha256(os.fsencode(home)).hexdigest()[:16]
+    places = [home / "postgres", aside][: 1 + (user == 0)]
     for base in places:
         if base.exists() and (owner := base.stat().st_uid) != user:
             raise EmbeddedServerError(
@@ -60,8 +59,8 @@ def find_place(home: Path) -> tuple[Path, int, int]:
             found = (base / "data").stat()
             return base, found.st_uid, found.st_gid
     account = next((each for name in ACCOUNTS for each in pwd.getpwall() if each.pw_name == name), None)
-    for base in places:
-        if account and _may_reach(base, account):
+    for base, above in ((places[0], home), (aside, ROOT_FALLBACK.parent)):
+        if account and _may_reach(above, account):
             return base, account.pw_uid, account.pw_gid
     raise EmbeddedServerError(
         f"PostgreSQL does not run as root, and no account {' or '.join(ACCOUNTS)} exists here that reaches {home} or "
@@ -69,9 +68,17 @@ def find_place(home: Path) -> tuple[Path, int, int]:
     )
 
 
-def _may_reach(base: Path, account: pwd.struct_passwd) -> bool:
-    """Return True if an account may enter the existing folders above a place."""
-    above = next(folder for folder in (base, *base.parents) if folder.exists())
+def make_place(base: Path) -> None:
+    """Create the folder of a cluster, which the server's account can enter whatever the umask."""
+    for folder in (ROOT_FALLBACK, base) if base.parent == ROOT_FALLBACK else (base,):
+        folder.mkdir(0o700, exist_ok=True)
+        if os.geteuid() == 0 and not (base / "data").exists():
+            folder.chmod(0o755)
+
+
+def _may_reach(folder: Path, account: pwd.struct_passwd) -> bool:
+    """Return True if an account may enter a folder, or the existing ones above it."""
+    above = next(each for each in (folder, *folder.parents) if each.exists())
     command = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(above)]
     ids: Any = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
     return subprocess.run(command, check=False, cwd="/", **ids).returncode == 0  # noqa: S603 - our own arguments

@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from schema.db.home import find_programs
 from tests import ROOT
 from tests.fakes.databases import write_store
 from tests.fakes.servers import reachable_folder
 
-HOME = "/srv/draftstore"
-"""The data folder of the page that is restored into."""
-
 
 def shell(script: str, folder: Path, home: Path) -> str:
-    """Run commands in a folder, with the programs of draftstore and of PostgreSQL."""
-    programs = [str(Path(sys.executable).parent), str(find_programs()), os.environ["PATH"]]
+    """Run commands in a folder, with the programs of draftstore and not those of PostgreSQL."""
+    programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
     variables = {"PATH": os.pathsep.join(programs), "DRAFTSTORE_HOME": str(home)}
     ran = subprocess.run(
         ["bash", "-e", "-c", script],
@@ -42,15 +38,15 @@ def test_the_catalogue_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write, restore = re.findall(r"^```sh\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
     store = write_store(tmp_path / "store")
     shown = "draftstore releases list --json; draftstore sql --json 'SELECT * FROM live_releases'"
+    newer = f"draftstore corpus remove docs --document a --yes; ({shown}) > before"
     with reachable_folder() as folder:
-        shell(f"draftstore releases publish chat {store}", tmp_path, folder / "old")
-        (tmp_path / "texts.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
-        shell("draftstore corpus add docs texts.jsonl; draftstore corpus scan docs", tmp_path, folder / "old")
-        shell(write, tmp_path, folder / "old")
-        assert (tmp_path / "catalogue.dump").stat().st_mode & 0o777 == 0o600
-        shell("draftstore corpus remove docs --document a --yes", tmp_path, folder / "old")
-        before = shell(shown, tmp_path, folder / "old")
-        shell(restore.replace(HOME, str(folder / "new")), tmp_path, folder / "old")
-        assert shell(shown, tmp_path, folder / "new") == before
+        old, new = folder / "old", folder / "restored"
+        (folder / "texts.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
+        shell(f"draftstore releases publish chat {store}", folder, old)
+        shell("draftstore corpus add docs texts.jsonl; draftstore corpus scan docs", folder, old)
+        shell(f"umask 022\n{write}\n{newer}\n{restore}", folder, old)  # in one shell, as a reader pastes them
+        assert (folder / "catalogue.dump").stat().st_mode & 0o777 == 0o600
+        assert new.stat().st_mode & 0o777 == 0o755
+        assert shell(shown, folder, new) == (folder / "before").read_text()
         # The dump is older than the removal, which stays in force.
-        assert "2 documents, 1 active" in shell("draftstore corpus scan docs", tmp_path, folder / "new")
+        assert "2 documents, 1 active" in shell("draftstore corpus scan docs", folder, new)

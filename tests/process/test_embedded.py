@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import psycopg
 import pytest
 
 from draftstore.errors import MissingExtraError
-from schema.db import home
+from schema.db import embedded, home
 from schema.db.embedded import Cluster, find_cluster, join, leave, stop
 from schema.db.errors import EmbeddedServerError
 from tests.fakes.servers import reachable_folder
@@ -37,6 +38,16 @@ for line in sys.stdin:
     with psycopg.connect(join(Path(sys.argv[1])).url, autocommit=True) as connection:
         cursor = connection.execute(line)
         print(cursor.fetchone()[0] if cursor.description else None, flush=True)
+"""
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from draftstore.storage.locks import lock
+with lock(Path(sys.argv[1]) / "postgres" / "turn.lock"):
+    print("ready", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -83,6 +94,15 @@ class Home:
 
     def client(self, how: str = "") -> Client:
         return Client(self.spawn(CLIENT, how))
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def as_account(name: str) -> dict[str, Any]:
@@ -213,6 +233,44 @@ def test_a_kept_server_stays_until_it_is_stopped_even_if_it_is_used(shared: Home
     assert client.ask("SELECT 1") == "1"
 
 
+def test_a_living_server_is_used_and_stopped_without_its_lock_files(shared: Home) -> None:
+    pid = join(shared.path, keep=True).state().pid
+    leave()
+    for _ in range(2):
+        for name in ("turn.lock", "clients.lock", "server.lock"):
+            (shared.cluster.base / name).unlink()
+        assert shared.cluster.state().status == "ready"
+        client = shared.client()
+        assert client.ask("SELECT 1") == "1"
+        client.end()
+        assert shared.cluster.state().pid == pid
+    for name in ("turn.lock", "clients.lock", "server.lock"):
+        (shared.cluster.base / name).unlink()
+    assert stop(shared.path)
+    assert not is_alive(pid or 0)
+    assert shared.client().ask("SELECT 1") == "1"
+
+
+def test_whoever_waits_for_the_turn_says_who_has_it(
+    shared: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(embedded, "NOTICE_SECONDS", 0.2)
+    join(shared.path)
+    leave()
+    holder = shared.spawn(HOLDER)
+    assert holder.stdout
+    assert holder.stdout.readline() == "ready\n"
+    os.kill(holder.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(join, shared.path)
+        until(
+            lambda: f"waiting for process {holder.pid} ('{sys.executable} -c \\nimport sys\\n" in caplog.text
+        )
+        assert not joined.done()
+        holder.kill()
+        assert joined.result(SECONDS).state().status == "ready"
+
+
 def test_what_is_left_of_a_killed_creation_is_made_anew(own: Home) -> None:
     unfinished = own.path / "postgres" / "data.unfinished"
     (unfinished / "global").mkdir(parents=True)
@@ -261,10 +319,14 @@ def test_root_keeps_its_cluster_aside_where_the_account_cannot_reach_the_home(
     monkeypatch.setattr(home, "ROOT_FALLBACK", folder / "aside")
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
-    cluster = join(closed / "home")
-    assert cluster.base.is_relative_to(folder / "aside")
+    with umask(0o077):
+        cluster = join(closed / "home")
+        other = join(folder / "private")
+    for base in (cluster.base, other.base):
+        assert base.is_relative_to(folder / "aside")
     assert Path(f"/proc/{cluster.state().pid}").owner() == "postgres"
-    assert list(closed.iterdir()) == []
+    assert list((closed / "home").iterdir()) == []
+    assert (folder / "private").stat().st_mode & 0o777 == 0o700
     assert closed.stat().st_mode & 0o777 == 0o700
     closed.chmod(0o755)
     assert find_cluster(closed / "home") == cluster

@@ -20,7 +20,15 @@ from draftstore.errors import DraftstoreError
 from schema.catalogue.live_releases import LiveReleases
 from schema.db import database, embedded
 from schema.db.access import may_change
-from schema.db.database import REVISION, alembic_config, connect, database_url, make_engine, migrate
+from schema.db.database import (
+    REVISION,
+    alembic_config,
+    connect,
+    database_revision,
+    database_url,
+    make_engine,
+    migrate,
+)
 from schema.db.embedded import find_cluster
 from schema.db.errors import (
     DatabaseAccessError,
@@ -34,10 +42,18 @@ from schema.db.failures import database_errors, translate
 from schema.db.home import data_home, find_programs
 from tests.fakes.servers import PostgresServer, free_port, reachable_folder
 from tests.fakes.waiting import until
-from tests.unit.schema.test_sql import as_json, run
+from tests.unit.schema.test_sql import as_json, refuse, run
 
 SECRET = "s3cret/with@signs"
 QUOTED = "s3cret%2Fwith%40signs"
+READING = (
+    "catalogue list", "catalogue show 1", "catalogue drop 1", "catalogue prune --keep 3", "corpus list",
+    "corpus show chat", "corpus scan chat", "corpus remove chat --document a", "corpus restore chat 1",
+    "corpus prove-removed chat", "corpus drop chat", "doctor", "recordings list", "recordings remove x",
+    "releases list", "releases history x", "releases publish x 1", "releases rollback x", "releases remove x",
+    "sql SELECT",
+)  # fmt: skip
+"""The commands that create no database; most only read it."""
 COUNT = sqlalchemy.text("SELECT count(*) FROM builds")
 VARIABLE = "DRAFTSTORE_DATABASE_URL"
 
@@ -140,6 +156,7 @@ def test_the_home_is_the_users_own_unless_it_is_named(monkeypatch: pytest.Monkey
 
 
 def test_the_embedded_database_gets_its_tables_and_a_reader_by_itself(home: Path) -> None:
+    connect().close()
     with connect(reading=True) as connection:
         assert connection.info.user == "draftstore_reader"
         assert may_change(connection, "draftstore_reader") is False
@@ -156,12 +173,27 @@ def test_the_embedded_database_gets_its_tables_and_a_reader_by_itself(home: Path
 
 
 def test_an_embedded_database_of_an_earlier_version_is_brought_up_to_date(
-    home: Path, more_revisions: Callable[[], None]
+    home: Path, more_revisions: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     connect().close()
+    assert not caplog.records
     more_revisions()
-    with connect() as connection:
+    with connect(reading=True) as connection:
         assert connection.execute("SELECT count(*) FROM more").fetchone() == (0,)
+    assert f"migrating the catalogue from {REVISION} to 9999" in caplog.text
+
+
+def test_a_command_that_reads_creates_no_database(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "postgresql" in run("db", "url").stdout
+    for folder in (home, tmp_path / "none"):  # a server without tables, no server
+        monkeypatch.setenv("DRAFTSTORE_HOME", str(folder))
+        for command in READING if folder == home else (*READING, "db url"):
+            assert f"there is no catalogue in {folder} yet: `draftstore catalogue" in refuse(*command.split())
+    assert not (tmp_path / "none").exists()
+    with psycopg.connect(embedded.join(home).url) as connection:
+        assert database_revision(connection) is None
 
 
 def test_an_engine_and_a_connection_survive_killed_servers(home: Path) -> None:
@@ -320,6 +352,9 @@ def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
     )  # fmt: skip
     assert (stopped["folder"], stopped["programs"]) == (str(home / "postgres"), str(find_programs()))
     assert "stopped" in run("db", "status").stdout
+    assert run("db", "status", "home").stdout == f"{home}\n"
+    with pytest.raises(DraftstoreError, match="no 'url' now"):
+        run("db", "status", "url")
     started = as_json("db", "start")
     assert as_json("db", "start") == started
     assert as_json("db", "url") == {"url": started["url"], "embedded": True}

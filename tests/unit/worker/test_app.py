@@ -396,4 +396,4 @@ def test_tokenizers_may_have_ids_that_the_model_lacks(small_tokenizer: TextToken
     prediction = engine.works[-1].prediction
     assert prediction is not None
     assert len(prediction) == 20, "the rest has no place in an answer"
-    assert {*prediction.tolist()} > {bound}, "which separates what is before from what follows"
+    assert prediction.max() >= bound, "which separates what is before from what follows"

@@ -35,6 +35,13 @@ from schema.collections.live_logs import live_logs
 class Distilling(TreeOptions, Head):
     """The CREST store that is cut from a collection's REST store, and when it is cut."""
 
+    share: float | None = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="The store takes at most this share of the REST store's bytes, both without the tokenizer, unless "
+        "ngrams or max_bytes is given. None: only the number of n-grams is limited.",
+    )
     after: float = Field(
         0.05,
         ge=0,

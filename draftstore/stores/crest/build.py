@@ -66,6 +66,9 @@ MAX_NODES = 256
 PAGE = 4096
 USUAL_ENTRY_BYTES = 100
 """Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
+CODES, WITH_LIST = 8192, 1.1
+"""Bytes beside the file of the trees: of the codes, and, relative to that file, with the list of the n-grams."""
+MOST_NGRAMS = 1 << 40
 
 
 class TreeOptions(Options):
@@ -90,7 +93,7 @@ class TreeOptions(Options):
         "from what followed the n-gram (longest, CREST as published).",
     )
     ngrams: Annotated[int | None, Shown(unset=f"{DEFAULT_NGRAMS:,}")] = Field(
-        None, ge=1, le=1 << 40, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
+        None, ge=1, le=MOST_NGRAMS, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
     )
     max_bytes: Bytes | None = Field(
         None,
@@ -99,6 +102,13 @@ class TreeOptions(Options):
         description="Keep as many n-grams as fit in a file of this size, such as 100MB, instead of --ngrams. "
         "A list of the n-grams (about a tenth more) and the tokenizer come on top.",
         examples=[100_000_000],
+    )
+    share: Annotated[float | None, Shown(hidden=True)] = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Limits the default number of n-grams: the store takes at most this share of the REST store's "
+        "bytes, both without the tokenizer.",
     )
     backend: Literal["lmdb", "postgres", "both"] = Field(
         "lmdb",
@@ -118,8 +128,16 @@ class TreeOptions(Options):
 
     def plan(self, *without: str) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        fields = super().plan("select", "backend", *without)
+        fields = super().plan("select", "backend", *without, *["share"] * (self.share is None))
         return fields | {"selection": self.select, "backends": self.backends}
+
+    def limits(self, rest_bytes: int) -> tuple[int, int | None]:
+        """Return the most n-grams of a store, and the most bytes of their trees, from a REST store of this size."""
+        if self.max_bytes is not None:
+            return MOST_NGRAMS, self.max_bytes
+        if self.share is None or self.ngrams is not None:
+            return self.ngrams or DEFAULT_NGRAMS, None
+        return DEFAULT_NGRAMS, max(4 * PAGE, int((self.share * rest_bytes - CODES) / WITH_LIST))
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -206,10 +224,11 @@ def _make_store(
     progress: Progress,
 ) -> None:
     """Complete `partial/store`, writing the manifest last."""
-    dictionary, packed = _choose(options, source, workers, progress)
+    ngrams, max_bytes = options.limits(source.manifest.index_size)
+    dictionary, packed = _choose(options, source, ngrams, max_bytes, workers, progress)
     if not packed:
         raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
-    packed = write_best(partial / LMDB_FILE, packed, options.max_bytes)
+    packed = write_best(partial / LMDB_FILE, packed, max_bytes)
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)
     write_ngrams(store / KEPT_FILE, packed)
@@ -232,14 +251,17 @@ def _make_store(
 
 
 def _choose(
-    options: CrestOptions, source: RestStore, workers: int | None, progress: Progress
+    options: CrestOptions,
+    source: RestStore,
+    ngrams: int,
+    max_bytes: int | None,
+    workers: int | None,
+    progress: Progress,
 ) -> tuple[bytes, list[PackedNgram]]:
     """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
-    most = options.ngrams or DEFAULT_NGRAMS
-    if options.max_bytes is not None:
-        most = options.max_bytes // USUAL_ENTRY_BYTES
+    most = ngrams if max_bytes is None else min(ngrams, max_bytes // USUAL_ENTRY_BYTES)
     cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
-    packing = progress("packing", "n-grams" if options.max_bytes is None else "bytes")
+    packing = progress("packing", "n-grams" if max_bytes is None else "bytes")
     while True:
         ranking = rank_ngrams(
             source.index,
@@ -251,11 +273,11 @@ def _choose(
             on_rows=running_total(progress("ranking", "tokens"), len(source.index.suffixes)),
         )
         dictionary = train_on_ranking(cutter, ranking)
-        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, packing)
+        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), max_bytes, packing)
         size = sum(item.stored_bytes for item in packed)
-        if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
+        if max_bytes is None or size > max_bytes or len(ranking.places) < most or most == ngrams:
             return dictionary, packed
-        most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are small
+        most = min(ngrams, int(most * max(2.0, 1.2 * max_bytes / max(size, 1))))  # entries are small
 
 
 def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:

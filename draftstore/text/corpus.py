@@ -17,8 +17,10 @@ from typing import Any
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
+from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.records import (
     ACCEPTED,
+    PARQUET_SUFFIX,
     TEXT_SUFFIXES,
     CorpusFile,
     Document,
@@ -31,6 +33,11 @@ from draftstore.text.records import (
 )
 
 SOURCE_PATTERNS = tuple(f"*{suffix}" for suffix in TEXT_SUFFIXES)
+DATA_PATTERNS = (
+    *(f"*{suffix}{packed}" for suffix in (".jsonl", ".ndjson") for packed in ("", *COMPRESSION_SUFFIXES)),
+    f"*{PARQUET_SUFFIX}",
+)
+"""The files to read in a folder of records; `.json` may be any file of settings."""
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftstore.errors import CorpusError, TokenizerError
+from draftstore.errors import CorpusError, TemplateNeededError
 from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.chat import Message
@@ -20,8 +20,11 @@ GLOB_SIGNS = re.compile(r"[*?\[]")
 
 
 def no_template(_messages: Sequence[Message]) -> str:
-    """Raise a TokenizerError: the text of a conversation depends on a chat template."""
-    raise TokenizerError("a conversation needs the model's chat template: name the collection's tokenizer")
+    """Raise a TemplateNeededError: the text of a conversation depends on a chat template."""
+    raise TemplateNeededError(
+        "the text of a conversation depends on the model's chat template: name the tokenizer of the collection, "
+        "`draftstore corpus add NAME --tokenizer T`"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,12 @@ class Source:
             if not paths:
                 raise CorpusError(f"no file matches {self.place}: the disk may not be mounted")
         return find_files(paths, self.glob, report or ReadReport(), within)
+
+    def require_texts(self) -> None:
+        """Raise a TemplateNeededError if a file begins with a conversation, but there is no template yet."""
+        for file in self.files():
+            if file.kind != "text":
+                next(self.read(file, self.column, self.render), None)
 
 
 def log_files(path: Path) -> list[Path]:

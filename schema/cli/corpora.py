@@ -165,6 +165,7 @@ def scan(name: str, as_json: bool) -> None:
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
     found = scan_with_progress(collection)
+    collecting.require_documents(name, found)
     facts = {"files": len(found.files), "files_read": found.read, **figures(collection, found)}
     if as_json:
         print_json(facts)

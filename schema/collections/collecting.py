@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown
 from draftstore.storage.mirroring import is_url, mirror
-from draftstore.text.corpus import SOURCE_PATTERNS
+from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
 from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
 from draftstore.text.sources import Source
@@ -89,8 +89,12 @@ class NewSource(SourceOptions):
         """Return its kind in the catalogue."""
         return "url" if is_url(self.place) else "live" if self.live else "log" if self.log else "files"
 
+    def source(self) -> Source:
+        """Return it as it is on this machine, without a template."""
+        return Source(0, self.place, log=self.log, column=self.column, glob=self.globs or SOURCE_PATTERNS)
+
     def settled(self) -> "NewSource":
-        """Return it with an absolute path.
+        """Return it with an absolute path, and with patterns if it is a folder of records.
 
         Raises:
             CorpusError: it is not a log and does not exist, a log is a URL, or a live log is not a folder.
@@ -106,9 +110,17 @@ class NewSource(SourceOptions):
             raise CorpusError(
                 f"{place} is not a live log: give the folder that `--live` of the service or worker names"
             )
-        if not self.log and not self.live:
-            Source(0, place, glob=self.globs or SOURCE_PATTERNS).files()
-        return self.changed(place=place)
+        settled = self.changed(place=place)
+        if self.kind == "files":
+            try:
+                settled.source().files()
+            except CorpusError:
+                records = settled.changed(globs=DATA_PATTERNS)
+                with suppress(CorpusError):
+                    if not self.globs and records.source().files():
+                        return records
+                raise
+        return settled
 
 
 def add_sources(
@@ -123,6 +135,7 @@ def add_sources(
         CatalogueError: the name is invalid or a release of other stores, or another collection has a live log.
         EarlierVersionError: the collection is of an earlier version.
         CorpusError: see `NewSource.settled`.
+        TemplateNeededError: a source begins with a conversation, but there is no tokenizer.
         TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
@@ -139,6 +152,9 @@ def add_sources(
     if tokenizer:
         given = Path(tokenizer).expanduser()
         collection.tokenizer = storable(str(given.resolve()) if given.exists() else tokenizer)
+    for source in settled if not collection.tokenizer else ():
+        if source.kind in ("files", "log"):
+            source.source().require_texts()
     known = {source.place: source for source in collection.sources}
     for source in settled:
         row = known.get(str(storable(source.place))) or CollectionSource(place=storable(source.place))
@@ -259,6 +275,15 @@ def scan_collection(
         raise CorpusError(f"{collection.name} has no sources: `draftstore corpus add {collection.name} PATH`")
     sources = open_sources(collection, tokenizer, folder)
     return scan_sources(sources, scan_path(collection.name), now=now, on_progress=on_progress)
+
+
+def require_documents(name: str, scan: Scan) -> None:
+    """Raise a CorpusError if the scan of a collection found nothing but bad records."""
+    if not len(scan) and scan.report.bad_records:
+        raise CorpusError(
+            f"no document of {name} can be read: {scan.report.absence()}; correct the files, or add the source again "
+            f"as it is to be read, such as `draftstore corpus add {name} PLACE --column KEY`"
+        )
 
 
 def wanted_of(collection: Collection, scan: Scan, *, now: float | None = None) -> NDArray[np.uint8]:

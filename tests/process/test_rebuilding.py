@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from sqlalchemy.orm import sessionmaker
 from tokenizers import Tokenizer
 
+from draftstore.errors import CorpusError, TemplateNeededError
 from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
@@ -153,6 +154,25 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     with site.transaction() as session:
         states = [build.state for build in list_builds(session, kind="rest")]
     assert sorted(states) == ["failed", "failed", "finished", "finished"]  # the last kill came after its end
+
+
+def test_without_a_tokenizer_texts_are_built_and_conversations_are_not(site: Site, tmp_path: Path) -> None:
+    log = tmp_path / "answers.jsonl"
+    with site.transaction() as session:
+        add_sources(session, "plain", [NewSource(place=str(log), log=True)])
+    log.write_text('{"text": "one"}\n')
+    with Ledger() as ledger:
+        assert len(survey(ledger, "plain", 1 << 20).contents.digests) == 1
+        log.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+        with pytest.raises(
+            TemplateNeededError, match=r"answers\.jsonl:line 1: .* corpus add NAME --tokenizer T"
+        ):
+            survey(ledger, "plain", 1 << 20)
+        log.write_text("{}\n")
+        with pytest.raises(
+            CorpusError, match=r"no document of plain can be read: 1 bad record, .*:line 1: has n"
+        ):
+            survey(ledger, "plain", 1 << 20)
 
 
 TEMPLATE = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"

@@ -6,6 +6,8 @@ from typing import Any
 
 from draftstore.errors import MissingPluginError
 
+ADVICE = "install draftstore-server, which `make wheels` builds in a checkout"
+
 
 def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
     """Load the object of an entry point.
@@ -22,7 +24,7 @@ def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
             loaded: Callable[..., Any] = entry_point.load()
         except ImportError as error:
             raise MissingPluginError(
-                f"{what} needs a package that is not installed ({error}): pip install draftstore-server"
+                f"{what} needs a package that is not installed ({error}): {ADVICE}"
             ) from None
         return loaded
-    raise MissingPluginError(f"{what} is not installed here: pip install draftstore-server")
+    raise MissingPluginError(f"{what} is not installed here: {ADVICE}")

@@ -65,12 +65,13 @@ def add(
 ) -> None:
     """Add sources to a collection, creating it if needed. Adding a place again replaces its settings.
 
-    A place is a file or folder as for `draftstore build rest --corpus`, a pattern of paths in quotes, or the URL of
-    objects, such as s3://bucket/prefix. The options apply to every place given.
+    A place is a file or folder as for `draftstore build rest --corpus`, also a folder of JSON Lines or Parquet files, a
+    pattern of paths in quotes, or the URL of objects, such as s3://bucket/prefix. The options apply to every place
+    given. Conversations need the tokenizer of their model.
 
     \b
     Examples:
-      draftstore corpus add chat data/chats --glob '*.jsonl' --tokenizer data/model
+      draftstore corpus add chat data/chats --tokenizer data/model
       draftstore corpus add chat --response-log answers.jsonl --retention 90d --max-bytes 10GB
       draftstore corpus add code s3://bucket/source --licence "Apache-2.0"
     """

@@ -41,10 +41,6 @@ class TokenizerError(DraftstoreError):
     """A tokenizer cannot be loaded, or differs from the store's."""
 
 
-class TemplateNeededError(DraftstoreError):
-    """A source holds a conversation, but no tokenizer with a chat template is named."""
-
-
 class ModelError(DraftstoreError):
     """A target model cannot be loaded, or does not support speculative decoding."""
 

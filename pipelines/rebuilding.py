@@ -36,13 +36,7 @@ from pipelines.progress import StepLogs
 from pipelines.steps import Tokens, tokenize
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
-from schema.collections.collecting import (
-    get_collection,
-    open_tokenizer,
-    require_documents,
-    scan_collection,
-    wanted_of,
-)
+from schema.collections.collecting import get_collection, open_tokenizer, scan_collection, wanted_of
 from schema.collections.live_logs import forget, live_logs
 from schema.collections.models import Collection
 from schema.collections.removal_files import collection_folder
@@ -104,7 +98,7 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
             f"`draftstore corpus add {name} --tokenizer {model}` changes it"
         )
     scan = scan_collection(collection, named)  # without a tokenizer, only texts can be read
-    require_documents(name, scan)
+    scan.require_documents(name)
     digests = wanted_of(collection, scan)
     ledger.logger.info(
         "collection %s: %s files, %s of them read, %s documents wanted",

@@ -6,8 +6,6 @@ from typing import Any
 
 from draftstore.errors import MissingPluginError
 
-ADVICE = "install draftstore-server, which `make wheels` builds in a checkout"
-
 
 def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
     """Load the object of an entry point.
@@ -24,7 +22,7 @@ def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
             loaded: Callable[..., Any] = entry_point.load()
         except ImportError as error:
             raise MissingPluginError(
-                f"{what} needs a package that is not installed ({error}): {ADVICE}"
+                f"{what} needs a package that is not installed ({error}): install draftstore-server (`make wheels`)"
             ) from None
         return loaded
-    raise MissingPluginError(f"{what} is not installed here: {ADVICE}")
+    raise MissingPluginError(f"{what} is not installed here: install draftstore-server (`make wheels`)")

@@ -17,10 +17,8 @@ from typing import Any
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.identity import file_identity
 from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
-from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.records import (
     ACCEPTED,
-    PARQUET_SUFFIX,
     TEXT_SUFFIXES,
     CorpusFile,
     Document,
@@ -33,10 +31,7 @@ from draftstore.text.records import (
 )
 
 SOURCE_PATTERNS = tuple(f"*{suffix}" for suffix in TEXT_SUFFIXES)
-DATA_PATTERNS = (
-    *(f"*{suffix}{packed}" for suffix in (".jsonl", ".ndjson") for packed in ("", *COMPRESSION_SUFFIXES)),
-    f"*{PARQUET_SUFFIX}",
-)
+DATA_PATTERNS = "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.ndjson", "*.ndjson.gz", "*.ndjson.zst", "*.parquet"
 """The files to read in a folder of records; `.json` may be any file of settings."""
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 

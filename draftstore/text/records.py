@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
-from draftstore.errors import CorpusError, TemplateNeededError, TokenizerError, needs_extra, type_name
+from draftstore.errors import CorpusError, TokenizerError, needs_extra, type_name
 from draftstore.storage.report import RecordProblem
 from draftstore.storage.streams import (
     COMPRESSION_SUFFIXES,
@@ -113,7 +113,6 @@ def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Do
 
     Raises:
         CorpusError: a Parquet file lacks the column.
-        TemplateNeededError: `render` raises it.
         MissingExtraError: `pyarrow` is needed and missing.
     """
     if file.kind == "text":
@@ -241,8 +240,6 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return RecordProblem(place, f"not JSON: {error.msg} at character {error.pos + 1}")
     except EOFError as error:
         return _broken_off(place, error)
-    except TemplateNeededError as error:
-        raise TemplateNeededError(f"{place}: {error}") from None
     except (ValueError, RecursionError, CorpusError, TokenizerError, *STREAM_ERRORS) as error:
         return RecordProblem(place, _reason(error))
 

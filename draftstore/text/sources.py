@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftstore.errors import CorpusError, TemplateNeededError
+from draftstore.errors import CorpusError, DraftstoreError
 from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.chat import Message
@@ -20,10 +20,10 @@ GLOB_SIGNS = re.compile(r"[*?\[]")
 
 
 def no_template(_messages: Sequence[Message]) -> str:
-    """Raise a TemplateNeededError: the text of a conversation depends on a chat template."""
-    raise TemplateNeededError(
-        "the text of a conversation depends on the model's chat template: name the tokenizer of the collection, "
-        "`draftstore corpus add NAME --tokenizer T`"
+    """Raise a DraftstoreError, which is no bad record: the text of a conversation depends on a chat template."""
+    raise DraftstoreError(
+        "there are conversations, whose text depends on the model's chat template: name the tokenizer of the "
+        "collection, `draftstore corpus add NAME --tokenizer T`"
     )
 
 
@@ -84,12 +84,6 @@ class Source:
             if not paths:
                 raise CorpusError(f"no file matches {self.place}: the disk may not be mounted")
         return find_files(paths, self.glob, report or ReadReport(), within)
-
-    def require_texts(self) -> None:
-        """Raise a TemplateNeededError if a file begins with a conversation, but there is no template yet."""
-        for file in self.files():
-            if file.kind != "text":
-                next(self.read(file, self.column, self.render), None)
 
 
 def log_files(path: Path) -> list[Path]:

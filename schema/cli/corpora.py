@@ -65,9 +65,8 @@ def add(
 ) -> None:
     """Add sources to a collection, creating it if needed. Adding a place again replaces its settings.
 
-    A place is a file or folder as for `draftstore build rest --corpus`, also a folder of JSON Lines or Parquet files, a
-    pattern of paths in quotes, or the URL of objects, such as s3://bucket/prefix. The options apply to every place
-    given. Conversations need the tokenizer of their model.
+    A place is a file or folder as for `draftstore build rest --corpus`, a folder of JSON Lines, a pattern of paths in
+    quotes, or the URL of objects, such as s3://bucket/prefix. The options apply to every place given.
 
     \b
     Examples:
@@ -166,7 +165,7 @@ def scan(name: str, as_json: bool) -> None:
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
     found = scan_with_progress(collection)
-    collecting.require_documents(name, found)
+    found.require_documents(name)
     facts = {"files": len(found.files), "files_read": found.read, **figures(collection, found)}
     if as_json:
         print_json(facts)

@@ -31,8 +31,9 @@ from draftstore.options import Bytes, Duration, Options, Shown
 from draftstore.storage.mirroring import is_url, mirror
 from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
+from draftstore.text.records import read_documents
 from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
-from draftstore.text.sources import Source
+from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, wanted_digests
@@ -115,10 +116,10 @@ class NewSource(SourceOptions):
             try:
                 settled.source().files()
             except CorpusError:
-                records = settled.changed(globs=DATA_PATTERNS)
+                records = settled.changed(globs=self.globs or DATA_PATTERNS)
                 with suppress(CorpusError):
-                    if not self.globs and records.source().files():
-                        return records
+                    records.source().files()
+                    return records
                 raise
         return settled
 
@@ -135,7 +136,7 @@ def add_sources(
         CatalogueError: the name is invalid or a release of other stores, or another collection has a live log.
         EarlierVersionError: the collection is of an earlier version.
         CorpusError: see `NewSource.settled`.
-        TemplateNeededError: a source begins with a conversation, but there is no tokenizer.
+        DraftstoreError: a file begins with a conversation, but there is no tokenizer.
         TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
@@ -153,8 +154,9 @@ def add_sources(
         given = Path(tokenizer).expanduser()
         collection.tokenizer = storable(str(given.resolve()) if given.exists() else tokenizer)
     for source in settled if not collection.tokenizer else ():
-        if source.kind in ("files", "log"):
-            source.source().require_texts()
+        for file in source.source().files() if source.kind in ("files", "log") else ():
+            if file.kind != "text":
+                next(read_documents(file, source.column, no_template), None)
     known = {source.place: source for source in collection.sources}
     for source in settled:
         row = known.get(str(storable(source.place))) or CollectionSource(place=storable(source.place))
@@ -275,15 +277,6 @@ def scan_collection(
         raise CorpusError(f"{collection.name} has no sources: `draftstore corpus add {collection.name} PATH`")
     sources = open_sources(collection, tokenizer, folder)
     return scan_sources(sources, scan_path(collection.name), now=now, on_progress=on_progress)
-
-
-def require_documents(name: str, scan: Scan) -> None:
-    """Raise a CorpusError if the scan of a collection found nothing but bad records."""
-    if not len(scan) and scan.report.bad_records:
-        raise CorpusError(
-            f"no document of {name} can be read: {scan.report.absence()}; correct the files, or add the source again "
-            f"as it is to be read, such as `draftstore corpus add {name} PLACE --column KEY`"
-        )
 
 
 def wanted_of(collection: Collection, scan: Scan, *, now: float | None = None) -> NDArray[np.uint8]:

@@ -68,7 +68,13 @@ USUAL_ENTRY_BYTES = 100
 """Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
 CODES, WITH_LIST = 8192, 1.1
 """Bytes beside the file of the trees: of the codes, and, relative to that file, with the list of the n-grams."""
-MOST_NGRAMS = 1 << 40
+Share = Annotated[
+    float | None,
+    Shown(hidden=True),
+    Field(
+        gt=0, le=1, description="Maximum size as a share of the REST store's, without ngrams and max_bytes."
+    ),
+]
 
 
 class TreeOptions(Options):
@@ -93,7 +99,7 @@ class TreeOptions(Options):
         "from what followed the n-gram (longest, CREST as published).",
     )
     ngrams: Annotated[int | None, Shown(unset=f"{DEFAULT_NGRAMS:,}")] = Field(
-        None, ge=1, le=MOST_NGRAMS, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
+        None, ge=1, le=1 << 40, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
     )
     max_bytes: Bytes | None = Field(
         None,
@@ -103,13 +109,7 @@ class TreeOptions(Options):
         "A list of the n-grams (about a tenth more) and the tokenizer come on top.",
         examples=[100_000_000],
     )
-    share: Annotated[float | None, Shown(hidden=True)] = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Limits the default number of n-grams: the store takes at most this share of the REST store's "
-        "bytes, both without the tokenizer.",
-    )
+    share: Share = None
     backend: Literal["lmdb", "postgres", "both"] = Field(
         "lmdb",
         description="Where to store the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
@@ -131,13 +131,14 @@ class TreeOptions(Options):
         fields = super().plan("select", "backend", *without, *["share"] * (self.share is None))
         return fields | {"selection": self.select, "backends": self.backends}
 
-    def limits(self, rest_bytes: int) -> tuple[int, int | None]:
-        """Return the most n-grams of a store, and the most bytes of their trees, from a REST store of this size."""
+    def limits(self, source: RestStore) -> tuple[int, int | None]:
+        """Return the most n-grams of a store that is cut from `source`, and the most bytes of their trees."""
         if self.max_bytes is not None:
-            return MOST_NGRAMS, self.max_bytes
+            return self.max_bytes, self.max_bytes
         if self.share is None or self.ngrams is not None:
             return self.ngrams or DEFAULT_NGRAMS, None
-        return DEFAULT_NGRAMS, max(4 * PAGE, int((self.share * rest_bytes - CODES) / WITH_LIST))
+        trees = (self.share * source.manifest.index_size - CODES) / WITH_LIST
+        return DEFAULT_NGRAMS, max(4 * PAGE, int(trees))
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -224,11 +225,10 @@ def _make_store(
     progress: Progress,
 ) -> None:
     """Complete `partial/store`, writing the manifest last."""
-    ngrams, max_bytes = options.limits(source.manifest.index_size)
-    dictionary, packed = _choose(options, source, ngrams, max_bytes, workers, progress)
+    dictionary, packed = _choose(options, source, workers, progress)
     if not packed:
         raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
-    packed = write_best(partial / LMDB_FILE, packed, max_bytes)
+    packed = write_best(partial / LMDB_FILE, packed, options.limits(source)[1])
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)
     write_ngrams(store / KEPT_FILE, packed)
@@ -251,14 +251,10 @@ def _make_store(
 
 
 def _choose(
-    options: CrestOptions,
-    source: RestStore,
-    ngrams: int,
-    max_bytes: int | None,
-    workers: int | None,
-    progress: Progress,
+    options: CrestOptions, source: RestStore, workers: int | None, progress: Progress
 ) -> tuple[bytes, list[PackedNgram]]:
     """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
+    ngrams, max_bytes = options.limits(source)
     most = ngrams if max_bytes is None else min(ngrams, max_bytes // USUAL_ENTRY_BYTES)
     cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
     packing = progress("packing", "n-grams" if max_bytes is None else "bytes")

@@ -180,9 +180,8 @@ class TestCommands:
         (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines[1]))
         (folder / "c.ndjson.zst").write_bytes(zstandard.compress(lines[2]))
         (folder / "settings.json").write_text("{\n}\n")
-        assert (
-            "a.jsonl:line 1: the text of a conversation depends on the model's chat template: name the tokeni"
-            in (refusal("add", "chat", folder))
+        assert "conversations, whose text depends on the model's chat template" in refusal(
+            "add", "chat", folder
         )
         assert run("list").startswith("no collections")
         tokenizer = small_tokenizer_folder(tmp_path / "tokenizer")
@@ -200,7 +199,7 @@ class TestCommands:
         assert run("scan", "chat") == "chat: 0 files, 0 read; 0 documents, 0 active\n"
         log.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
         for command in (("scan", "chat"), ("add", "chat", "--response-log", log)):
-            assert "answers.jsonl:line 1: the text of a conversation depends" in refusal(*command)
+            assert "corpus add NAME --tokenizer T" in refusal(*command)
 
     def test_a_scan_of_nothing_but_bad_records_fails(self, chats: Path) -> None:
         run("add", "chat", chats, "--column", "content")

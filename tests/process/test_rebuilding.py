@@ -22,6 +22,7 @@ from draftstore.text.scans import documents_of
 from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Built, Ledger
 from pipelines.rebuilding import Change, LaggingStore, gather_tokens, is_due, renew_rest, survey
+from pipelines.renewal import Distilling
 from pipelines.steps import parameters_of
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
@@ -261,7 +262,7 @@ def prove() -> int:
 
 
 def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) -> None:
-    options = CrestOptions(name="small-crest", max_n=5, ngrams=5_000)
+    options = CrestOptions.of(Distilling(), name="small-crest")
 
     def publish() -> None:
         rest, _ = site.rebuild()

@@ -71,9 +71,7 @@ CODES, WITH_LIST = 8192, 1.1
 Share = Annotated[
     float | None,
     Shown(hidden=True),
-    Field(
-        gt=0, le=1, description="Maximum size as a share of the REST store's, without ngrams and max_bytes."
-    ),
+    Field(gt=0, le=1, description="Largest share of the REST store's bytes, without ngrams and max_bytes."),
 ]
 
 

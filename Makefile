@@ -1,6 +1,7 @@
 # Everything runs inside .venv, which is created by the first target that needs it. PYTHON chooses the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
+DIST := dist
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 INPUTS := pyproject.toml constraints.txt
@@ -8,7 +9,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients lint format prefect bench gpu gpu-prepare lock clean
+.PHONY: help quickstart demo wheels setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients lint format prefect bench gpu gpu-prepare lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +19,10 @@ quickstart: .venv/.quickstart  ## Install, build stores of this machine's Python
 
 demo: .venv/.demo  ## Install torch, fetch a small real model (93 MB), show what drafts gain for ten of its answers (3 minutes)
 	$(BIN)/draftstore demo
+
+wheels: $(BIN)/python  ## Build the wheels of draftstore and draftstore-server in dist/: no package index has them before a release
+	rm -rf $(DIST)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(DIST) . ./packaging/server $(ARGS)
 
 setup: .venv/.dev  ## Install everything for development (2.8 GB with a CPU build of torch, minutes)
 

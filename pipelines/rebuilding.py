@@ -89,14 +89,16 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
     with ledger.session() as session:
         collection = get_collection(session, name)
         session.expunge_all()
-    tokenizer = open_tokenizer(collection) or resolve_tokenizer(None, data_home())
+    named = open_tokenizer(collection)
+    tokenizer = named or resolve_tokenizer(None, data_home())
     own = None if model is None else load_tokenizer(model)
     if own and (own.fingerprint, own.bos_ids) != (tokenizer.fingerprint, tokenizer.bos_ids):
         raise TokenizerError(
             f"the collection {name} has the tokenizer {tokenizer.name!r}, which is not that of the model {model}: "
             f"`draftstore corpus add {name} --tokenizer {model}` changes it"
         )
-    scan = scan_collection(collection, tokenizer)
+    scan = scan_collection(collection, named)  # without a tokenizer, only texts can be read
+    scan.require_documents(name)
     digests = wanted_of(collection, scan)
     ledger.logger.info(
         "collection %s: %s files, %s of them read, %s documents wanted",

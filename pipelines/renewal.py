@@ -16,7 +16,7 @@ from pydantic import Field
 
 from draftstore.errors import DraftstoreError
 from draftstore.stores.building import ModelSources, Workers
-from draftstore.stores.crest.build import CrestOptions, TreeOptions
+from draftstore.stores.crest.build import CrestOptions, Share, TreeOptions
 from draftstore.stores.crest.store import KIND as CREST
 from draftstore.stores.dresd.build import DresdOptions, VectorOptions
 from draftstore.stores.dresd.store import KIND as DRESD
@@ -35,6 +35,7 @@ from schema.collections.live_logs import live_logs
 class Distilling(TreeOptions, Head):
     """The CREST store that is cut from a collection's REST store, and when it is cut."""
 
+    share: Share = 0.2
     after: float = Field(
         0.05,
         ge=0,

@@ -69,15 +69,9 @@ class Drafting(Options):
         return self.strategy if self.strategy in store.strategies else store.default_strategy
 
 
-def index_bytes(manifest: Manifest) -> int:
-    """Return the size of a store in bytes, without its copy of the tokenizer."""
-    prefix = f"{TOKENIZER_FOLDER}/"
-    return sum(entry.size for name, entry in manifest.files.items() if not name.startswith(prefix))
-
-
 def bytes_text(manifest: Manifest) -> str:
     """Describe the size of a store, in total and per entry, and of its copy of the tokenizer."""
-    index = index_bytes(manifest)
+    index = manifest.index_size
     an_entry = index / max(manifest.counts["entries"], 1)
     return f"{index:,} ({an_entry:.2f} per entry), and {manifest.size - index:,} for the tokenizer"
 

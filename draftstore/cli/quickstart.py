@@ -8,7 +8,7 @@ import click
 from pydantic import Field
 
 from draftstore.cli.build import build_bars
-from draftstore.cli.common import count_progress, index_bytes, status, warm
+from draftstore.cli.common import count_progress, status, warm
 from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.cli.query import describe, timed_draft
@@ -84,7 +84,7 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
     recordings = list(read_recordings(out / "held-out.jsonl", loaded))
     figures = {strategy: _replay(store, strategy, recordings, budget) for strategy in ("longest", "backoff")}
     figures["crest"] = _replay(small, "backoff", recordings, budget)
-    sizes = dict.fromkeys(figures, index_bytes(store.manifest)) | {"crest": index_bytes(small.manifest)}
+    sizes = dict.fromkeys(figures, store.manifest.index_size) | {"crest": small.manifest.index_size}
     counts = store.manifest.counts
     if as_json:
         return print_json(

@@ -100,7 +100,7 @@ class MixtureSession:
         self.needs_hidden = any(session.needs_hidden for session in sessions)
         self.seen = np.zeros((len(sessions), 2))
         self.proposed: Sequence[DraftTree] = ()
-        self.accepted: Sequence[int] = ()
+        self.matched: Sequence[int] = ()
         self._forest: _Forest | None = None
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
@@ -122,7 +122,7 @@ class MixtureSession:
     def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
         """Return the draft merged from every session's proposal for `budget` nodes; see `propose`."""
         level = check_budget(budget, min_prob)
-        self.proposed, self.accepted, self._forest = (), (), None
+        self.proposed, self.matched, self._forest = (), (), None
         if budget == 0 or level < 0:
             return DraftTree.empty()
         while True:
@@ -156,7 +156,7 @@ class MixtureSession:
             except Exception as error:  # noqa: BLE001 (of one source: the others go on)
                 self._disable(place, error)
         if self._forest is not None and len(ids):
-            self.accepted = self._forest.learn(ids, self.seen)
+            self.matched = self._forest.learn(ids, self.seen)
             self._forest = None
 
 
@@ -181,8 +181,8 @@ class _Forest:
         return DraftTree(*arrays)
 
     def learn(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> list[int]:
-        accepted: list[int] = count_outcomes(*self._arrays, as_input(ids, np.int32), seen).tolist()
-        return accepted
+        matched: list[int] = count_outcomes(*self._arrays, as_input(ids, np.int32), seen).tolist()
+        return matched
 
 
 @kernel
@@ -211,13 +211,13 @@ def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any,
     Returns:
         int64 [trees], number of actual tokens that each tree contained.
     """
-    start, accepted = np.int64(0), np.empty(len(stops), np.int64)
+    start, matched = np.int64(0), np.empty(len(stops), np.int64)
     for tree in range(len(stops)):
         stop = stops[tree]
         state = parents[start:stop], levels[start:stop], seen[tree]
-        accepted[tree] = walk(tokens[start:stop], parents[start:stop], ids, _count_children, state)
+        matched[tree] = walk(tokens[start:stop], parents[start:stop], ids, _count_children, state)
         start = stop
-    return accepted
+    return matched
 
 
 @leaf_kernel

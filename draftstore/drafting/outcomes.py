@@ -25,12 +25,12 @@ class SourceOutcome(NamedTuple):
 
     Attributes:
         drafted: number of tokens in its own draft, verified or not.
-        accepted: number of these that became part of the text.
+        matched: number of these that became part of the text, verified or not.
         reason: why it drafted nothing; empty if it drafted.
     """
 
     drafted: int
-    accepted: int
+    matched: int
     reason: str = ""
 
 
@@ -47,22 +47,22 @@ def outcomes(session: Session, tree: DraftTree, new: NDArray[np.int32]) -> list[
     """
     if not isinstance(session, MixtureSession):
         return [_outcome(session, tree, len(tree.accepted(new)))]
-    parts = zip(session.sessions, session.proposed, session.accepted, strict=False)
+    parts = zip(session.sessions, session.proposed, session.matched, strict=False)
     return [_outcome(*part) for part in parts]
 
 
-def _outcome(session: Session, tree: DraftTree, accepted: int) -> SourceOutcome:
-    return SourceOutcome(len(tree), accepted, "" if len(tree) else getattr(session, "reason", NO_MATCH))
+def _outcome(session: Session, tree: DraftTree, matched: int) -> SourceOutcome:
+    return SourceOutcome(len(tree), matched, "" if len(tree) else getattr(session, "reason", NO_MATCH))
 
 
 def counted(labels: Sequence[str], parts: Sequence[SourceOutcome]) -> Counter[tuple[str, str]]:
-    """Return a step's `drafted`, `accepted` and reasons by source; without parts, no nodes were requested."""
+    """Return a step's `drafted`, `matched` and reasons by source; without parts, no nodes were requested."""
     counts: Counter[tuple[str, str]] = Counter()
     for label, part in zip(
         labels, parts or [NOT_WANTED] * len(labels), strict=False
     ):  # none without a source
         counts[label, "drafted"] = part.drafted
-        counts[label, "accepted"] = part.accepted
+        counts[label, "matched"] = part.matched
         if part.reason:
             counts[label, part.reason] = 1
     return counts

@@ -35,7 +35,7 @@ class DraftFigures:
     def add_sources(self, corpus: str, counts: Mapping[tuple[str, str], int]) -> None:
         """Count the results of a request's sources in a step, see `draftstore.drafting.outcomes.counted`."""
         for (source, what), count in counts.items():
-            if what in ("drafted", "accepted"):
+            if what in ("drafted", "matched"):
                 self._count(f"source_{what}_tokens", corpus, count, source)
             else:
                 self._count("source_empty_drafts", corpus, count, source, what)
@@ -79,7 +79,7 @@ _METRICS: tuple[tuple[str, ...], ...] = (
     ("accepted_tokens", "Draft tokens that became part of an answer."),
     ("accepted_tokens_per_position", "Accepted draft tokens by position in the draft, from 0.", "position"),
     ("source_drafted_tokens", "Tokens of a source's own drafts, verified or not.", "source"),
-    ("source_accepted_tokens", "Tokens of a source's own drafts that became part of an answer.", "source"),
+    ("source_matched_tokens", "Tokens of a source's own drafts in an answer, verified or not.", "source"),
     ("source_empty_drafts", "Steps in which a source drafted nothing, by reason.", "source", "reason"),
 )
 

@@ -90,6 +90,12 @@ class Manifest:
         """Bytes of all files except the manifest."""
         return sum(entry.size for entry in self.files.values())
 
+    @property
+    def index_size(self) -> int:
+        """Bytes of all files except the manifest and the copy of the tokenizer."""
+        prefix = f"{TOKENIZER_FOLDER}/"
+        return sum(entry.size for name, entry in self.files.items() if not name.startswith(prefix))
+
     def to_json(self) -> str:
         """Return the manifest as JSON text with sorted keys: equal manifests give equal bytes."""
         return json_text(dataclasses.asdict(self))

@@ -22,7 +22,7 @@ def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
             loaded: Callable[..., Any] = entry_point.load()
         except ImportError as error:
             raise MissingPluginError(
-                f"{what} needs a package that is not installed ({error}): pip install draftstore-server"
+                f"{what} needs a package that is not installed ({error}): install draftstore-server (`make wheels`)"
             ) from None
         return loaded
-    raise MissingPluginError(f"{what} is not installed here: pip install draftstore-server")
+    raise MissingPluginError(f"{what} is not installed here: install draftstore-server (`make wheels`)")

@@ -31,6 +31,8 @@ from draftstore.text.records import (
 )
 
 SOURCE_PATTERNS = tuple(f"*{suffix}" for suffix in TEXT_SUFFIXES)
+DATA_PATTERNS = "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.ndjson", "*.ndjson.gz", "*.ndjson.zst", "*.parquet"
+"""The files to read in a folder of records; `.json` may be any file of settings."""
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 
 

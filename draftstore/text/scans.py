@@ -130,6 +130,12 @@ class Scan:
             report.unread += file.report.unread
         return report
 
+    def require_documents(self, name: str) -> None:
+        """Raise a CorpusError if nothing but bad records was found in the collection `name`."""
+        if not len(self) and self.report.bad_records:
+            advice = f"correct the files, or add the place again, `draftstore corpus add {name} PLACE --column KEY`"
+            raise CorpusError(f"no document of {name} can be read: {self.report.absence()}: {advice}")
+
     def rows(self) -> dict[tuple[int | str, ...], tuple[ScannedFile, pl.DataFrame]]:
         """Return each file with its rows, keyed by `ScannedFile.content`."""
         starts = np.cumsum([0, *(file.documents for file in self.files)]).tolist()

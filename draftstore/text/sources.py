@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftstore.errors import CorpusError, TokenizerError
+from draftstore.errors import CorpusError, DraftstoreError
 from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.chat import Message
@@ -20,8 +20,11 @@ GLOB_SIGNS = re.compile(r"[*?\[]")
 
 
 def no_template(_messages: Sequence[Message]) -> str:
-    """Raise a TokenizerError: the text of a conversation depends on a chat template."""
-    raise TokenizerError("a conversation needs the model's chat template: name the collection's tokenizer")
+    """Raise a DraftstoreError, which is no bad record: the text of a conversation depends on a chat template."""
+    raise DraftstoreError(
+        "there are conversations, whose text depends on the model's chat template: name the tokenizer of the "
+        "collection, `draftstore corpus add NAME --tokenizer T`"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,12 +65,12 @@ def add(
 ) -> None:
     """Add sources to a collection, creating it if needed. Adding a place again replaces its settings.
 
-    A place is a file or folder as for `draftstore build rest --corpus`, a pattern of paths in quotes, or the URL of
-    objects, such as s3://bucket/prefix. The options apply to every place given.
+    A place is a file or folder as for `draftstore build rest --corpus`, a folder of JSON Lines, a pattern of paths in
+    quotes, or the URL of objects, such as s3://bucket/prefix. The options apply to every place given.
 
     \b
     Examples:
-      draftstore corpus add chat data/chats --glob '*.jsonl' --tokenizer data/model
+      draftstore corpus add chat data/chats --tokenizer data/model
       draftstore corpus add chat --response-log answers.jsonl --retention 90d --max-bytes 10GB
       draftstore corpus add code s3://bucket/source --licence "Apache-2.0"
     """
@@ -165,6 +165,7 @@ def scan(name: str, as_json: bool) -> None:
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
     found = scan_with_progress(collection)
+    found.require_documents(name)
     facts = {"files": len(found.files), "files_read": found.read, **figures(collection, found)}
     if as_json:
         print_json(facts)

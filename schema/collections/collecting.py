@@ -29,10 +29,11 @@ from sqlalchemy.orm import Session
 from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown
 from draftstore.storage.mirroring import is_url, mirror
-from draftstore.text.corpus import SOURCE_PATTERNS
+from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
+from draftstore.text.records import read_documents
 from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
-from draftstore.text.sources import Source
+from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, wanted_digests
@@ -89,8 +90,12 @@ class NewSource(SourceOptions):
         """Return its kind in the catalogue."""
         return "url" if is_url(self.place) else "live" if self.live else "log" if self.log else "files"
 
+    def source(self) -> Source:
+        """Return it as it is on this machine, without a template."""
+        return Source(0, self.place, log=self.log, column=self.column, glob=self.globs or SOURCE_PATTERNS)
+
     def settled(self) -> "NewSource":
-        """Return it with an absolute path.
+        """Return it with an absolute path, and with patterns if it is a folder of records.
 
         Raises:
             CorpusError: it is not a log and does not exist, a log is a URL, or a live log is not a folder.
@@ -106,9 +111,17 @@ class NewSource(SourceOptions):
             raise CorpusError(
                 f"{place} is not a live log: give the folder that `--live` of the service or worker names"
             )
-        if not self.log and not self.live:
-            Source(0, place, glob=self.globs or SOURCE_PATTERNS).files()
-        return self.changed(place=place)
+        settled = self.changed(place=place)
+        if self.kind == "files":
+            try:
+                settled.source().files()
+            except CorpusError:
+                records = settled.changed(globs=self.globs or DATA_PATTERNS)
+                with suppress(CorpusError):
+                    records.source().files()
+                    return records
+                raise
+        return settled
 
 
 def add_sources(
@@ -123,6 +136,7 @@ def add_sources(
         CatalogueError: the name is invalid or a release of other stores, or another collection has a live log.
         EarlierVersionError: the collection is of an earlier version.
         CorpusError: see `NewSource.settled`.
+        DraftstoreError: a file begins with a conversation, but there is no tokenizer.
         TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
@@ -139,6 +153,10 @@ def add_sources(
     if tokenizer:
         given = Path(tokenizer).expanduser()
         collection.tokenizer = storable(str(given.resolve()) if given.exists() else tokenizer)
+    for source in settled if not collection.tokenizer else ():
+        for file in source.source().files() if source.kind in ("files", "log") else ():
+            if file.kind != "text":
+                next(read_documents(file, source.column, no_template), None)
     known = {source.place: source for source in collection.sources}
     for source in settled:
         row = known.get(str(storable(source.place))) or CollectionSource(place=storable(source.place))

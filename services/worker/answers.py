@@ -43,7 +43,7 @@ class Usage:
         """Return what each source drafted and in how many passes it drafted nothing, by reason."""
         found: dict[str, Any] = {}
         for (source, what), count in self.sources.items():
-            figures = found.setdefault(source, {"drafted": 0, "accepted": 0, "empty": {}})
+            figures = found.setdefault(source, {"drafted": 0, "matched": 0, "empty": {}})
             (figures if what in figures else figures["empty"])[what] = count
         return found
 

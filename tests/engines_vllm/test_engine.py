@@ -122,7 +122,7 @@ def run(model: Path, prompts: Texts, *, drafts: bool, tokens: int = TOKENS, **se
         answers,
         made.passes - len(answers),
         preempted,
-        made.proposer.figures.by_label("source_accepted_tokens"),
+        made.proposer.figures.by_label("source_matched_tokens"),
     )
 
 

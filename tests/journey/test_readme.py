@@ -76,6 +76,13 @@ def test_every_module_that_a_page_names_is_there(name: str) -> None:
     assert not missing
 
 
+def test_no_page_installs_what_no_index_has_before_a_release() -> None:
+    for name in LINKING:
+        for line in re.findall(r"pip install (.+)", read_page(name).text):
+            words = re.split(r"[\s'\"`]+", line)
+            assert not [word for word in words if re.match(r"draftstore(-server)?(\[|==|$)", word)], name
+
+
 def test_every_test_that_the_pages_name_is_there() -> None:
     tests = "".join(
         f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in ROOT.glob("tests/**/test_*.py")

@@ -5,11 +5,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions, Keys
 from selenium.webdriver.chrome.service import Service
@@ -146,6 +148,23 @@ def test_boxes_stand_apart_and_nothing_hangs_over_the_edge(browser: Chrome, widt
     for one, other in combinations(boxes, 2):
         beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
         assert beside or abs(one["y"] - other["y"]) >= 20
+
+
+def test_a_table_that_scrolls_shows_where_it_goes_on(browser: Chrome) -> None:
+    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    table = browser.find_element(By.CSS_SELECTOR, "#live .scroll")
+
+    def shaded() -> list[bool]:
+        """Tell whether the left and the right edge are darker than the middle, above the first row."""
+        image = Image.open(BytesIO(table.screenshot_as_png)).convert("L")
+        row = image.crop((0, 3, image.width, 4)).tobytes()
+        return [edge < row[image.width // 2] for edge in (row[2], row[-3])]
+
+    assert wait_for(browser, lambda: of(browser, "by-release").rect["width"] > table.rect["width"])
+    assert shaded() == [False, True]
+    browser.execute_script("arguments[0].scrollLeft = 9999", table)
+    assert shaded() == [True, False]
 
 
 def test_captions_are_whole_and_the_tooltip_hides_no_node(browser: Chrome) -> None:

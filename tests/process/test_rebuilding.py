@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from sqlalchemy.orm import sessionmaker
 from tokenizers import Tokenizer
 
+from draftstore.errors import CorpusError, DraftstoreError
 from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
@@ -21,6 +22,7 @@ from draftstore.text.scans import documents_of
 from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Built, Ledger
 from pipelines.rebuilding import Change, LaggingStore, gather_tokens, is_due, renew_rest, survey
+from pipelines.renewal import Distilling
 from pipelines.steps import parameters_of
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
@@ -155,6 +157,23 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(states) == ["failed", "failed", "finished", "finished"]  # the last kill came after its end
 
 
+def test_without_a_tokenizer_texts_are_built_and_conversations_are_not(site: Site, tmp_path: Path) -> None:
+    log = tmp_path / "answers.jsonl"
+    with site.transaction() as session:
+        add_sources(session, "plain", [NewSource(place=str(log), log=True)])
+    log.write_text('{"text": "one"}\n')
+    with Ledger() as ledger:
+        assert len(survey(ledger, "plain", 1 << 20).contents.digests) == 1
+        log.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+        with pytest.raises(DraftstoreError, match="conversations, whose text depends"):
+            survey(ledger, "plain", 1 << 20)
+        log.write_text("{}\n")
+        with pytest.raises(
+            CorpusError, match=r"no document of plain can be read: 1 bad record, .*:line 1: has n"
+        ):
+            survey(ledger, "plain", 1 << 20)
+
+
 TEMPLATE = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
 
 
@@ -243,7 +262,7 @@ def prove() -> int:
 
 
 def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) -> None:
-    options = CrestOptions(name="small-crest", max_n=5, ngrams=5_000)
+    options = CrestOptions.of(Distilling(), name="small-crest")
 
     def publish() -> None:
         rest, _ = site.rebuild()

@@ -1,18 +1,24 @@
 """The two wheels: draftstore alone, as in an inference engine, and together with draftstore-server."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 import venv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import draftstore
 from tests import ROOT
-from tests.fakes.servers import reachable_folder
+from tests.fakes.servers import free_port, reachable_folder
+from tests.journey.pages import read_page
 
 pytestmark = pytest.mark.slow
 PROJECTS = {"draftstore": ROOT, "draftstore_server": ROOT / "packaging" / "server"}
@@ -20,19 +26,11 @@ PROJECTS = {"draftstore": ROOT, "draftstore_server": ROOT / "packaging" / "serve
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build both, with the tools that are installed here."""
-    folder = tmp_path_factory.mktemp("wheels")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-    ]
-    subprocess.run([*command, *map(str, PROJECTS.values())], check=True, capture_output=True)
+    """Build both as a user does, with the tools that are installed here."""
+    folder = tmp_path_factory.mktemp("made") / "dist"
+    given = [f"BIN={Path(sys.executable).parent}", f"DIST={folder}", "ARGS=--no-build-isolation"]
+    subprocess.run(["make", "wheels", *given], cwd=ROOT, check=True, capture_output=True)
+    assert len(list(folder.iterdir())) == len(PROJECTS)
     return {name: next(folder.glob(f"{name}-*.whl")) for name in PROJECTS}
 
 
@@ -58,18 +56,18 @@ def environment(folder: Path, *wheels: Path) -> Path:
     return python.parent
 
 
-def run(programs: Path, home: Path, *arguments: str) -> str:
-    variables = {
+def variables(home: Path) -> dict[str, str]:
+    """Return the environment of somebody who never used draftstore."""
+    others = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DRAFTSTORE"))
     }
-    variables["DRAFTSTORE_HOME"] = str(home)
+    return others | {"DRAFTSTORE_HOME": str(home), "DRAFTSTORE_SOCKET": str(home / "lookup.sock")}
+
+
+def run(programs: Path, home: Path, *arguments: str, folder: str | Path = "/") -> str:
+    command = [str(programs / arguments[0]), *arguments[1:]]
     done = subprocess.run(
-        [str(programs / arguments[0]), *arguments[1:]],
-        cwd="/",
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=folder, env=variables(home), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -101,10 +99,47 @@ def test_the_second_wheel_brings_catalogue_flows_and_services(
         assert run(programs, home, "python", "-c", code).startswith(f"{tmp_path}")
 
 
+def test_the_readme_works_where_only_the_wheels_and_what_they_need_are_installed(
+    wheels: dict[str, Path],
+) -> None:
+    """From an empty environment on: this downloads what a user downloads."""
+    page = read_page("README.md")
+    with tempfile.TemporaryDirectory() as name:  # 2 GB, which nobody needs afterwards
+        folder = Path(name)
+        venv.create(folder / "environment", with_pip=True)
+        programs = folder / "environment" / "bin"
+        step = partial(run, programs, folder, folder=folder)
+        built = [f"{wheels['draftstore']}[quickstart,hf]", str(wheels["draftstore_server"])]
+        step("pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), *built)
+        step("draftstore", "quickstart", "--out", "data/quickstart", "--source", str(ROOT / "services"))
+        model = "from draftstore.hf.smollm import fetch_smollm; fetch_smollm(Path('data/model'))"
+        step("python", "-c", f"from pathlib import Path; {model}")
+        for line in page.commands:
+            if not line.endswith("&"):
+                assert step("draftstore", *shlex.split(line))
+        (serve,) = page.services
+        address = f"127.0.0.1:{free_port()}"
+        command = [str(programs / "draftstore"), *shlex.split(serve), "--http", address]
+        with subprocess.Popen(command, cwd=folder, env=variables(folder)) as service:
+            try:
+                for request in page.requests:
+                    asked = request.replace("127.0.0.1:7780", address).replace("--retry 60", "--retry 600")
+                    words = shlex.split(asked)  # on a busy machine, compiling all kernels takes minutes
+                    subprocess.run([*words, "--fail", "--silent"], check=True, capture_output=True)
+                for block in page.blocks:
+                    step("python", "-c", block)
+            finally:
+                service.terminate()
+        assert service.returncode == 0
+
+
 def test_the_wheels_belong_together() -> None:
     first, second = (tomllib.loads((path / "pyproject.toml").read_text()) for path in PROJECTS.values())
     version = first["project"]["version"]
-    assert second["project"]["version"] == version
+    assert second["project"]["version"] == version == draftstore.__version__
+    assert re.findall(r"dist/draftstore-(.+?)-py3", read_page("docs/python.md").text) == [version]
+    images = re.findall(r"image: draftstore.*:(.+)", (ROOT / "docker-compose.yml").read_text())
+    assert set(images) == {version}
     extras: dict[str, Any] = second["project"]["optional-dependencies"]
     for needed in (
         *second["project"]["dependencies"],

@@ -66,6 +66,13 @@ MAX_NODES = 256
 PAGE = 4096
 USUAL_ENTRY_BYTES = 100
 """Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
+CODES, WITH_LIST = 8192, 1.1
+"""Bytes beside the file of the trees: of the codes, and, relative to that file, with the list of the n-grams."""
+Share = Annotated[
+    float | None,
+    Shown(hidden=True),
+    Field(gt=0, le=1, description="Largest share of the REST store's bytes, without ngrams and max_bytes."),
+]
 
 
 class TreeOptions(Options):
@@ -100,6 +107,7 @@ class TreeOptions(Options):
         "A list of the n-grams (about a tenth more) and the tokenizer come on top.",
         examples=[100_000_000],
     )
+    share: Share = None
     backend: Literal["lmdb", "postgres", "both"] = Field(
         "lmdb",
         description="Where to store the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
@@ -118,8 +126,17 @@ class TreeOptions(Options):
 
     def plan(self, *without: str) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        fields = super().plan("select", "backend", *without)
+        fields = super().plan("select", "backend", *without, *["share"] * (self.share is None))
         return fields | {"selection": self.select, "backends": self.backends}
+
+    def limits(self, source: RestStore) -> tuple[int, int | None]:
+        """Return the most n-grams of a store that is cut from `source`, and the most bytes of their trees."""
+        if self.max_bytes is not None:
+            return self.max_bytes, self.max_bytes
+        if self.share is None or self.ngrams is not None:
+            return self.ngrams or DEFAULT_NGRAMS, None
+        trees = (self.share * source.manifest.index_size - CODES) / WITH_LIST
+        return DEFAULT_NGRAMS, max(4 * PAGE, int(trees))
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -209,7 +226,7 @@ def _make_store(
     dictionary, packed = _choose(options, source, workers, progress)
     if not packed:
         raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
-    packed = write_best(partial / LMDB_FILE, packed, options.max_bytes)
+    packed = write_best(partial / LMDB_FILE, packed, options.limits(source)[1])
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)
     write_ngrams(store / KEPT_FILE, packed)
@@ -235,11 +252,10 @@ def _choose(
     options: CrestOptions, source: RestStore, workers: int | None, progress: Progress
 ) -> tuple[bytes, list[PackedNgram]]:
     """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
-    most = options.ngrams or DEFAULT_NGRAMS
-    if options.max_bytes is not None:
-        most = options.max_bytes // USUAL_ENTRY_BYTES
+    ngrams, max_bytes = options.limits(source)
+    most = ngrams if max_bytes is None else min(ngrams, max_bytes // USUAL_ENTRY_BYTES)
     cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
-    packing = progress("packing", "n-grams" if options.max_bytes is None else "bytes")
+    packing = progress("packing", "n-grams" if max_bytes is None else "bytes")
     while True:
         ranking = rank_ngrams(
             source.index,
@@ -251,11 +267,11 @@ def _choose(
             on_rows=running_total(progress("ranking", "tokens"), len(source.index.suffixes)),
         )
         dictionary = train_on_ranking(cutter, ranking)
-        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, packing)
+        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), max_bytes, packing)
         size = sum(item.stored_bytes for item in packed)
-        if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
+        if max_bytes is None or size > max_bytes or len(ranking.places) < most or most == ngrams:
             return dictionary, packed
-        most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are small
+        most = min(ngrams, int(most * max(2.0, 1.2 * max_bytes / max(size, 1))))  # entries are small
 
 
 def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:

@@ -9,7 +9,7 @@ from tests.fakes.adversaries import tree_of
 def test_prometheus_reads_them() -> None:
     figures = DraftFigures("vllm")
     figures.add("", tree_of([(1, 2, 3)]), [0, 1])
-    figures.add_sources("", {("rest:chat", "drafted"): 3, ("rest:chat", "accepted"): 2})
+    figures.add_sources("", {("rest:chat", "drafted"): 3, ("rest:chat", "matched"): 2})
     figures.add("acme", tree_of([]), [])
     figures.add_sources("acme", {("lookup:acme", "timeout"): 1})
     port = serve_metrics(figures, 0)
@@ -21,7 +21,7 @@ def test_prometheus_reads_them() -> None:
         'draftstore_engine_accepted_tokens_total{corpus="",engine="vllm"} 2.0',
         'draftstore_engine_accepted_tokens_per_position_total{corpus="",engine="vllm",position="1"} 1.0',
         'draftstore_engine_source_drafted_tokens_total{corpus="",engine="vllm",source="rest:chat"} 3.0',
-        'draftstore_engine_source_accepted_tokens_total{corpus="",engine="vllm",source="rest:chat"} 2.0',
+        'draftstore_engine_source_matched_tokens_total{corpus="",engine="vllm",source="rest:chat"} 2.0',
         'empty_drafts_total{corpus="acme",engine="vllm",reason="timeout",source="lookup:acme"} 1.0',
         'draftstore_engine_failures_total{engine="vllm"} 0.0',
     ):

@@ -60,7 +60,7 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
     assert [figures.total(name) for name in ("steps", "drafted_tokens", "accepted_tokens")] == [2, 2, 2]
     assert figures.by_label("accepted_tokens_per_position") == {"0": 1, "1": 1}
     assert figures.by_label("source_drafted_tokens") == {"request": 2}
-    assert figures.by_label("source_accepted_tokens") == {"request": 2}
+    assert figures.by_label("source_matched_tokens") == {"request": 2}
     drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9, 9, 8], budget=0)])
     drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9, 9, 8, 7])])
     drafts.propose([asked(1, [1, 2], corpus="acme")])

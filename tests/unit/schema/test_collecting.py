@@ -1,5 +1,6 @@
 """Collections in the catalogue: what is defined, scanned and wanted, and the commands that show it."""
 
+import gzip
 import json
 import time
 from datetime import timedelta
@@ -7,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from click.testing import CliRunner
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from draftstore.errors import CorpusError
+from draftstore.errors import CorpusError, DraftstoreError
 from draftstore.text.scans import documents_of
 from schema.catalogue.builds import CatalogueError, add_build
 from schema.cli.corpora import corpus
@@ -20,6 +22,7 @@ from schema.collections.collecting import NewSource
 from schema.collections.models import Collection, CollectionRemoval
 from schema.collections.removal_files import collection_folder
 from schema.models import Release
+from tests.conftest import small_tokenizer_folder
 from tests.reference import plain_digest
 
 
@@ -43,6 +46,13 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(corpus, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def refusal(*arguments: object) -> str:
+    result = CliRunner().invoke(corpus, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, DraftstoreError)
+    assert result.exception.exit_code
+    return str(result.exception)
 
 
 def ask(*arguments: object) -> Any:
@@ -160,6 +170,43 @@ class TestCommands:
         assert "2 days" in run("show", "chat")
         assert ask("drop", "chat") == {"name": "chat", "removals": 0}
         assert CliRunner().invoke(corpus, ["add", "chat"]).exit_code == 2  # nothing to add
+
+    def test_a_folder_of_conversations_is_read_with_a_tokenizer(self, tmp_path: Path) -> None:
+        folder = tmp_path / "chats"
+        folder.mkdir()
+        chats = [[{"role": "user", "content": str(n)}] for n in range(4)]
+        lines = [json.dumps({"messages": chat}).encode() + b"\n" for chat in chats]
+        (folder / "a.jsonl").write_bytes(lines[0])
+        (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines[1]))
+        (folder / "c.ndjson.zst").write_bytes(zstandard.compress(lines[2]))
+        (folder / "settings.json").write_text("{\n}\n")
+        assert "conversations, whose text depends on the model's chat template" in refusal(
+            "add", "chat", folder
+        )
+        assert run("list").startswith("no collections")
+        tokenizer = small_tokenizer_folder(tmp_path / "tokenizer")
+        run("add", "chat", folder, "--tokenizer", tokenizer)
+        (folder / "README.md").write_text("It came later, and changes nothing.")
+        assert run("scan", "chat") == "chat: 3 files, 3 read; 3 documents, 3 active\n"
+        (folder / "d.jsonl").write_bytes(lines[3])
+        assert ask("scan", "chat")["documents"] == 4
+
+    def test_a_log_of_conversations_that_begins_later_is_not_read_without_a_tokenizer(
+        self, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "answers.jsonl"
+        run("add", "chat", "--response-log", log)
+        assert run("scan", "chat") == "chat: 0 files, 0 read; 0 documents, 0 active\n"
+        log.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
+        for command in (("scan", "chat"), ("add", "chat", "--response-log", log)):
+            assert "corpus add NAME --tokenizer T" in refusal(*command)
+
+    def test_a_scan_of_nothing_but_bad_records_fails(self, chats: Path) -> None:
+        run("add", "chat", chats, "--column", "content")
+        reason = refusal("scan", "chat")
+        assert "no document of chat can be read: 3 bad records, the first " in reason
+        assert "has neither 'content' nor 'messages'" in reason
+        assert "`draftstore corpus add chat PLACE --column KEY`" in reason
 
     def test_take_downs_are_not_forgotten_unasked(self, engine: Engine, chats: Path) -> None:
         run("add", "chat", chats)

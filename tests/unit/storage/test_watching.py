@@ -34,8 +34,6 @@ def test_a_file_that_is_cut_is_noticed(small_store: Path, tmp_path: Path) -> Non
 
 
 def test_a_plugin_that_is_not_installed_is_named() -> None:
-    with pytest.raises(
-        MissingPluginError, match="the stone is not installed here: pip install draftstore-serv"
-    ):
+    with pytest.raises(MissingPluginError, match="the stone is not installed here: install draftstore-serv"):
         load_plugin("draftstore.backends", "stone", "the stone")
     assert callable(load_plugin("draftstore.backends", "postgres", "PostgreSQL"))

@@ -43,7 +43,7 @@ def test_a_completion(worker: Worker, engine: FakeEngine) -> None:
             "sources": {
                 "request": {
                     "drafted": accepted,
-                    "accepted": accepted,
+                    "matched": accepted,
                     "empty": {"no_match": 1} if last == 1 else {},
                 }
             },

@@ -184,10 +184,10 @@ def test_a_request_without_drafts(service: Service) -> None:
     )
     sources = drafted["usage"]["draftstore"]["sources"]
     assert [*sources] == ["request", "rest:tales", "dresd:dense", "recycling"]
-    assert sources["rest:tales"]["drafted"] > sources["rest:tales"]["accepted"] > 0
+    assert sources["rest:tales"]["drafted"] > sources["rest:tales"]["matched"] > 0
     passes = without["usage"]["draftstore"]["passes"]
     assert {str(each) for each in without["usage"]["draftstore"]["sources"].values()} == {
-        str({"drafted": 0, "accepted": 0, "empty": {"budget": passes}})
+        str({"drafted": 0, "matched": 0, "empty": {"budget": passes}})
     }
     few = speculation(ask(service, "completions", **asked, draftstore={"budget": 2}))
     assert 0 < few["num_draft_tokens"] <= 2 * few["num_spec_steps"]
@@ -242,7 +242,7 @@ def test_an_answer_in_json_is_the_same_where_what_its_schema_forces_is_drafted(
     assert [*found] == [*properties]
     assert found["favourite_colour"] in ("red", "green")
     assert isinstance(found["age"], int)
-    assert drafted["usage"]["draftstore"]["sources"]["grammar"]["accepted"] >= 20
+    assert drafted["usage"]["draftstore"]["sources"]["grammar"]["matched"] >= 20
     assert drafted["usage"]["draftstore"]["passes"] < without["usage"]["draftstore"]["passes"] / 2
     assert stream(service, "completions", **asked) == answer["text"]
 

@@ -195,6 +195,24 @@ def test_the_file_is_as_large_as_it_may_be(
     assert size > max_bytes - 2 * 4096 or manifest.counts["entries"] == every
 
 
+def test_a_share_of_the_rest_store_limits_the_whole_store_unless_a_size_is_given(
+    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(7)
+    rest = rest_of(small_tokenizer, tmp_path, " ".join(f"w{word}" for word in rng.zipf(1.3, 20_000)))
+    limit = load_manifest(rest).index_size / 5
+
+    def size(out: str, **sizes: int) -> float:
+        options = CrestOptions(name="test", share=0.2, **sizes)
+        return build_crest(options, rest, tmp_path / out).manifest.index_size / limit
+
+    assert 0.7 < size("default") <= 1
+    assert size("number", ngrams=5_000) > 1
+    assert size("bytes", max_bytes=int(2 * limit)) > 1
+    monkeypatch.setattr(crest_module, "DEFAULT_NGRAMS", 50)
+    assert size("few") < 0.4
+
+
 # --- the same bytes ---
 
 

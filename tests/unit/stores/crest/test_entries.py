@@ -206,7 +206,7 @@ def test_backends_that_are_not_there(small_crest: Path) -> None:
         open_entries(small_crest, manifest, "stone")
     manifest.parameters["backends"] = ["stone"]
     with pytest.raises(
-        DraftstoreError, match=r"the backend 'stone' is not installed here: pip install draftstore-server"
+        DraftstoreError, match=r"the backend 'stone' is not installed here: install draftstore-server"
     ):
         open_entries(small_crest, manifest)
     with pytest.raises(DraftstoreError, match="the backend 'stone' is not installed here"):

@@ -66,7 +66,7 @@ format: .venv/.dev  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-prefect: .venv/.dev  ## Start a Prefect server and serve all flows, until Ctrl-C (ARGS='--port 4300')
+prefect: .venv/.prefect  ## Install Prefect, start its server and serve all flows, until Ctrl-C (ARGS='--port 4300')
 	$(BIN)/python -m pipelines.serving --state data/prefect $(ARGS)
 
 bench: .venv/.dev  ## Measure what REST stores cost by size (minutes; needs DRAFTSTORE_TEST_DATA)
@@ -136,10 +136,14 @@ clean:  ## Remove all virtual environments, data (written by the commands of REA
 	$(INSTALL) '.[services,quickstart]'
 	@touch $@
 
+.venv/.prefect: $(INPUTS) | .venv/bin/python
+	$(INSTALL) '.[pipelines,quickstart]'
+	@touch $@
+
 .venv/.demo: $(INPUTS) | .venv/bin/python
 	$(INSTALL) '.[services,quickstart,hf]'
 	@touch $@ .venv/.quickstart
 
 .venv/.dev: $(INPUTS) | .venv/bin/python
 	$(INSTALL) '.[dev,bench]'
-	@touch $@ .venv/.quickstart .venv/.demo
+	@touch $@ .venv/.quickstart .venv/.demo .venv/.prefect

@@ -10,53 +10,46 @@ import multiprocessing
 import os
 import signal
 import threading
-import urllib.request
 from typing import Any
 from uuid import UUID
 
 import click
+import httpx
 from prefect import Flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, FlowRun, State
+from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
-from prefect.schedules import Cron
 from prefect.states import Crashed
 
 from draftstore.processes import end_with_parent
 from pipelines.flows import FLOWS
 from pipelines.renewal import rebuild
 from pipelines.serving import STOP_SECONDS
+from pipelines.settings import Settings, read_settings
+from schema.db.home import data_home
 
 URL_VARIABLE = "DRAFTSTORE_NOTIFY_URL"
 """A webhook that accepts `{"text": ...}`, such as those of Slack, Mattermost and Teams; unset: no notices."""
-JSON = {"Content-Type": "application/json"}
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
+COMMON: dict[str, Any] = {"concurrency_limit": ONE_AT_A_TIME, "tags": ["draftstore"]}
+MORE = {"active", "parameters", "slug", "max_scheduled_runs"}
 CUT_OFF = "this run was cut off: run it again, finished steps are kept"
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    # Brings the stores of all collections up to date; to include DReSD stores, name collections under `collections`
-    # and the model under `dense`.
-    "rebuild": {"parameters": {"keep": 3}, "schedule": Cron("45 2 * * *", timezone="UTC")},
-    # Activate it to run every night, once your own `name` and `corpus` are among the parameters.
-    "build-crest": {
-        "parameters": {"release": "{name}", "keep": 7},
-        "schedule": Cron("15 2 * * *", timezone="UTC", active=False),
-    },
-    "build-dresd": {"parameters": {"release": "{name}-dresd"}},
-}
-"""Schedules of deployments, and parameters that differ from the flows' defaults. Runs can override parameters."""
 
 
 def notify(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Notify the webhook, if there is one, of a failed run."""
     if url := os.environ.get(URL_VARIABLE):
         text = f"draftstore: a run failed\n{flow.name} `{flow_run.name}`: {state.name}: {state.message}"
-        body = json.dumps({"text": text}).encode()
-        try:
-            urllib.request.urlopen(urllib.request.Request(url, body, JSON), timeout=10).close()  # noqa: S310
-        except OSError as error:
-            click.echo(f"the webhook of {URL_VARIABLE} failed: {error}", err=True)
+        try:  # no redirect is followed, no answer read
+            with httpx.stream("POST", url, json={"text": text}, timeout=10) as answer:
+                failed = "" if answer.is_success else f"it answered {answer.status_code}"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            failed = str(error)
+        if failed:
+            click.echo(f"the webhook of {URL_VARIABLE} failed: {failed}", err=True)
 
 
 def end_with_runner(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - a hook
@@ -64,13 +57,22 @@ def end_with_runner(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) 
     end_with_parent()
 
 
+HOOKS: dict[str, Any] = {"on_running": [end_with_runner], "on_failure": [notify], "on_crashed": [notify]}
+DEPLOYED = {name: flow.with_options(**HOOKS) for name, flow in {"rebuild": rebuild, **FLOWS}.items()}
+
+
 class FlowRunner(threading.Thread):
     """Serves all deployments, in a separate thread so that signals reach the main one."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
+        path = data_home() / "flows.toml"
+        self._settings = read_settings(path, DEPLOYED)
+        click.echo(f"schedules and parameters: {path}" + ("" if path.exists() else " (none: the defaults)"))
         self._loop = asyncio.new_event_loop()
         self._runner = Runner(query_seconds=1, limit=None, pause_on_shutdown=False)
+        # Prefect's own, a folder of /tmp, belongs to the first account that ran flows on this machine.
+        self._runner._tmp_dir = data_home() / "runner"
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -93,28 +95,56 @@ class FlowRunner(threading.Thread):
         self.join(STOP_SECONDS)
 
     async def _serve(self) -> None:
-        for name, flow in {"rebuild": rebuild, **FLOWS}.items():
-            hooked = flow.with_options(on_running=[end_with_runner], on_failure=[notify], on_crashed=[notify])
-            deployment = await self._runner.aadd_flow(
-                hooked,
-                "default",
-                concurrency_limit=ONE_AT_A_TIME,
-                tags=["draftstore"],
-                **SETTINGS.get(name, {}),
-            )
-            await _mark_cut_off(flow, deployment)
+        async with get_client() as client:
+            for name, flow in DEPLOYED.items():
+                given = self._settings[name]
+                options = {"schedule": given.cron, "parameters": given.parameters, **COMMON}
+                paused = await _reset(client, name, given)
+                deployment = await self._runner.aadd_flow(flow, "default", paused=paused, **options)
+                # Else a run with a parameter that its flow does not have would start, and crash.
+                schema = flow.parameters.model_dump(exclude_unset=True) | {"additionalProperties": False}
+                await client.update_deployment(deployment, DeploymentUpdate(parameter_openapi_schema=schema))
+                await _mark_cut_off(client, flow, deployment)
         await self._runner.start()
 
 
-async def _mark_cut_off(flow: Flow[..., Any], deployment: UUID) -> None:
+async def _reset(client: PrefectClient, name: str, settings: Settings) -> bool:
+    """Log what this start resets; return whether the deployment is paused, which holds, since no setting does that."""
+    try:
+        found = await client.read_deployment_by_name(f"{name}/default")
+    except ObjectNotFound:
+        return False
+    wanted = [DeploymentScheduleCreate.from_schedule(settings.cron)] if settings.cron else []
+    old, new = _shown(found.schedules, found.parameters), _shown(wanted, settings.parameters)
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key, "its default"), new.get(key, "its default")
+        if was != now:
+            click.echo(f"{name}: {key} reset to {now}, from {was}")
+    if old["schedule"] != new["schedule"]:
+        for each in found.schedules:  # Prefect does not replace those that have a slug
+            await client.delete_deployment_schedule(found.id, each.id)
+    if found.paused:
+        click.echo(f"{name}: paused in Prefect, and stays so")
+    return found.paused
+
+
+def _shown(schedules: list[Any], parameters: dict[str, Any]) -> dict[str, str]:
+    """Return in words what a start resets of a deployment."""
+    dump: dict[str, Any] = {"mode": "json", "exclude_defaults": True}
+    facts = [each.schedule.model_dump(**dump) | each.model_dump(include=MORE, **dump) for each in schedules]
+    texts = sorted(", ".join(f"{name} {value}" for name, value in each.items()) for each in facts)
+    values = {f"parameter {name}": json.dumps(value, sort_keys=True) for name, value in parameters.items()}
+    return {"schedule": "; ".join(texts) or "none"} | values
+
+
+async def _mark_cut_off(client: PrefectClient, flow: Flow[..., Any], deployment: UUID) -> None:
     """Mark the unfinished runs of a deployment as crashed: a server has one runner, and this one has started none."""
     ours = DeploymentFilter.model_validate({"id": {"any_": [deployment]}})
     at_work = FlowRunFilter.model_validate(
         {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
     )
-    async with get_client() as client:
-        for run in await client.read_flow_runs(deployment_filter=ours, flow_run_filter=at_work):
-            state: State[Any] = Crashed(message=CUT_OFF)
-            await client.set_flow_run_state(run.id, state, force=True)
-            click.echo(f"the run {run.name} of {flow.name} was cut off: it is marked as crashed")
-            notify(flow, run, state)
+    for run in await client.read_flow_runs(deployment_filter=ours, flow_run_filter=at_work):
+        state: State[Any] = Crashed(message=CUT_OFF)
+        await client.set_flow_run_state(run.id, state, force=True)
+        click.echo(f"the run {run.name} of {flow.name} was cut off: it is marked as crashed")
+        notify(flow, run, state)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from prefect import Flow, flow
 from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -142,9 +143,18 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
             except DraftstoreError as error:
                 return Failed(message=str(error), data=error)
 
-        return flow(name=name)(run)
+        return flow(name=name, flow_run_name=_run_name)(run)
 
     return decorate
+
+
+def _run_name() -> str:
+    """Return what a run builds: its flow, and the name of the store or those of the collections."""
+    given = flow_run.parameters
+    names = (
+        given["collections"] or ["all collections"] if "collections" in given else [given["name"] or "demo"]
+    )
+    return f"{flow_run.flow_name} {', '.join(names)}"
 
 
 @contextmanager

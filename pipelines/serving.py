@@ -26,7 +26,7 @@ from pipelines.secret import AUTH_FILE, auth_string
 from schema.db.home import data_home
 
 URL = "PREFECT_API_URL"
-START_SECONDS, STOP_SECONDS, POLL_SECONDS = 180.0, 10.0, 0.2
+START_SECONDS, FIND_SECONDS, STOP_SECONDS, POLL_SECONDS = 180.0, 10.0, 10.0, 0.2
 
 WELCOME = """
 Prefect is at http://{host}:{port}. In another terminal:
@@ -79,6 +79,8 @@ def main(host: str, port: int, state: Path | None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if url := os.environ.get(URL):
+            click.echo(f"looking for the Prefect server of {URL}, {url} ...")
+            _wait_healthy(url, None)
             serve(url, f"The flows are served on {url}. Ctrl-C stops everything.")
             return
         state = state or data_home() / "prefect"
@@ -129,10 +131,10 @@ def started_server(host: str, port: int, state: Path) -> Iterator[Server]:
 
 def serve(url: str, welcome: str, server: Server | None = None) -> None:
     """Serve the flows on a server until Ctrl-C or until either ends; print `welcome` once runs can start."""
-    _wait_healthy(url, server)
     from pipelines.deployments import FlowRunner  # Prefect reads the environment when it is imported
 
     runner = FlowRunner()
+    _wait_healthy(url, server)
     runner.start()
     try:
         while runner.is_alive() and (server is None or server.poll() is None):
@@ -149,12 +151,13 @@ def serve(url: str, welcome: str, server: Server | None = None) -> None:
 
 def _wait_healthy(url: str, server: Server | None) -> None:
     """Wait until the server answers."""
-    end = time.monotonic() + START_SECONDS
+    end = time.monotonic() + (START_SECONDS if server else FIND_SECONDS)
     while time.monotonic() < end and (server is None or server.poll() is None):
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310
+        with contextlib.suppress(Exception), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310
             return
         time.sleep(POLL_SECONDS)
-    raise click.ClickException(f"no server answers at {url}; if {URL} is not set, one is started")
+    why = "its log says why" if server else f"without {URL}, one is started here"
+    raise click.ClickException(f"no Prefect server answers at {url}: {why}")
 
 
 if __name__ == "__main__":

@@ -99,6 +99,11 @@ def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(servic
     assert not any("worker" in service.get("depends_on", {}) for service in services.values())
 
 
+def test_flows_find_their_settings_in_the_data_folder(services: Services) -> None:
+    flows = services["flows"]
+    assert f"/dev/null:{flows['environment']['DRAFTSTORE_HOME']}/flows.toml:ro" in flows["volumes"]
+
+
 def test_secrets_come_from_the_environment(services: Services) -> None:
     lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
     for line in lines:

@@ -3,23 +3,26 @@
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from click.testing import CliRunner
 
+from draftstore.options import OptionsError
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from pipelines.secret import AUTH_FILE, SecretError, auth_string
@@ -46,15 +49,19 @@ class Local:
 
     def start(self) -> None:
         """Start it, and wait until runs can start."""
+        self.launch()
+        ended = self.process.poll
+        until(lambda: "Ctrl-C stops everything" in self.output() or ended() is not None, self.output, SECONDS)
+        assert ended() is None, self.output()
+
+    def launch(self) -> None:
+        """Start it."""
         words = [sys.executable, "-m", "pipelines.serving"]
         words += ["--port", str(self.port), "--state", str(self.state)]
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
                 words, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
-        ended = self.process.poll
-        until(lambda: "Ctrl-C stops everything" in self.output() or ended() is not None, self.output, SECONDS)
-        assert ended() is None, self.output()
 
     def output(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
@@ -166,12 +173,8 @@ def test_only_those_with_the_password_have_flows_run(local: Local) -> None:
 
     secret, deployments = local.secret, local.deployments()
     assert deployments.keys() == {"rebuild", *FLOWS}
-    # One flow does all that is scheduled for a store, step after step. A corpus of one's own must be named first.
-    schedules = {flow: each["schedules"] for flow, each in deployments.items() if each["schedules"]}
-    assert {flow: [each["active"] for each in found] for flow, found in schedules.items()} == {
-        "rebuild": [True],
-        "build-crest": [False],
-    }
+    # Only what somebody named is built on schedule.
+    assert [flow for flow, each in deployments.items() if each["schedules"]] == ["rebuild"]
     for deployment in deployments.values():
         assert deployment["global_concurrency_limit"]["limit"] == 1
         assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
@@ -183,6 +186,8 @@ def test_only_those_with_the_password_have_flows_run(local: Local) -> None:
     for origin, allowed in (("https://evil.example", None), (own, own)):
         answer = local.send("deployments/filter", auth=local.auth, Origin=origin)
         assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+    unknown = local.send(start, {"parameters": {"nme": "own"}}, auth=local.auth)
+    assert (unknown.status_code, "'nme' was unexpected" in unknown.json()["detail"]) == (409, True)
     page = local.send("../ui-settings", method="GET")
     assert page.json()["auth"] == "BASIC"  # the page asks for the password
     assert not any(secret in command for command in local.processes())
@@ -304,15 +309,197 @@ def test_runs_that_are_cut_off_are_marked_and_resume(
     assert ("running",) not in states
 
 
-def test_deployments_name_parameters_that_exist() -> None:
-    from pipelines.deployments import SETTINGS
-    from pipelines.flows import FLOWS
-    from pipelines.renewal import rebuild
+@pytest.mark.slow
+def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, tmp_path: Path) -> None:
+    file = tmp_path / "home" / "flows.toml"
 
-    for name, settings in SETTINGS.items():
-        flow = {"rebuild": rebuild, **FLOWS}[name]
-        required = {"model": "/models/chat"} if name == "build-dresd" else {}
-        flow.validate_parameters(required | settings["parameters"])
+    def held(flow: str) -> tuple[list[tuple[Any, ...]], dict[str, Any], bool]:
+        found = local.deployments()[flow]
+        schedules = [
+            (*(each["schedule"][key] for key in ("cron", "timezone")), each["active"])
+            for each in found["schedules"]
+        ]
+        return schedules, found["parameters"], found["paused"]
+
+    def change(flow: str, **changes: Any) -> None:
+        local.ask(f"deployments/{local.deployments()[flow]['id']}", changes, "PATCH")
+
+    def schedule(flow: str, method: str, body: Any) -> None:
+        found = local.deployments()[flow]
+        places = {"POST": ""} | {
+            each: f"/{found['schedules'][0]['id']}" for each in ("PATCH", "DELETE") if found["schedules"]
+        }
+        local.ask(f"deployments/{found['id']}/schedules{places[method]}", body, method)
+
+    def resets() -> list[str]:
+        return sorted(line for line in local.output().splitlines() if "reset" in line or "paused" in line)
+
+    assert held("rebuild") == ([("45 2 * * *", "UTC", True)], {"keep": 3}, False)
+    assert resets() == []
+    # What the file says holds from the next start on; of what the page changed, only a pause.
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
+        """
+        [rebuild]
+        schedule = "30 4 * * *"
+        timezone = "Europe/Berlin"
+        parameters = {distilling = false}
+
+        [build-crest]
+        schedule = "15 2 * * *"
+        parameters = {name = "chat", corpus = {paths = ["/data/chats"]}}
+        """
+    )
+    rebuild = [("30 4 * * *", "Europe/Berlin", True)], {"keep": 3, "distilling": None}, False
+    corpus = {"paths": ["/data/chats"]}
+    crest = (
+        [("15 2 * * *", "UTC", True)],
+        {"name": "chat", "corpus": corpus, "release": "{name}", "keep": 7},
+        False,
+    )
+    nothing: tuple[Any, ...] = [], {}, False
+    change("rebuild", parameters={"keep": 9})
+    change("tokenize-corpus", paused=True)
+    own = {"schedule": {"cron": "0 5 * * *", "timezone": "UTC"}, "active": True, "slug": "own"}
+    schedule("count-ngrams", "POST", [own])
+    assert local.stop(signal.SIGTERM) == 0, local.output()
+    local.start()
+    assert [held(flow) for flow in ("rebuild", "build-crest", "count-ngrams")] == [rebuild, crest, nothing]
+    assert held("tokenize-corpus") == ([], {}, True)
+    pause = "tokenize-corpus: paused in Prefect, and stays so"
+    assert resets() == [
+        'build-crest: parameter corpus reset to {"paths": ["/data/chats"]}, from its default',
+        'build-crest: parameter name reset to "chat", from its default',
+        "build-crest: schedule reset to cron 15 2 * * *, timezone UTC, from none",
+        "count-ngrams: schedule reset to none, from cron 0 5 * * *, timezone UTC, slug own",
+        "rebuild: parameter distilling reset to null, from its default",
+        "rebuild: parameter keep reset to 3, from 9",
+        "rebuild: schedule reset to cron 30 4 * * *, timezone Europe/Berlin, from cron 45 2 * * *, timezone UTC",
+        pause,
+    ]  # fmt: skip
+
+    # The same after a kill. A file with an error changes nothing.
+    schedule("rebuild", "DELETE", None)
+    schedule("build-crest", "PATCH", {"active": False})
+    local.stop(signal.SIGKILL)
+    until(lambda: local.processes() == [], local.processes)
+    valid = file.read_text()
+    file.write_text("[rebuild]\nparameters = {keep = 1}\n[build-rest.parameters]\nnme = 'chat'\n")
+    local.launch()
+    assert local.process.wait(SECONDS) == 1
+    assert f"Error: {file}: build-rest.parameters.nme: unknown field\n" in local.output()
+    file.write_text(valid)
+    local.start()
+    assert [held(flow) for flow in ("rebuild", "build-crest", "count-ngrams")] == [rebuild, crest, nothing]
+    assert resets() == [
+        "build-crest: schedule reset to cron 15 2 * * *, timezone UTC, "
+        "from cron 15 2 * * *, timezone UTC, active False",
+        "rebuild: schedule reset to cron 30 4 * * *, timezone Europe/Berlin, from none",
+        pause,
+    ]
+
+
+class TestSettings:
+    @pytest.fixture
+    def read(self, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+        from pipelines.deployments import DEPLOYED
+        from pipelines.settings import read_settings
+
+        def read(text: str) -> dict[str, Any]:
+            file = tmp_path / "flows.toml"
+            file.write_text(text)
+            return read_settings(file, DEPLOYED)
+
+        return read
+
+    def test_are_the_defaults_with_the_file_over_them(self, read: Callable[[str], dict[str, Any]]) -> None:
+        defaults = read("")
+        assert defaults["rebuild"].schedule == "45 2 * * *"
+        text = "rebuild.schedule = false\nbuild-crest.parameters = {keep = false, max_bytes = '10MB'}"
+        settings = read(text)
+        assert settings["rebuild"] == defaults["rebuild"].changed(schedule=None)
+        own = {
+            "keep": None,
+            "max_bytes": 10_000_000,
+            "release": "{name}",
+        }  # as its flow's JSON schema wants it
+        assert settings["build-crest"].parameters == own
+        assert settings["build-dresd"] == defaults["build-dresd"]
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("[rebuild", "Expected ']'"),
+            ("[rebuilt]", "rebuilt: is not"),
+            ("rebuild = 3", "rebuild: is not"),
+            ("rebuild.shedule = '45 2 * * *'", "rebuild.shedule: unknown field"),
+            ("rebuild.schedule = '61 * * * *'", "rebuild.schedule: Invalid cron"),
+            ("rebuild.timezone = 'CEST'", "rebuild.timezone: invalid timezone"),
+            ("rebuild.parameters = 3", "rebuild.parameters: must be"),
+            ("rebuild.parameters.keep = 0", "rebuild.parameters.keep: must be"),
+            ("rebuild.parameters.nme = 1", "rebuild.parameters.nme: unknown field"),
+            ("build-dresd.schedule = '45 2 * * *'", "build-dresd.parameters.model: Field required"),
+        ],
+    )
+    def test_an_error_names_file_and_key(
+        self, read: Callable[[str], dict[str, Any]], text: str, reason: str
+    ) -> None:
+        with pytest.raises(OptionsError, match=re.escape(f"flows.toml: {reason}")):
+            read(text)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/api", "127.0.0.1:{port}/api"])
+def test_a_server_that_does_not_answer_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.serving.FIND_SECONDS", 0.1)
+    url = url.format(port=free_port())
+    result = CliRunner().invoke(main, env={"PREFECT_API_URL": url})
+    assert result.exit_code == 1
+    assert re.match(
+        f"looking for .+{url} ...\nError: no Prefect server answers at {url}: without PREFECT_API_URL, one is",
+        result.output,
+    )
+
+
+def test_a_webhook_that_cannot_be_used_is_a_sentence_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipelines.deployments import notify
+
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            if self.path == "/odd":
+                self.wfile.write(b"\0\1\2\r\n\r\n")
+                return
+            self.send_response(302)
+            self.send_header("Location", "/inside")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        for url in (
+            "hooks.example/x",
+            f"{here}/a\nb",
+            "http://[::1",
+            "file:///etc/hostname",
+            f"{here}/odd",
+            f"{here}/moved",
+        ):
+            monkeypatch.setenv("DRAFTSTORE_NOTIFY_URL", url)
+            names: Any = SimpleNamespace(name="own", message="why")
+            notify(names, names, names)
+            assert "the webhook of DRAFTSTORE_NOTIFY_URL failed: " in capsys.readouterr().err
+        server.shutdown()
+    assert asked == ["/odd", "/moved"]
 
 
 def test_a_port_or_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -145,6 +145,19 @@ def require_whole(store: Path | None) -> None:
     opened.close()
 
 
+def test_a_run_is_named_after_what_it_builds(flows: Any, site: Site) -> None:
+    from prefect.client.orchestration import get_client
+
+    from pipelines.renewal import rebuild
+
+    flows.tokenize_corpus(**site.request)
+    rebuild()
+    rebuild(collections=["chat", "docs"], return_state=True)  # there are none
+    with get_client(sync_client=True) as client:
+        names = {run.name for run in client.read_flow_runs()}
+    assert {"tokenize-corpus small", "rebuild all collections", "rebuild chat, docs"} <= names
+
+
 class TestBuildRest:
     def test_another_corpus_gets_another_directory(self, flows: Any, site: Site) -> None:
         tokens = flows.tokenize_corpus(**site.request)

@@ -12,6 +12,7 @@ from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import LookupServiceError
 from draftstore.hf.answering import batch_member, decode_plainly
 from draftstore.hf.batches import Batch
@@ -186,7 +187,7 @@ def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings:
     batch = Batch(loaded.model, most=settings.max_batch, tokens=settings.max_tokens_in_flight)
     LOG.info("batches", extra={"most": batch.most, "tokens": batch.positions})
     engine = BatchEngine(loaded, batch, drafters, plan.planner, settings.name, effort.min_prob)
-    Mixture([]).warm_up()  # answers in JSON mix the grammar in
+    Mixture([RequestDrafter(2)]).warm_up()  # answers in JSON mix the grammar in
     for count in (1, min(2, batch.most)):
         _warm_up(engine, count)
     return engine

@@ -26,10 +26,9 @@ sys.meta_path.insert(0, Blocked())
 DRAFT = """
 import sys
 import draftstore
-from draftstore.stores.registry import open_store
 
 for strategy in ("backoff", "longest"):
-    session = open_store(sys.argv[1]).drafter(strategy).session([40, 41, 42])
+    session = draftstore.open_store(sys.argv[1]).drafter(strategy).session([40, 41, 42])
     assert len(session.propose(8)) <= 8
     session.observe([43])
 """
@@ -44,8 +43,20 @@ def python(code: str, *arguments: object) -> str:
 
 
 def test_importing_the_package_imports_almost_nothing() -> None:
-    code = "import sys; before = set(sys.modules); import draftstore; print(*set(sys.modules) - before)"
-    assert python(code) == "draftstore"
+    code = "import sys, draftstore; print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
+    before, after = (set(python(each).split()) for each in (code.replace(", draftstore", ""), code))
+    assert after - before == {"draftstore"}
+
+
+@pytest.mark.parametrize("name", draftstore.__all__)
+def test_each_name_is_imported_on_its_first_use(name: str) -> None:
+    code = f"import draftstore; found = draftstore.{name}; assert found.__name__ == '{name}'"
+    python(f"{code}; assert '{name}' in dir(draftstore)")
+
+
+def test_other_names_are_absent() -> None:
+    with pytest.raises(AttributeError, match="module 'draftstore' has no attribute 'close_store'"):
+        draftstore.close_store  # noqa: B018
 
 
 def test_drafting_imports_nothing_heavy(small_store: Path, small_crest: Path) -> None:

@@ -24,7 +24,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
 from prefect.states import Crashed
 
-from draftstore.processes import end_with_parent
 from pipelines.flows import FLOWS
 from pipelines.renewal import rebuild
 from pipelines.serving import STOP_SECONDS
@@ -52,12 +51,7 @@ def notify(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
             click.echo(f"the webhook of {URL_VARIABLE} failed: {failed}", err=True)
 
 
-def end_with_runner(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - a hook
-    """Make the process of this run end with that of its runner."""
-    end_with_parent()
-
-
-HOOKS: dict[str, Any] = {"on_running": [end_with_runner], "on_failure": [notify], "on_crashed": [notify]}
+HOOKS: dict[str, Any] = {"on_failure": [notify], "on_crashed": [notify]}
 DEPLOYED = {name: flow.with_options(**HOOKS) for name, flow in {"rebuild": rebuild, **FLOWS}.items()}
 
 

@@ -160,5 +160,8 @@ def _wait_healthy(url: str, server: Server | None) -> None:
     raise click.ClickException(f"no Prefect server answers at {url}: {why}")
 
 
+if __name__ == "__mp_main__":  # this process is a run, which ends with its runner
+    end_with_parent()
+
 if __name__ == "__main__":
     main()

@@ -41,7 +41,8 @@ def decode_answers(
     on_progress(len(journal.answers), len(prompts), decoded)
     for number, tokens in _plainly(loaded, requests) if plain else _together(loaded, requests, most):
         decoded += len(tokens)
-        journal.add(_finish(loaded, prompts[number], number, tokens))
+        limited = len(tokens) == options.max_tokens
+        journal.add(_finish(loaded, prompts[number], number, tokens, limited))
         on_progress(len(journal.answers), len(prompts), decoded)
 
 
@@ -85,10 +86,12 @@ def _plainly(loaded: LoadedModel, requests: dict[int, GenerationRequest]) -> Ite
         yield number, [token for step in steps for token in step.tokens.tolist()]
 
 
-def _finish(loaded: LoadedModel, prompt: Prompt, number: int, tokens: list[int]) -> StoredAnswer:
+def _finish(
+    loaded: LoadedModel, prompt: Prompt, number: int, tokens: list[int], limited: bool
+) -> StoredAnswer:
     """Return an answer's text: what the ids add to the prompt, without end token and lead-in."""
     ended = tokens[-1] in loaded.ends
-    tokens = tokens[:-1] if ended else tokens
+    tokens, ended = (tokens[:-1] if ended else tokens), ended or not limited
     pieces = Pieces(loaded.text, prompt.ids)
     text = "".join([pieces.push(token) for token in tokens]) + pieces.finish()
     return StoredAnswer(

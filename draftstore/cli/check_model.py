@@ -20,18 +20,19 @@ def check_model(model: str, loading: Loading, as_json: bool) -> None:
     """Check whether a model computes the same result for several tokens at once as one by one.
 
     Drafts never change the output of such a model. Others are refused; this command then exits with status 1. Decoding
-    with drafts runs the same check when a model is first used.
+    with drafts runs the same check when a model is first used. A few tokens are generated, too, with the model's own
+    settings.
 
     \b
     Example:
       draftstore check-model models/SmolLM2-135M-Instruct
     """
     with needs_extra("torch", "hf"):
-        from draftstore.hf.exactness import examine
+        from draftstore.hf import generation
     with status(f"loading {model}"):
         loaded = loading.load(model)
     begin = perf_counter()
-    found = examine(loaded.model)
+    found = generation.check_model(loaded)
     facts = {
         "model": loaded.name,
         "architecture": type(loaded.model).__name__,

@@ -12,13 +12,21 @@ from draftstore.decoding.budget import capped
 from draftstore.decoding.loop import Step
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
-from draftstore.hf.generation import prepare_text, seeded
+from draftstore.hf.generation import seeded
 from draftstore.hf.grammar import GrammarMask
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.members import Member
 from draftstore.hf.penalties import Penalties
+from draftstore.hf.preparing import prepare_text
 from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
 from draftstore.trees.tree import DraftTree
+
+ONE_TEXT: dict[str, Any] = {
+    "num_beams": 1, "num_return_sequences": 1, "constraints": None, "force_words_ids": None, "penalty_alpha": None,
+    "dola_layers": None, "prompt_lookup_num_tokens": None, "assistant_early_exit": None, "use_mtp": False,
+    "token_healing": False, "return_dict_in_generate": False,
+}  # fmt: skip
+"""What a request asks for, whatever the model's own settings say: one text after its prompt, token by token."""
 
 
 def batch_member(
@@ -80,21 +88,25 @@ def _arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any
     model: Any = loaded.model
     prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
     settings = generation_arguments(loaded, request)
-    return {"model": model, "inputs": prompt, "attention_mask": torch.ones_like(prompt), **settings}
+    mask, tokenizer = torch.ones_like(prompt), loaded.tokenizer  # the latter for the model's own stop strings
+    return {"model": model, "inputs": prompt, "attention_mask": mask, "tokenizer": tokenizer, **settings}
 
 
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
     """Return the arguments of `generate` for a request: stopping and sampling."""
     model: Any = loaded.model
     sampling, ends = request.sampling, request.ends(loaded.ends)
+    own = model.generation_config
     arguments = {
+        **{name: value for name, value in ONE_TEXT.items() if getattr(own, name, None) not in (value, None)},
         "max_new_tokens": request.max_tokens,
         "use_cache": True,  # off by default in MPT, for one
         "cache_implementation": "dynamic",  # it grows, so it takes no memory before it is used
         "eos_token_id": ends or None,
         "pad_token_id": ends[0] if ends else None,
-        **({"min_new_tokens": request.min_tokens} if request.min_tokens else {}),
-        **_choices(sampling, model.generation_config),
+        # The worker looks for the model's own stop strings behind these tokens.
+        **({"min_new_tokens": request.min_tokens, "stop_strings": None} if request.min_tokens else {}),
+        **_choices(sampling, own),
     }
     processors, size = LogitsProcessorList(), len(request.prompt)
     if sampling.presence or sampling.frequency or sampling.bias:

@@ -15,8 +15,12 @@ ATTENTION = ("sdpa", "eager")
 """Attention implementations that accept a custom mask."""
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 PLAIN = "use plain generate, without custom_generate"
-IGNORED = frozenset({"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "use_cache"})
-"""Arguments of a model that `generate` prepares and that passes over drafts set themselves."""
+IGNORED = frozenset(
+    {"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "tokenizer", "use_cache"}
+)
+"""Arguments that `generate` prepares and that passes over drafts set themselves, or that only it needs."""
+TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+"""Arguments that tell a model of text and images which tokens are text: those of type 0."""
 SELECTED = ("index_topk", "index_topk_blocks", "keep_window_size")
 """Settings of sparse attention: the number of keys that a token attends to."""
 NO_LIMIT = 2**31
@@ -47,7 +51,7 @@ def takes_one(model: Any) -> bool:
     return any(rope.get("rope_type") in ("dynamic", "longrope") for rope in _rope_settings(model))
 
 
-def check_request(config: GenerationConfig, model_kwargs: Mapping[str, Any], texts: int) -> None:
+def check_request(model: Any, config: GenerationConfig, model_kwargs: Mapping[str, Any], texts: int) -> None:
     """Raise a DecodingError for arguments of `generate` that drafts do not support for this number of texts."""
     if (config.num_beams or 1) > 1:
         raise DecodingError(f"num_beams is {config.num_beams}, expected 1: drafts follow one text; {PLAIN}")
@@ -55,10 +59,13 @@ def check_request(config: GenerationConfig, model_kwargs: Mapping[str, Any], tex
         raise DecodingError(
             f"the arguments select {mode.value}, expected greedy search or sampling: change them, or {PLAIN}"
         )
-    outputs = ["output_attentions", "output_hidden_states"]
-    outputs += ["output_scores", "output_logits"] if texts > 1 else []
-    asked = [name for name in outputs if config.return_dict_in_generate and getattr(config, name)]
-    asked += [name for name, value in model_kwargs.items() if value is not None and name not in IGNORED]
+    returned = config.return_dict_in_generate
+    asked = [name for name in ("output_scores", "output_logits") if texts > 1 and getattr(config, name)]
+    asked += [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name)]
+    asked = asked if returned else []
+    asked += [
+        name for name, value in model_kwargs.items() if name not in asked and _counts(model, name, value)
+    ]
     if asked:
         raise DecodingError(f"{' and '.join(asked)} with drafts is not supported: remove it, or {PLAIN}")
     if (mask := model_kwargs.get("attention_mask")) is not None and not mask[..., -1].all():
@@ -73,14 +80,22 @@ def check_request(config: GenerationConfig, model_kwargs: Mapping[str, Any], tex
         )
 
 
+def _counts(model: Any, name: str, value: Any) -> bool:
+    """Return True if an argument of the model has an effect that drafts do not have: judged by its value."""
+    if name in TYPES and "image" in model.input_modalities:
+        return value is not None and bool(value.any())
+    if isinstance(value, Mapping):  # such as the encoded images of a prompt without one
+        return any(each is not None for each in value.values())
+    # What else a pass returns is collected only if the configuration says so: see above.
+    return value is not None and name not in IGNORED and not name.startswith("output_")
+
+
 def _moved(model_kwargs: Mapping[str, Any]) -> bool:
-    """Return True if positions differ from the default ones, which count the unmasked tokens."""
+    """Return True if positions, [..., texts, length], differ from the default ones, which count unmasked tokens."""
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     if positions is None:
         return False
-    if positions.dim() != 2:
-        return True
-    seen = positions.new_ones(positions.shape) if mask is None else mask[:, -positions.shape[-1] :]
+    seen = positions.new_ones(positions.shape[-2:]) if mask is None else mask[:, -positions.shape[-1] :]
     return bool(((positions != seen.cumsum(-1) - 1) & (seen != 0)).any())
 
 

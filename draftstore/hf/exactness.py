@@ -20,6 +20,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import PLAIN, takes_one, why_never
 from draftstore.hf.passes import Entry, Wants
+from draftstore.hf.preparing import prepare_text
 from draftstore.hf.runner import LEAST_WIDTH, new_runner
 from draftstore.trees.tree import DraftTree
 
@@ -27,6 +28,8 @@ PROMPT = 12
 """Tokens of the prompt."""
 ROWS = 4
 """Tokens that are read together in one pass, and one by one for comparison."""
+MASKED = 5e3
+"""A logit that lies this far below the largest of its row is a mask, and has no probability."""
 SEED = 5
 
 
@@ -34,8 +37,8 @@ class Exactness(NamedTuple):
     """The result of a check.
 
     Attributes:
-        deviation: largest difference between the two results for a logit, divided by the spread of the logits of its
-            row; None if they were not compared.
+        deviation: largest difference between the two results for a logit, divided by the spread of the unmasked
+            logits of its row; None if they were not compared.
         tolerance: largest deviation that rounding explains.
         fault: why drafts would change the output; empty if they do not.
     """
@@ -75,14 +78,16 @@ def examine(model: Any) -> Exactness:
     tolerance = max(torch.finfo(kind).eps for kind in _dtypes(model)) ** 0.5
     if fault := why_never(model):
         return Exactness(None, tolerance, fault)
-    tokens = _random_tokens(model)
+    tokens = random_tokens(model)
     try:
-        alone, drafted = _read_one_by_one(model, tokens), _read_together(model, tokens)
-    except Exception as error:  # noqa: BLE001 (a model's code may raise anything on our masks and positions)
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return Exactness(None, tolerance, f"fails in a pass over a draft ({reason})")
-    spread = (alone.amax(-1) - alone.amin(-1)).clamp_min(torch.finfo(alone.dtype).tiny)
-    deviations = (drafted - alone).abs().amax(-1) / spread
+        alone = _read_one_by_one(model, tokens)
+    except Exception as error:  # noqa: BLE001 (a model's code may raise anything)
+        return Exactness(None, tolerance, f"cannot be decoded at all: plain generate fails ({_short(error)})")
+    try:
+        drafted = _read_together(model, tokens)
+    except Exception as error:  # noqa: BLE001 (on our masks and positions, too)
+        return Exactness(None, tolerance, f"fails in a pass over a draft ({_short(error)})")
+    deviations = _deviations(alone, drafted)
     # In half precision, rounding may send a token to another expert of a mixture: a single row proves little.
     allowed = ROWS // 2 if tolerance > 1e-3 else 0
     worst = float(deviations.max())
@@ -96,6 +101,20 @@ def examine(model: Any) -> Exactness:
     )
 
 
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _deviations(alone: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+    """Return the largest difference in each row, divided by the spread of its logits; neither sees masked columns."""
+    masked = (alone < alone.amax(-1, keepdim=True) - MASKED) & (
+        drafted < drafted.amax(-1, keepdim=True) - MASKED
+    )
+    high, low = (alone.masked_fill(masked, limit) for limit in (-torch.inf, torch.inf))
+    spread = (high.amax(-1) - low.amin(-1)).clamp_min(torch.finfo(alone.dtype).tiny)
+    return (drafted - alone).abs().masked_fill(masked, 0.0).amax(-1) / spread
+
+
 def _dtypes(model: Any) -> Iterator[torch.dtype]:
     """Yield the types that a model computes in."""
     yield model.dtype
@@ -104,7 +123,7 @@ def _dtypes(model: Any) -> Iterator[torch.dtype]:
         yield torch.get_autocast_dtype(model.device.type)
 
 
-def _random_tokens(model: Any) -> NDArray[np.int64]:
+def random_tokens(model: Any) -> NDArray[np.int64]:
     """Return int64 [PROMPT + ROWS + 1], ids of ordinary text: no special ids that the configuration names."""
     config = model.config.get_text_config(decoder=True)
     named = {
@@ -121,15 +140,19 @@ def _random_tokens(model: Any) -> NDArray[np.int64]:
 def _read_one_by_one(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     """Return plain generate's logits after the prompt and each further token, float [ROWS + 2, vocabulary]."""
     prompt = torch.from_numpy(tokens[None, :PROMPT]).to(model.device)
-    settings: Any = GenerationConfig(
-        max_new_tokens=ROWS + 2, use_cache=True, output_logits=True, return_dict_in_generate=True
-    )  # type: ignore[no-untyped-call]
-    plain = copy.copy(model)  # the same without its own settings: ends, stop strings, a time limit
-    plain.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
-    forced = LogitsProcessorList([Forced([*tokens.tolist(), 0])])
-    mask = torch.ones_like(prompt)
-    found = plain.generate(prompt, generation_config=settings, attention_mask=mask, logits_processor=forced)
+    settings: dict[str, Any] = {
+        "use_cache": True, "output_logits": True, "return_dict_in_generate": True, "max_new_tokens": ROWS + 2,
+        "logits_processor": LogitsProcessorList([Forced([*tokens.tolist(), 0])]),
+    }  # fmt: skip
+    found = _neutral(model).generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
     return torch.cat(found.logits).cpu()
+
+
+def _neutral(model: Any) -> Any:
+    """Return the model without its own settings: ends, stop strings, a time limit."""
+    neutral = copy.copy(model)
+    neutral.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    return neutral
 
 
 class Forced(LogitsProcessor):
@@ -150,6 +173,7 @@ def _read_together(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     Every node of the path has a rejected sibling. If the model takes two texts, another one of a different length is
     in the pass.
     """
+    prepare_text(_neutral(model), torch.from_numpy(tokens[None, :PROMPT]).to(model.device), max_new_tokens=1)
     others = 0 if takes_one(model) else 1
     runner = new_runner(model, 1 + others)
     runner.pool.resize(LEAST_WIDTH, 0, 0)

@@ -5,8 +5,7 @@
     generate(model, **inputs, drafter=drafter, max_new_tokens=200)
     model.generate(**inputs, custom_generate=speculative_generate, drafter=drafter, max_new_tokens=200)
 
-The first form calls the second; `streamer=` and `stop_strings=` work only in the first, because transformers passes
-neither streamer nor tokenizer to a custom function.
+The first form is short for the second.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,18 +19,18 @@ from transformers.generation.logits_process import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftstore.decoding.loop import Step
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf.batches import MAX_TEXTS, Batch, tokens_for
-from draftstore.hf.checks import check_request
-from draftstore.hf.exactness import require_exact
-from draftstore.hf.loading import positions_of
+from draftstore.hf.exactness import PROMPT, Exactness, examine, random_tokens, require_exact
+from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.members import Member
+from draftstore.hf.preparing import prepare_texts
 
 OF_THE_WHOLE = (
     PrefixConstrainedLogitsProcessor,
@@ -52,7 +51,7 @@ def speculative_generate(
     budget: int = 64,
     planner: Planner | None = None,
     min_prob: float = 0.0,
-    token_streamer: Any = None,
+    streamer: Any = None,
     on_step: Callable[[Step], None] | None = None,
     seeds: Sequence[int] | None = None,
     **model_kwargs: Any,
@@ -72,7 +71,7 @@ def speculative_generate(
         budget: maximum nodes of a draft; ignored with a planner.
         planner: chooses how much of a draft to verify.
         min_prob: minimum probability of a drafted node.
-        token_streamer: gets the prompt and every token of a single text, like `streamer` in plain `generate`.
+        streamer: gets the prompt, from `generate`, and every token of a single text.
         on_step: called for every text after its prefill (a step with an empty tree) and after every pass. If it raises,
             generation ends.
         seeds: one for each text; a sampled text is the one that plain `generate` returns for its prompt alone after
@@ -85,35 +84,30 @@ def speculative_generate(
         without the cache. Shorter texts are padded with the pad id.
 
     Raises:
-        DecodingError: unsupported generation: beams, a cache that holds a text, inputs other than ids, attentions or
-            hidden states as an output; a model that does not support drafts, see `draftstore.hf.exactness`; several
-            texts with a streamer, scores or logits.
+        DecodingError: unsupported generation: beams, an assistant, a cache that holds a text, inputs other than ids,
+            attentions or hidden states as an output; a model that does not support drafts, see
+            `draftstore.hf.exactness`; several texts with a streamer, scores or logits.
     """
     require_exact(model)
     texts = len(input_ids)
-    check_request(generation_config, model_kwargs, texts)
     if texts > 1:
-        _check_texts(logits_processor, token_streamer)
+        _check_texts(logits_processor, streamer)
     planner = (planner or Fixed(budget)) if drafter is not None else Fixed(0)
-    mask = model_kwargs.get("attention_mask")
-    members = [
-        Member(
-            input_ids[row : row + 1],
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            attention_mask=None if mask is None else mask[row : row + 1],
-            streamer=token_streamer,
-            random=random,
-        ).draft(drafter, planner, min_prob)
-        for row, random in enumerate(_sources(seeds, texts, generation_config, input_ids.device))
-    ]
-    if token_streamer is not None:
-        token_streamer.put(input_ids.cpu())
+    prepared = prepare_texts(
+        model,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        streamer=streamer,
+        sources=_sources(seeds, texts, generation_config, input_ids.device),
+        **model_kwargs,
+    )
+    members = [member.draft(drafter, planner, min_prob) for member in prepared]
     with closing(batch_for(model, members)) as batch:
         decode_all(batch, members, on_step or (lambda _: None))
-    if token_streamer is not None:
-        token_streamer.end()
+    if streamer is not None:
+        streamer.end()
     return _result(members, generation_config)
 
 
@@ -186,74 +180,37 @@ def _result(members: Sequence[Member], config: GenerationConfig) -> torch.Tensor
 
 
 def generate(
-    model: Any,
-    inputs: torch.Tensor | None = None,
-    *,
-    streamer: Any = None,
-    tokenizer: Any = None,
-    stop_strings: str | Sequence[str] | None = None,
-    **arguments: Any,
+    model: Any, inputs: torch.Tensor | None = None, **arguments: Any
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Call `model.generate` with drafts.
 
     Args:
         inputs: int64 [texts, length], the prompts; or `input_ids=`.
-        streamer: gets the prompt and every token.
-        tokenizer: tokenizer of transformers, for `stop_strings`.
-        stop_strings: strings that end the text.
         arguments: `drafter` and the others of `speculative_generate`, and those of `model.generate`.
 
     Raises:
-        DecodingError: see `speculative_generate`; or there is an `assistant_model` or a cache.
-        ValueError: stop strings without a tokenizer, and errors of `model.generate`.
+        DecodingError: see `speculative_generate`.
+        ValueError: errors of `model.generate`, such as stop strings without a `tokenizer=`.
     """
-    for name, instead in (("assistant_model", "the drafter"), ("past_key_values", "their own cache")):
-        if arguments.get(name) is not None:
-            raise DecodingError(f"{name} is set, expected none: drafts have {instead}, so remove it")
-    arguments["stopping_criteria"] = _with_stop_strings(model, tokenizer, stop_strings, arguments)
     output: torch.Tensor | GenerateDecoderOnlyOutput = model.generate(
-        inputs, custom_generate=speculative_generate, token_streamer=streamer, **arguments
+        inputs, custom_generate=speculative_generate, **arguments
     )
     return output
 
 
-def prepare_text(
-    model: Any, inputs: torch.Tensor, *, random: torch.Generator | None = None, **generate_kwargs: Any
-) -> Member:
-    """Prepare a text for a batch as plain `generate` would, without generating anything."""
-    found: list[Member] = []
-
-    def prepared(
-        _model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> torch.Tensor:
-        mask = model_kwargs.get("attention_mask")
-        rules = logits_processor, stopping_criteria, generation_config
-        found.append(Member(input_ids, *rules, attention_mask=mask, random=random))
-        return input_ids
-
-    model.generate(inputs, custom_generate=prepared, **generate_kwargs)
-    return found[0]
-
-
-def _with_stop_strings(
-    model: Any, tokenizer: Any, stop_strings: str | Sequence[str] | None, generate_kwargs: dict[str, Any]
-) -> StoppingCriteriaList:
-    """Return the stopping criteria of a request, including its stop strings."""
-    criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
-    if stop_strings is None:
-        for config in (generate_kwargs.get("generation_config"), model.generation_config):
-            if config is not None and config.stop_strings is not None:
-                stop_strings = config.stop_strings
-                generate_kwargs["stop_strings"] = None  # otherwise transformers needs the tokenizer
-                break
-    if stop_strings is not None:
-        if tokenizer is None:
-            raise ValueError("stop_strings need the model's tokenizer: pass it as tokenizer=")
-        strings = stop_strings if isinstance(stop_strings, str) else list(stop_strings)
-        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
-    return criteria
+def check_model(loaded: LoadedModel) -> Exactness:
+    """Check a model, and call `generate` with its own settings as users do: what either refuses is the fault."""
+    found = examine(loaded.model)
+    if not found.fault:
+        prompt = torch.from_numpy(random_tokens(loaded.model))[None, :PROMPT].to(loaded.model.device)
+        options: dict[str, Any] = {
+            "drafter": RequestDrafter(loaded.vocab_size),
+            "tokenizer": loaded.tokenizer,
+        }
+        try:
+            generate(
+                loaded.model, prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, **options
+            )
+        except Exception as error:  # noqa: BLE001 (a model's code and settings may raise anything)
+            return found._replace(fault=f"is refused with its own settings: {error}")
+    return found

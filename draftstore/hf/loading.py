@@ -84,6 +84,12 @@ class LoadedModel(NamedTuple):
         return [int(end) for end in (ends if isinstance(ends, list | tuple) else [ends])]
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings of the model's own settings that end an answer."""
+        stops = getattr(self.model.generation_config, "stop_strings", None) or ()
+        return (stops,) if isinstance(stops, str) else tuple(stops)
+
+    @property
     def positions(self) -> int | None:
         """Context length: maximum tokens of prompt and answer together; None if the model does not state it."""
         return positions_of(self.model)
@@ -134,14 +140,26 @@ def load_model(
             options["gguf_file"] = file
         elif where.type != "cpu":
             options["device_map"] = {"": where}  # avoids a copy of the weights in host memory
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
+        model = _class_of(source, file).from_pretrained(source, **options)
         torch.nn.Module.to(model, where)
     with _low_noise(), _explained(name_or_path, "tokenizer of "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **{"gguf_file": file} if file else {})
         if file is not None and isinstance(end := model.config.eos_token_id, int):
             tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)  # transformers 5.17 takes BOS for it
     text = text_tokenizer(tokenizer, source if file is None else None, model_name(name_or_path))
-    return LoadedModel(model.eval(), tokenizer, text)  # type: ignore[no-untyped-call]
+    return LoadedModel(model.eval(), tokenizer, text)
+
+
+def _class_of(source: str, file: str | None) -> Any:
+    """Return the class that loads a model: of image-text models only some load as causal language models."""
+    import transformers
+    from transformers.models.auto import modeling_auto as known
+
+    images, causal = known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, known.MODEL_FOR_CAUSAL_LM_MAPPING
+    kind: Any = None if file else type(transformers.AutoConfig.from_pretrained(source))
+    if kind in images and kind not in causal:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, name: str) -> TextTokenizer:

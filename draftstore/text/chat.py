@@ -121,6 +121,26 @@ def render_template(
         raise TokenizerError(f"the chat template of {owner!r} rejects the conversation: {error}") from None
 
 
+def as_parts(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose texts are lists of one part each."""
+    return [{**each, "content": [{"type": "text", "text": each.get("content", "")}]} for each in messages]
+
+
+def reads_parts(template: str, named_tokens: Mapping[str, str]) -> bool:
+    """Return True if a template shows a text only as a list of parts, as those of some image-text models do."""
+    shown, probe = [], "some text"
+    messages: list[Message] = [{"role": "user", "content": probe}]
+    for form in (messages, as_parts(messages)):
+        try:
+            text = render_template(
+                template, form, add_generation_prompt=True, named_tokens=named_tokens, owner="probe"
+            )
+        except TokenizerError:
+            text = ""
+        shown.append(probe in text)
+    return shown == [False, True]
+
+
 @cache
 def compile_template(template: str) -> Callable[..., str]:
     """Compile a chat template once."""

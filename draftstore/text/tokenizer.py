@@ -1,8 +1,8 @@
 """A model's tokenizer: encoding, decoding, BOS, chat template, identity.
 
-It reads the files that ship with Hugging Face models: `tokenizer.json`, and `tokenizer_config.json` and
-`chat_template.jinja` if present. The package `tokenizers` does the work and is imported when a tokenizer is loaded:
-opening a store and drafting from it do not need it.
+It reads the files that ship with Hugging Face models: `tokenizer.json`, and `tokenizer_config.json`,
+`chat_template.jinja` and `chat_template.json` if present. The package `tokenizers` does the work and is imported when a
+tokenizer is loaded: opening a store and drafting from it do not need it.
 """
 
 import hashlib
@@ -25,8 +25,10 @@ from draftstore.text.chat import (
     DOCUMENT_DATE,
     NO_SETTINGS,
     Message,
+    as_parts,
     find_template,
     plain_chat,
+    reads_parts,
     render_template,
 )
 from draftstore.text.gguf import GGUF_SUFFIX, read_gguf
@@ -39,7 +41,8 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG = TypeAdapter(dict[str, Any])
-FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
+PROCESSOR_FILE = "chat_template.json"  # of models that can also read images
+FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE, PROCESSOR_FILE)
 LONG_TEXT = 1 << 14
 """Characters above which a text is encoded as a batch: only that releases the GIL."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -68,8 +71,8 @@ class TextTokenizer:
         self.name = name
         self._backend = backend
         self._files = dict(files)
-        self._config = _parse_config(files.get(CONFIG_FILE, b"{}"), name)
-        self._template = _chat_template(self._config, files.get(TEMPLATE_FILE), name)
+        self._config = _parsed(files.get(CONFIG_FILE, b"{}"), CONFIG_FILE, name)
+        self._template = _chat_template(self._config, files, name)
         self._named_tokens = _named_tokens(self._config)
 
     @cached_property
@@ -112,6 +115,11 @@ class TextTokenizer:
         """Ids of the added tokens that are marked as special."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
+
+    @cached_property
+    def special_texts(self) -> dict[str, int]:
+        """Those ids by what spells them."""
+        return {text: i for i in self.special_ids if (text := self._entry(i))}
 
     @cached_property
     def bos_ids(self) -> tuple[int, ...]:
@@ -212,7 +220,8 @@ class TextTokenizer:
                 raise TokenizerError(f"the model {self.name!r} has no chat template: omit its settings")
             return plain_chat(messages, add_generation_prompt)
         return render_template(
-            self._template, messages, add_generation_prompt=add_generation_prompt,
+            self._template, as_parts(messages) if self._reads_parts else messages,
+            add_generation_prompt=add_generation_prompt,
             named_tokens=self._named_tokens, owner=self.name, settings=settings, date=date,
         )  # fmt: skip
 
@@ -224,6 +233,10 @@ class TextTokenizer:
         """Write the tokenizer's files, byte for byte as read, into an existing directory."""
         for name, data in self._files.items():
             (directory / name).write_bytes(data)
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        return self._template is not None and reads_parts(self._template, self._named_tokens)
 
     @cached_property
     def _byte_level(self) -> bool:
@@ -315,11 +328,12 @@ def _download(name: str) -> Path:
         ) from None
 
 
-def _parse_config(data: bytes, name: str) -> dict[str, Any]:
+def _parsed(data: bytes, file: str, name: str) -> dict[str, Any]:
+    """Return the JSON object in one of a tokenizer's files."""
     try:
         return load_json(data, CONFIG)
     except ValueError as error:
-        raise TokenizerError(f"{CONFIG_FILE} of {name!r} is not a JSON object: {error}") from None
+        raise TokenizerError(f"{file} of {name!r} is not a JSON object: {error}") from None
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -329,14 +343,17 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
-def _chat_template(config: Mapping[str, Any], file: bytes | None, name: str) -> str | None:
-    """Return the chat template from the file, else from the configuration."""
-    if file is None:
-        return find_template(config)
-    try:
-        return file.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{TEMPLATE_FILE} of {name!r} is not UTF-8 text: {error}") from None
+def _chat_template(config: Mapping[str, Any], files: Mapping[str, bytes], name: str) -> str | None:
+    """Return the chat template from its own file, else from the configuration, else from the processor's file."""
+    if TEMPLATE_FILE in files:
+        try:
+            return files[TEMPLATE_FILE].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{TEMPLATE_FILE} of {name!r} is not UTF-8 text: {error}") from None
+    found = find_template(config)
+    if found is None and PROCESSOR_FILE in files:
+        found = find_template(_parsed(files[PROCESSOR_FILE], PROCESSOR_FILE, name))
+    return found
 
 
 def _without_unset(value: Any) -> Any:

@@ -193,7 +193,7 @@ class Answer:
         """Show the text held back and return the complete answer."""
         if not self._stops.found():
             self._show(self._readable(self._pieces.finish()) + self._stops.finish())
-            if self._stops.found():
+            if self._stops.found() or self._room:  # the model's own settings may end it, too
                 self.reason = "stop"
         content, calls = self._text, parse_calls(self._text) if self._tag.found() else []
         if calls:

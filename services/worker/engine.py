@@ -16,6 +16,7 @@ class Facts(NamedTuple):
     ends: frozenset[int]  # ids that end an answer
     drafters: tuple[str, ...] = ()
     device: str = "cpu"
+    stops: tuple[str, ...] = ()  # strings that end an answer
 
 
 class Engine(Protocol):

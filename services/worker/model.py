@@ -13,7 +13,7 @@ from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
-from draftstore.errors import LookupServiceError
+from draftstore.errors import DraftstoreError, LookupServiceError, ModelError
 from draftstore.hf.answering import batch_member, decode_plainly
 from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import why_plain
@@ -164,7 +164,7 @@ def _facts(
     """Return the facts about a model and its drafters."""
     positions, ends = min(positions, loaded.positions or UNBOUNDED), frozenset(loaded.ends)
     device = str(loaded.model.device)
-    return Facts(name or loaded.name, positions, loaded.vocab_size, ends, drafters, device)
+    return Facts(name or loaded.name, positions, loaded.vocab_size, ends, drafters, device, loaded.stops)
 
 
 def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings: WorkerSettings) -> Engine:
@@ -175,6 +175,23 @@ def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings:
     transformers_log.set_verbosity(logging.ERROR)  # it warns about intended settings
     loaded = model.load(model.model)
     LOG.info("model loaded", extra={"model": loaded.name, "seconds": round(monotonic() - begin, 1)})
+    engine = _engine_of(loaded, sources, effort, settings)
+    Mixture([RequestDrafter(2)]).warm_up()  # answers in JSON mix the grammar in
+    try:
+        for count in sorted({1, min(2, engine.room)}):
+            _warm_up(engine, count)
+    except DraftstoreError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ModelError(
+            f"{loaded.name!r} cannot be decoded ({reason}): check its files and settings"
+        ) from error
+    return engine
+
+
+def _engine_of(loaded: LoadedModel, sources: Sources, effort: Effort, settings: WorkerSettings) -> Engine:
+    """Return the engine that a model allows: with drafts, or one answer at a time."""
     if why := why_plain(loaded.model):
         LOG.warning("one answer at a time, without drafts", extra={"reason": why})
         return PlainEngine(loaded, name=settings.name)
@@ -186,11 +203,7 @@ def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings:
     LOG.info("drafting", extra=drafting | {"lookup_deadline": sources.deadline})
     batch = Batch(loaded.model, most=settings.max_batch, tokens=settings.max_tokens_in_flight)
     LOG.info("batches", extra={"most": batch.most, "tokens": batch.positions})
-    engine = BatchEngine(loaded, batch, drafters, plan.planner, settings.name, effort.min_prob)
-    Mixture([RequestDrafter(2)]).warm_up()  # answers in JSON mix the grammar in
-    for count in (1, min(2, batch.most)):
-        _warm_up(engine, count)
-    return engine
+    return BatchEngine(loaded, batch, drafters, plan.planner, settings.name, effort.min_prob)
 
 
 def _assembled(loaded: LoadedModel, sources: Sources, patience: float) -> Assembly:

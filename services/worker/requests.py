@@ -45,6 +45,7 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
         raise ApiError(400, message, param="n" if count > 1 else "prompt")
     sampling, prediction = _sampling(body, engine.facts.vocab_size), _prediction(body, engine)
     stop_ids = _known(body.stop_token_ids or (), "stop_token_ids", engine.facts.vocab_size)
+    stop_ids += _special_stops(body, engine.tokenizer)
     requests = []
     for prompt in _prompts(body, engine):
         request = GenerationRequest(
@@ -67,7 +68,20 @@ def make_terms(body: AnyBody, engine: Engine, id_: str, bearer: str) -> Terms:
     """Return what the answers to a request have in common."""
     tools = isinstance(body, ChatBody) and bool(body.callable_tools)
     lead, record = _lead(body, engine.tokenizer), _recorder(body, engine, id_)
-    return Terms(id_, engine.tokenizer, engine.facts.ends, body.stop, lead, tools, bearer, record)
+    stops = (*body.stop, *engine.facts.stops)
+    return Terms(id_, engine.tokenizer, engine.facts.ends, stops, lead, tools, bearer, record)
+
+
+def _special_stops(body: Body, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Return the ids of the stop strings that are special tokens, which have no text."""
+    special, found = tokenizer.special_texts, []
+    for stop in body.stop:
+        if stop in special:
+            found.append(special[stop])
+        elif inside := next((text for text in special if text in stop), None):
+            message = f"the stop string {stop!r} contains {inside!r}, a special token, which has no text: name it alone"
+            raise ApiError(400, message, param="stop")
+    return tuple(found)
 
 
 def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:

@@ -14,7 +14,13 @@ from typing import Any, TypeVar, cast
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
 from draftstore.hf import runner
@@ -103,6 +109,39 @@ def build(
         torch.manual_seed(seed)
         factory: Any = AutoModelForCausalLM
         model = factory.from_config(config, dtype=dtype, attn_implementation=attention)
+    return cast(PreTrainedModel, model.eval())
+
+
+def build_image_text(family: str, *, vocab_size: int = 64, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """Return a model of text and images with random weights, small in both; `changes` are of its text configuration."""
+    base: Any = AutoConfig.for_model(family)
+    text: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": vocab_size,
+        "max_position_embeddings": 512, "initializer_range": 0.4, "layer_types": None, "num_local_experts": 4,
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    vision: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "depth": 1, "embed_dim": 32,
+        "num_heads": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "image_size": 28,
+        "patch_size": 14, "out_hidden_size": 32,
+    }  # fmt: skip
+
+    def of(config: Any, values: dict[str, Any]) -> dict[str, Any]:
+        known = config.to_dict()
+        return {"model_type": config.model_type, **{key: values[key] for key in values.keys() & known.keys()}}
+
+    ids = {key: vocab_size - 1 for key in ("image_token_id", "image_token_index") if hasattr(base, key)}
+    config = AutoConfig.for_model(
+        family,
+        text_config=of(base.text_config, text) | changes,
+        vision_config=of(base.vision_config, vision) if base.vision_config else None,
+        **ids,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        factory: Any = AutoModelForImageTextToText
+        model = factory.from_config(config, dtype=torch.float32)
     return cast(PreTrainedModel, model.eval())
 
 

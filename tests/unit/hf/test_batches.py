@@ -18,8 +18,8 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import generate, pools
 from draftstore.hf.batches import Batch
-from draftstore.hf.generation import prepare_text
 from draftstore.hf.members import Member, Outcome
+from draftstore.hf.preparing import prepare_text
 from draftstore.hf.runner import MAX_ROWS, Runner
 from tests.fakes.adversaries import Adversary, Prophet, Prophets, RandomTrees, Silent
 from tests.unit.hf.test_matrix import GO_ON, MODELS, SETTINGS, VOCAB, Known, known, model_of

@@ -252,6 +252,8 @@ def test_criteria_processors_and_streamers_see_what_they_see_plainly(kind: str) 
         {"prefill_chunk_size": 2},
         {"position_ids": torch.arange(SIZE)[None]},
         {"cache_implementation": "static"},
+        {"past_key_values": DynamicCache()},
+        {"output_hidden_states": True, "output_router_logits": False},
     ],
 )
 def test_what_generate_accepts_besides_changes_nothing(options: dict[str, Any]) -> None:
@@ -273,6 +275,22 @@ def test_as_custom_generate() -> None:
     found = model.generate(PROMPT, drafter=drafter, budget=30, on_step=tally.add, **options)
     assert ids_of(found) == ids_of(expected) == ids_of(model.generate(PROMPT, **options))
     assert tally.accepted_length > 4
+
+
+def test_a_streamer_and_a_tokenizer_reach_the_custom_function(data: Path) -> None:
+    """Partial or not; transformers alone drops both."""
+    model: Any = stories(data)
+    tokenizer, ids = stories_tokenizer(data), story_ids(data)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40}
+    options |= {"stop_strings": ["park"], "tokenizer": tokenizer}
+    seen = []
+    for custom in (None, speculative_generate, functools.partial(speculative_generate, budget=9)):
+        streamer = Recording()
+        given = {} if custom is None else {"custom_generate": custom, "drafter": RequestDrafter(512)}
+        output = model.generate(ids, streamer=streamer, **options, **given)
+        seen.append((output.tolist(), streamer.calls))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][1][-1] == "end"
 
 
 # --- steps and errors ---
@@ -358,15 +376,13 @@ SCORES = {"return_dict_in_generate": True, "output_scores": True}
         (1, {"num_beams": 2}, "num_beams is 2, expected 1"),
         (1, {"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search, expected greedy search or sampling"),
         (1, {"prompt_lookup_num_tokens": 3}, "select assisted_generation"),
-        (1, {"assistant_model": tiny}, "assistant_model is set, expected none"),
-        (1, {"past_key_values": DynamicCache()}, "past_key_values is set, expected none"),
+        (1, {"assistant_model": tiny()}, "assistant_model with drafts is not supported: remove it"),
         (1, {"return_dict_in_generate": True, "output_attentions": True}, "output_attentions with drafts"),
-        (1, {"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states with drafts"),
+        (1, {"return_dict_in_generate": True, "output_hidden_states": True}, "^output_hidden_states with drafts"),
         (1, {"inputs_embeds": torch.zeros((1, SIZE, 32), dtype=torch.float64)}, "inputs_embeds with drafts"),
-        (1, {"output_router_logits": False}, "output_router_logits with drafts is not supported: remove it"),
         (1, {"position_ids": torch.arange(SIZE)[None] + 1}, "position_ids are not the default"),
         (1, {"position_ids": torch.zeros((3, 1, SIZE), dtype=torch.int64)}, "position_ids are not the default"),
-        (2, {"streamer": object()}, "streamer for several texts"),
+        (2, {"streamer": Recording()}, "streamer for several texts"),
         (2, SCORES, "output_scores with drafts"),
         (2, {"prefix_allowed_tokens_fn": lambda row, ids: [9 + row]}, "PrefixConstrainedLogitsProcessor"),
         (2, {"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),

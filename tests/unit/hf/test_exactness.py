@@ -17,8 +17,9 @@ from draftstore.hf import exactness, generate
 from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import PROMPT as READ
 from draftstore.hf.exactness import examine, why_plain
-from draftstore.hf.generation import decode_all, prepare_text
+from draftstore.hf.generation import decode_all
 from draftstore.hf.masks import FULL, SLIDING
+from draftstore.hf.preparing import prepare_text
 from tests.fakes.adversaries import Prophets, Silent
 from tests.fakes.hf_models import build, tiny
 
@@ -209,6 +210,26 @@ def test_passes_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "computes other logits" in found.fault
 
 
+@pytest.mark.parametrize("mask", [-1e4, -1e9, -torch.inf])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_logits_that_a_model_masks_itself_do_not_count(mask: float, wrong: bool) -> None:
+    """They neither hide what differs beside them nor make a model differ."""
+    model: Any = build(vocab_size=VOCAB, dtype=torch.float32)
+
+    def masked(_head: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
+        if wrong and logits.shape[1] > 1:
+            logits[..., 0] += 0.1 * (logits.amax() - logits.amin())
+        logits[..., VOCAB // 2 :] = mask
+        return logits
+
+    model.lm_head.register_forward_hook(masked)
+    found = examine(model)
+    assert ("computes other logits" in found.fault) == wrong
+    assert found.deviation is not None
+    assert (found.deviation > 0.01) == wrong
+
+
 def test_in_training_nothing_is_checked() -> None:
     """Dropout makes every pass another."""
     model: Any = build(vocab_size=VOCAB).train()
@@ -240,7 +261,7 @@ def test_a_model_that_fails_in_the_check_is_refused() -> None:
             raise RuntimeError("not this text")
 
     model.register_forward_pre_hook(choosy, with_kwargs=True)
-    with pytest.raises(DecodingError, match=r"fails in a pass over a draft \(RuntimeError: not this text\)"):
+    with pytest.raises(DecodingError, match=r"cannot be decoded at all: .* \(RuntimeError: not this text\)"):
         generate(model, PROMPT, drafter=Silent(VOCAB), max_new_tokens=2)
 
 

@@ -1,6 +1,7 @@
 """Models from directories and GGUF files, the tokenizer that stores are checked against, and errors in one sentence."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from draftstore.errors import ModelError, TokenizerError
 from draftstore.hf import load_model
 from draftstore.hf.loading import text_tokenizer
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from tests.fakes.hf_models import tiny
+from tests.fakes.hf_models import build_image_text, tiny
 
 
 @pytest.fixture(scope="session")
@@ -158,3 +159,14 @@ try:
 except MissingExtraError as error:
     print(error)
 """
+
+
+def test_a_model_that_can_also_read_images(data: Path, tmp_path: Path) -> None:
+    """Most such families are no causal language models to transformers."""
+    model: Any = build_image_text("llava", vocab_size=512)
+    model.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(data / "models" / "stories260K" / name, tmp_path)
+    loaded = load_model(tmp_path, device="cpu")
+    assert type(loaded.model) is type(model)
+    assert loaded.vocab_size == 512

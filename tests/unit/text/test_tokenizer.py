@@ -231,6 +231,7 @@ def test_a_hub_name_is_asked_of_the_hub(
         ("tokenizer.json", b"{}", "tokenizer.json is not a usable tokenizer"),
         ("tokenizer_config.json", b"[]", "tokenizer_config.json of 't' is not a JSON object"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja of 't' is not UTF-8"),
+        ("chat_template.json", b"[]", "chat_template.json of 't' is not a JSON object"),
     ],
 )
 def test_broken_files(
@@ -269,3 +270,23 @@ def test_real_chat_templates(data: Path) -> None:
 )
 def test_real_fingerprints_are_stable(data: Path, name: str, fingerprint: str) -> None:
     assert load_tokenizer(data / "tokenizers" / name).fingerprint.startswith(fingerprint)
+
+
+PARTS = "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}<{{ part.text }}>{% endif %}"
+PARTS += "{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}<{{ m.content }}>{% endfor %}", PARTS])
+def test_a_processors_template_is_read_where_the_tokenizer_has_none(
+    small_tokenizer: TextTokenizer, tmp_path: Path, template: str
+) -> None:
+    """Some read content only as parts, and show nothing of a text."""
+    folder = edit(small_tokenizer, tmp_path / "t", {})
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.render_chat(CHAT, add_generation_prompt=False) == "<hi><hello>"
+    (tmp_path / "copy").mkdir()
+    tokenizer.save(tmp_path / "copy")
+    assert load_tokenizer(tmp_path / "copy").template_fingerprint == tokenizer.template_fingerprint
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "own"}))
+    assert load_tokenizer(folder).render_chat(CHAT, add_generation_prompt=False) == "own"

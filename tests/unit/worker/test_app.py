@@ -151,6 +151,16 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(worker: Worker) -> No
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_stop_string_that_is_a_special_token_is_an_end_id(worker: Worker, engine: FakeEngine) -> None:
+    """Such tokens have no text in which it could be found."""
+    token = engine.tokenizer.bos_ids[0]
+    text = engine.tokenizer.decode([token])
+    assert worker.ask("completions", prompt="zero", stop=["xyz", text], max_tokens=9)[0] == 200
+    assert engine.works[-1].stop_ids == (token,)
+    error = refusal(worker.ask("completions", prompt="zero", stop=f"{text} x"), 400)
+    assert (error["param"], repr(text) in error["message"]) == ("stop", True)
+
+
 def test_no_stop_string_ends_an_answer_before_its_least_tokens(worker: Worker, engine: FakeEngine) -> None:
     least = len(engine.tokenizer.encode(ANSWER[: ANSWER.index(" two")], bos=False))
     asked: dict[str, Any] = {

@@ -266,3 +266,43 @@ def test_the_plain_engine_answers_one_after_the_other(
     )
     assert text_of(events) == expected[: expected.index("girl")]
     assert engine.facts.drafters == ()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_model_with_stop_strings_of_its_own(
+    stories: Path,
+    model: Any,
+    tokenizer: TextTokenizer,
+    tmp_path: Path,
+    exact: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import shutil
+
+    from draftstore.hf import exactness
+    from services.worker.model import load_engine
+
+    folder = shutil.copytree(stories, tmp_path / "own")
+    own = transformers.GenerationConfig.from_pretrained(stories)
+    own.update(stop_strings=["girl"], num_return_sequences=2, do_sample=True)
+    own.save_pretrained(folder)
+    if not exact:
+        monkeypatch.setattr(exactness, "why_never", lambda _model: "reads backwards")
+    options = ModelOptions(model=str(folder), dtype="float64", device="cpu")
+    with running_worker(load_engine(options, Sources(), Effort(), WorkerSettings())) as worker:
+        _, reply = worker.ask("completions", prompt=PROMPTS[0], max_tokens=40, temperature=0)
+    [choice], expected = reply["choices"], plain(model, tokenizer, PROMPTS[0], 40)
+    assert (choice["text"], choice["finish_reason"]) == (expected[: expected.index("girl")], "stop")
+
+
+def test_a_model_that_cannot_be_decoded_is_not_served(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftstore.errors import ModelError
+    from services.worker.model import load_engine
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", fail)
+    options = ModelOptions(model=str(stories), device="cpu")
+    with pytest.raises(ModelError, match=r"cannot be decoded .*list index out of range"):
+        load_engine(options, Sources(), Effort(), WorkerSettings())

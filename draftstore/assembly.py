@@ -25,7 +25,7 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
-from draftstore.live.log import LEAD, Document, Vocabulary
+from draftstore.live.log import Document, Vocabulary
 from draftstore.live.memory import CONTEXT_SIZE
 from draftstore.live.store import LiveStore
 from draftstore.live.target import LiveTarget
@@ -181,11 +181,12 @@ class Assembly(AbstractContextManager["Assembly"]):
             output: int32 [any], the answer.
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
         """
-        known = separated(prompt[-LEAD:], self.vocab_size)
-        prompt = known[1 + max(np.flatnonzero(known < 0), default=-1) :]
         for append in self._appends:
             try:
-                append(Document.of(prompt, output, digest))
+                whole = Document.of(prompt, output, digest)
+                known = separated(whole.ids, self.vocab_size)
+                start = 1 + max(np.flatnonzero(known < 0).tolist(), default=-1)  # what follows an image
+                append(whole._replace(ids=known[start:], lead=max(0, whole.lead - start)))
             except Exception as error:  # noqa: BLE001 (the answer is complete; only later drafts suffer)
                 LOG.warning("could not remember an answer: %s", error)
 

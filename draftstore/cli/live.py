@@ -1,5 +1,6 @@
 """`draftstore live`: the log of a live store, and its limit."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def live(directory: Path, tokens: int | None, as_json: bool) -> None:
       draftstore live live/team
       draftstore live live/team --tokens 200000
     """
-    if not directory.is_dir() or not log.settings_of(directory).tokens:
+    if not (directory / "live.json").exists():
         raise DraftstoreError(
             f"{directory} is not the log of a live store: name the DIR of `--live NAME=DIR`"
         )
@@ -45,14 +46,17 @@ def live(directory: Path, tokens: int | None, as_json: bool) -> None:
 
 def _found(directory: Path) -> dict[str, Any]:
     """Return what a log holds."""
-    settings, paths = log.settings_of(directory), log.segments(directory)
+    settings, paths, size = log.settings_of(directory), log.segments(directory), 0
+    for path in paths:
+        with suppress(FileNotFoundError):  # put to rest, or deleted
+            size += path.stat().st_size
     return {
         "path": directory,
         "tokenizer": settings.vocabulary and settings.vocabulary.fingerprint,
         "vocab_size": settings.vocabulary and settings.vocabulary.size,
         "limit_tokens": settings.tokens,
         "limit_bytes": log.most_bytes(settings.tokens),
-        "bytes": sum(path.stat().st_size for path in paths),
+        "bytes": size,
         "documents": sum(1 for path in paths for _ in log.documents(path)),
         "processes": sum(map(log.is_open, paths)),
         "segments": len(paths),

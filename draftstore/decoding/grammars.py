@@ -35,6 +35,8 @@ MAX_OPTIONAL = 500
 """Maximum optional properties of a schema: llguidance fails above, after a time that grows with their square."""
 STACK = 512 << 20
 """Bytes of stack for compiling a schema, which llguidance does recursively: a small stack would crash the process."""
+VALUES = ("enum", "const", "default", "examples")
+"""Parts of a schema that are no schemas."""
 _STARTING = threading.Lock()
 OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
@@ -48,6 +50,11 @@ class Grammars:
         self._ends = frozenset(end for end in ends if end < tokenizer.vocab_size)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is compiling: Python cannot end before it without a crash."""
+        return self._lock.locked()
 
     def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
         """Return the grammar of a JSON schema; the first call takes seconds to read the vocabulary.
@@ -183,6 +190,6 @@ def _optional(part: Any) -> int:
     if not isinstance(part, dict):
         return 0
     properties, required = part.get("properties"), part.get("required")
-    known = len(required) if isinstance(required, list) else 0
-    own = max(0, len(properties) - known) if isinstance(properties, dict) else 0
-    return own + sum(map(_optional, part.values()))
+    known = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    own = len(properties.keys() - known) if isinstance(properties, dict) else 0
+    return own + sum(_optional(each) for name, each in part.items() if name not in VALUES)

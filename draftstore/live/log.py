@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.errors import DraftstoreError, EarlierVersionError
-from draftstore.storage.files import write_json
+from draftstore.storage.files import replacing
 from draftstore.storage.locks import lock
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY
 
@@ -191,6 +191,7 @@ class Writer:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._tokens, self._state = folder, tokens, 0
         self._signed = time.monotonic()
+        enlarge(folder, tokens)
         self._open()
 
     def append(self, taken: Iterable[Document]) -> None:
@@ -202,23 +203,27 @@ class Writer:
     def apply(self, state: int) -> None:
         """Record, unless already done, that memory is free of everything taken down up to a state."""
         if state != self._state:
+            self._sign(state)
             self._state = state
-            self._sign()
 
     def beat(self) -> None:
         """Show those who wait for a state, once per second, that this process is at work on it."""
         if time.monotonic() - self._signed > BEAT_SECONDS:
             with suppress(OSError):  # the disk is full; memory is cleared all the same
-                self._sign()
+                self._sign(self._state)
 
-    def _sign(self) -> None:
-        self._write(_encode(Document(np.empty(0, np.int32), created=float(self._state)), _APPLIED))
+    def _sign(self, state: int) -> None:
+        self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
         self._signed = time.monotonic()
 
     def roll(self) -> None:
-        """Begin a new segment if the current one is old or large."""
-        age = time.monotonic() - self._began
-        if self.size and (age > SEGMENT_SECONDS or self.size > self._tokens * _TOKEN.itemsize):
+        """Begin a new segment if the current one is old, or large for the log."""
+        old, large = (
+            time.monotonic() - self._began > SEGMENT_SECONDS,
+            self.size > most_bytes(self._tokens) // LOGGED,
+        )
+        large = large and self.size > most_bytes(settings_of(self._folder).tokens) // LOGGED
+        if self.size and (old or large):
             state = self._state
             self.reopen()
             self.apply(state)
@@ -226,13 +231,15 @@ class Writer:
     @property
     def in_place(self) -> bool:
         """Whether the path still leads to the current segment; else its folder was moved, removed or replaced."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(OSError):
             return os.path.samestat(os.fstat(self._file), self.path.stat())
         return False
 
     def reopen(self) -> None:
         """Begin a new segment; OSError if the folder is gone."""
         file = self._file
+        if not settings_of(self._folder).tokens:  # another folder than before
+            enlarge(self._folder, self._tokens)
         self._open()
         os.close(file)
 
@@ -243,7 +250,6 @@ class Writer:
         os.close(self._file)
 
     def _open(self) -> None:
-        enlarge(self._folder, self._tokens)
         stamp = int(max(time.time(), newest(self._folder)) * 1000) + 1
         path = self._folder / f"{stamp:016d}-{secrets.token_hex(4)}{LIVE}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
@@ -337,8 +343,17 @@ def _change(folder: Path, make: Callable[[Settings], Settings]) -> Settings:
         after = make(before)
         if after != before:
             vocabulary = after.vocabulary._asdict() if after.vocabulary else {}
-            write_json(folder / "live.json", {**vocabulary, "tokens": after.tokens, "identity": IDENTITY})
+            save(folder / "live.json", {**vocabulary, "tokens": after.tokens})
     return after
+
+
+def save(path: Path, fields: dict[str, Any]) -> None:
+    """Write what `load` reads, atomically, for the owner of the log, even if root does."""
+    with replacing(path, MODE) as temporary:
+        temporary.write_text(json.dumps(fields | {"identity": IDENTITY}), encoding="utf-8")
+        if os.geteuid() == 0:
+            owner = path.parent.stat()
+            os.chown(temporary, owner.st_uid, owner.st_gid)
 
 
 def load(folder: Path, name: str, make: Callable[[dict[str, Any]], T], advice: str) -> T | None:
@@ -354,7 +369,9 @@ def load(folder: Path, name: str, make: Callable[[dict[str, Any]], T], advice: s
             return make(found)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except OSError as error:
+        raise DraftstoreError(f"{folder / name} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError) as error:
         raise DraftstoreError(f"{folder / name} cannot be read ({error}): {advice}") from None
     raise EarlierVersionError(
         f"the live log {folder} was written by an earlier version, which knew documents by other digests: move the "

@@ -10,7 +10,6 @@ answer which ends by a stop string, inside a character, or has a special token i
 """
 
 import dataclasses
-import json
 import time
 from contextlib import suppress
 from datetime import datetime
@@ -19,12 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftstore.errors import DraftstoreError
-from draftstore.live.log import LIVE, Document, applied, damage, documents, erase, is_open, load, segments
+from draftstore.live.log import (
+    LIVE,
+    Document,
+    applied,
+    damage,
+    documents,
+    erase,
+    is_open,
+    load,
+    save,
+    segments,
+)
 from draftstore.live.texts import answer_of, identified, tokenizer_of
-from draftstore.storage.files import replacing
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
-from draftstore.text.digests import IDENTITY
 from draftstore.text.fragments import Finder, Fragment
 from draftstore.text.tokenizer import TextTokenizer
 
@@ -133,10 +141,8 @@ def take_down(folder: Path, wanted: TakeDowns) -> int:
         # Erase before the rules are written: processes that read these also overwrite documents, without counting them.
         erased = _erase(folder, rules)
         if rules is not before:
-            fields = dataclasses.asdict(rules) | {"identity": IDENTITY}
-            with replacing(folder / "removed.json", 0o600) as temporary:
-                content = json.dumps(fields, default=lambda digests: sorted(map(bytes.hex, digests)))
-                temporary.write_text(content, encoding="utf-8")
+            digests = {key: sorted(map(bytes.hex, getattr(rules, key))) for key in ("documents", "answers")}
+            save(folder / "removed.json", dataclasses.asdict(rules) | digests)
     _wait(folder, rules.state)
     # Once more: a process may have ended after the first pass, before it saw the rules.
     return erased + _erase(folder, rules)

@@ -75,6 +75,7 @@ class LiveStore:
         self._lock = threading.Lock()  # for the following fields and the writer
         self._agreed = False  # whether the log has this vocabulary
         self._seen: dict[Path, int] = {}
+        self._sizes: dict[Path, int] = {}  # at the last look: a damaged end is searched once
         self._own: set[Path] = set()  # segments of this process
         self._loaded = False
         self._unread: list[Document] | None = None  # appended while the log is reloaded
@@ -112,7 +113,8 @@ class LiveStore:
 
     def check(self, vocabulary: Vocabulary) -> None:
         """Raise a TokenizerError if the store has another vocabulary."""
-        found = self.vocabulary or (settings_of(self._folder).vocabulary if self._folder else None)
+        found = self.vocabulary if self._agreed or len(self) else None
+        found = found or (settings_of(self._folder).vocabulary if self._folder else None)
         if found and found != vocabulary:
             raise _mismatch(found, vocabulary)
 
@@ -153,7 +155,9 @@ class LiveStore:
                 raise _mismatch(found, self.vocabulary)
             self._agreed = True
             self._writer.append(documents)
-        except OSError as error:
+        except TokenizerError:
+            raise
+        except (OSError, DraftstoreError) as error:
             self._warn("the log of a live store cannot be written, continuing in memory: %s", error)
             return False
         return True
@@ -189,7 +193,7 @@ class LiveStore:
             self._change = change
         found = self.vocabulary if self._agreed else settings_of(self._folder).vocabulary
         with self._lock:
-            if found:
+            if found and self.vocabulary is None:
                 self._begin(found)
             self._agreed = found is not None and found == self.vocabulary
             if self.vocabulary is None:  # memory is empty
@@ -218,10 +222,12 @@ class LiveStore:
                 self._writer.close()
 
     def _begin(self, vocabulary: Vocabulary) -> None:
-        """Set the vocabulary, and begin with an empty memory."""
-        if self.vocabulary is None:
+        """Set the vocabulary, and begin with an empty memory; one without documents may be set again."""
+        if self.vocabulary is None or not (self.vocabulary == vocabulary or self._agreed or len(self)):
             self._memory = Memory(vocabulary.size, self._tokens)
             self.vocabulary = vocabulary
+            for drafter in self._drafters:
+                drafter.memory, drafter.vocab_size = self._memory, vocabulary.size
 
     def _refuses(self, document: Document) -> bool:
         return self._tokenizer is not None and self._rules.refuse(document, self._tokenizer)
@@ -237,9 +243,11 @@ class LiveStore:
         """Append documents that other processes have written since the last call."""
         assert self._memory is not None
         for path in present:
-            if path not in self._own:
-                with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
+                size = path.stat().st_size
+                if path not in self._own and size != self._sizes.get(path):
                     documents, self._seen[path] = read_since(path, self._seen.get(path, 0))
+                    self._sizes[path] = size
                     for document in filterfalse(self._refuses, documents):
                         self._take(self._memory, document)
 
@@ -270,9 +278,10 @@ class LiveStore:
         for document in filterfalse(self._forgets, (each for *_, each in documents)):
             self._take(memory, document)
         with self._lock:
-            for document in filterfalse(self._refuses, (*self._unlogged, *(self._unread or ()))):
+            self._unlogged = list(filterfalse(self._refuses, self._unlogged))
+            for document in (*self._unlogged, *filterfalse(self._refuses, self._unread or ())):
                 self._take(memory, document)
-            self._memory, self._unread, self._seen = memory, None, seen
+            self._memory, self._unread, self._seen, self._sizes = memory, None, seen, {}
             for drafter in self._drafters:
                 drafter.memory = memory
         self._loaded = True

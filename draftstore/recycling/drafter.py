@@ -81,13 +81,16 @@ class RecyclingSession:
         self, drafter: RecyclingDrafter, prompt_ids: ArrayLike, candidates: NDArray[np.int32] | None = None
     ) -> None:
         self._drafter = drafter
-        ids = as_input(check_ids(prompt_ids, drafter.vocab_size), np.int32)
+        ids = as_input(check_ids(prompt_ids, drafter.vocab_size, parts=True), np.int32)
         self._last = int(ids[-1]) if len(ids) else -1
         self._before = UNKNOWN
         if candidates is not None and len(candidates) and len(ids) > 1:
             rows = _candidates(candidates)[-(len(ids) - 1) :]
+            tokens = ids[-1 - len(rows) : -1]
+            known = tokens >= 0
             with drafter.lock:
-                self._before = write_rows(drafter.cells, ids[-1 - len(rows) : -1], rows)
+                before = write_rows(drafter.cells, tokens[known], rows[known]) if known.any() else UNKNOWN
+            self._before = before if known[-1] else UNKNOWN
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft; see `Session`."""
@@ -118,12 +121,12 @@ class RecyclingSession:
             DraftstoreError: `candidates` does not have one row for the root and each node.
         """
         drafter, known = self._drafter, tree or DraftTree.empty()
-        ids = as_input(check_ids(accepted_ids, drafter.vocab_size), np.int32)
+        ids = as_input(check_ids(accepted_ids, drafter.vocab_size, parts=True), np.int32)
         rows = NO_ROWS if candidates is None else _candidates(candidates, len(known) + 1)
         if len(ids) == 0:
             return
         before, self._before = self._before, UNKNOWN
-        if self._last >= 0 and (tree is not None or candidates is not None):
+        if self._last >= 0 <= ids.min() and (tree is not None or candidates is not None):
             tokens, parents = as_input(known.tokens, np.int32), as_input(known.parents, np.int16)
             with drafter.lock:
                 self._before = learn(

@@ -54,8 +54,7 @@ def run(settings: WorkerSettings, load: Load, started: Started = lambda _: None)
             worker.log.close()
     if worker.failure:
         raise worker.failure
-    if not worker.ended:
-        # A thread inside a forward pass, or loading a model, cannot be stopped otherwise.
+    if worker.stuck:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -76,6 +75,12 @@ class _Worker:
         self._signals = 0
         self.failure: BaseException | None = None
         self.ended = False
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a thread loads a model, runs a forward pass or compiles a schema: it cannot be stopped."""
+        engine = self._decoder.engine
+        return not self.ended or (engine is not None and engine.grammars.busy)
 
     async def serve(self, sockets: list[socket.socket]) -> None:
         """Serve until a signal."""

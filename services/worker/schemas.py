@@ -12,7 +12,7 @@ from services.worker.exchange import NOBODY
 from services.worker.problems import ApiError
 
 MAX_WAITING = 8
-"""Maximum schemas that wait while another one is compiled."""
+"""Maximum schemas that wait, with the one that is being compiled."""
 
 
 class Schemas:

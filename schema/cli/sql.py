@@ -96,16 +96,18 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 
 def _read(query: str) -> str:
     """Return the SQL text: the argument itself, a file's content, or standard input."""
-    if query == "-":
-        return sys.stdin.read()
-    if not query.endswith(".sql"):
-        return query
     try:
-        return Path(query).read_text(encoding="utf-8")
+        if query == "-":
+            query = sys.stdin.read()
+        elif query.endswith(".sql"):
+            return Path(query).read_text(encoding="utf-8")
+        query.encode()  # bytes of another encoding arrive as surrogates
     except FileNotFoundError:
         raise QueryError(f"{query} does not exist: pass a query in SQL, a file, or - for stdin") from None
-    except UnicodeDecodeError as error:
-        raise QueryError(f"{query} is not UTF-8 text: {error}") from None
+    except UnicodeError as error:
+        what = query if query.endswith(".sql") else "the query"
+        raise QueryError(f"{what} is not valid text: {error}") from None
+    return query
 
 
 def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:

@@ -141,11 +141,10 @@ def print_fields(fields: Mapping[str, Any] | Iterable[tuple[str, Any]], *, err: 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print CSV with a header and unformatted values."""
-    stdout = click.get_text_stream("stdout", "utf-8", "backslashreplace")
-    writer = csv.writer(stdout, lineterminator="\n")
+    utf8 = codecs.getwriter("utf-8")(sys.stdout.buffer, "backslashreplace")
+    writer = csv.writer(utf8, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_csv_value(value) for value in row] for row in rows)
-    stdout.flush()
 
 
 def console(*, err: bool = False) -> Console:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from draftstore.errors import DraftstoreError
+from schema.db.errors import DatabaseError
 
 LOCK_CLASS = 0x64726166  # "draf": first half of the lock keys; the second is the build's id
 
@@ -23,15 +24,36 @@ NOT EXISTS (
 )"""  # noqa: S608 - a constant
 """Condition on rows of `builds`: no process holds their lock."""
 
+PROCESS = text("SELECT pg_backend_pid()")
+
 _held: dict[tuple[str, int], Connection] = {}
 
 
 def hold(engine: Engine, build_id: int) -> None:
-    """Mark a build as made by this process, until `let_go` or the end of the process."""
+    """Mark a build as made by this process, until `let_go` or the end of the process.
+
+    Raises:
+        DatabaseError: a pooler lends the session's server process, which would hold the lock, to others.
+    """
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     connection.detach()  # never returns to the pool: closing it releases the lock
+    if _is_lent(engine, connection):
+        _close(connection)
+        raise DatabaseError(
+            "a build holds a lock as long as its session, which lasts only for a transaction behind the pooler that "
+            "DRAFTSTORE_DATABASE_URL names: name the PostgreSQL server itself (its direct URL), and try again"
+        )
     connection.execute(text(f"SELECT pg_advisory_lock({LOCK_CLASS}, {build_id:d})"))
     _held[_key(engine, build_id)] = connection
+
+
+def _is_lent(engine: Engine, connection: Connection) -> bool:
+    """Return True if others may have a session's server process between its transactions."""
+    own: int = connection.scalar(PROCESS)
+    if any(connection.scalar(PROCESS) != own for _ in range(2)):  # processes take turns
+        return True
+    with engine.connect() as other:  # gets the process that was used last
+        return own == other.scalar(PROCESS) or own != connection.scalar(PROCESS)
 
 
 def let_go(engine: Engine, build_id: int) -> None:

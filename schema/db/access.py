@@ -80,9 +80,11 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
 
 def require_reader(connection: psycopg.Connection[Any]) -> None:
     """Raise ReaderError for a connection of a role that may do more than read."""
-    if may_change(connection, connection.info.user):
+    # Poolers may log in as another role than the URL's.
+    (name,) = connection.execute("SELECT session_user").fetchone() or ("",)
+    if may_change(connection, name):
         raise ReaderError(
-            f"the role {connection.info.user!r} may do more than read, and a query could exploit that: "
+            f"the role {name!r} may do more than read, and a query could exploit that: "
             f"{_advice(connection, READER)}\n--write queries as the owner"
         )
 

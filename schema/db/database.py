@@ -8,22 +8,24 @@
 Both connect as the owner of the tables. `connect(reading=True)` connects as a role that may only read them (`access`),
 named by `DRAFTSTORE_READER_URL`, or the embedded server's. All keep the embedded server running for the rest of the
 process and refuse tables of another revision: the embedded server is migrated automatically, a named one only by
-`draftstore db migrate`.
+`draftstore db migrate`. Databases are in UTF-8, and sessions inherit none of the settings that decide how values are
+written: psycopg reads dates and intervals in one style only.
 """
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
+from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
 from schema.db.embedded import NAME, READER, join
-from schema.db.errors import DatabaseUrlError, SchemaError
+from schema.db.errors import DatabaseUrlError, EncodingError, SchemaError
 from schema.db.failures import database_errors, describe, translate
 from schema.db.home import data_home
 
@@ -43,6 +45,9 @@ CONNECT_TIMEOUT = 5
 """Seconds."""
 ANSWER_SECONDS = 5
 """Time limit for a statement of `connect_reader`, and for the network to deliver its answer."""
+SESSION = {"PGDATESTYLE": "ISO, MDY", "PGTZ": "UTC"}
+"""Variables that libpq sends as startup parameters. They precede settings of the server, and poolers keep to them,
+whereas many refuse `options`."""
 Connected = TypeVar("Connected")
 
 _current: set[str] = set()
@@ -101,21 +106,68 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
     """
     if check:
         require_schema(reading=reading)
-    url = database_url(reading=reading)
-    options = {**_defaults(url), **options}
     with database_errors():
-        return _patiently(lambda: psycopg.connect(url, **options), is_embedded(reading=reading))
+        return _connect(database_url(reading=reading), is_embedded(reading=reading), options)
+
+
+def _connect(url: str, embedded: bool, options: dict[str, Any]) -> psycopg.Connection:
+    for name, value in SESSION.items():
+        if os.environ.get(name) != value:  # threads that connect meanwhile read the environment
+            os.environ[name] = value
+    options = {**_defaults(url), **options}
+    connection = _patiently(lambda: psycopg.connect(url, **options), embedded)
+    if (encoding := connection.info.parameter_status("server_encoding")) not in (None, "UTF8"):
+        connection.close()
+        raise EncodingError(
+            f"{describe(url)} has the encoding {encoding}, but texts of all languages need UTF8: create another in "
+            "PostgreSQL with CREATE DATABASE draftstore ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0, and name it"
+        )
+    return connection
 
 
 def connect_reader() -> psycopg.Connection:
-    """Connect as the reader in autocommit mode, for lookups; each soon gets an answer or DatabaseError."""
+    """Connect as the reader in autocommit mode, for `ask`."""
     connection = connect(reading=True, autocommit=True)
     with database_errors():
-        # The plan of a lookup does not depend on its keys: a generic one saves planning.
-        connection.execute(
-            f"SET statement_timeout = '{ANSWER_SECONDS}s'; SET plan_cache_mode = force_generic_plan".encode()
-        )
+        if not behind_pooler(connection):
+            # The plan of a lookup does not depend on its keys: a generic one saves planning.
+            connection.execute("SELECT set_config('plan_cache_mode', 'force_generic_plan', false)")
+            _bound(connection, transaction=False)
+            connection.prepare_threshold = 0
     return connection
+
+
+def behind_pooler(connection: psycopg.Connection[Any]) -> bool:
+    """Return True if a pooler stands before the server: then nothing may outlast a transaction.
+
+    Poolers announce another process to clients than the one that answers, which changes.
+    """
+    return connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,)
+
+
+def ask(connection: psycopg.Connection[Any], query: bytes, parameters: Sequence[object] = ()) -> list[Any]:
+    """Return the rows of a query on a connection of `connect_reader`, in one round trip.
+
+    Raises:
+        psycopg.Error: the connection is lost, or there is no answer in time.
+    """
+    pooled = connection.prepare_threshold is None
+    try:
+        with connection.cursor(binary=True) as cursor, connection.pipeline() if pooled else nullcontext():
+            if pooled:  # the pipeline is one transaction
+                _bound(connection, transaction=True)
+            return cursor.execute(query, parameters).fetchall()
+    except (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement):
+        if pooled:
+            raise
+        connection.prepare_threshold = None  # a pooler that announces the server's own process
+        return ask(connection, query, parameters)
+
+
+def _bound(connection: psycopg.Connection[Any], *, transaction: bool) -> None:
+    """Limit the time of each statement, in the transaction or for good."""
+    limit = f"{ANSWER_SECONDS}s"
+    connection.execute("SELECT set_config('statement_timeout', %s, %s)", [limit, transaction])
 
 
 def _patiently(connect: Callable[[], Connected], embedded: bool = True) -> Connected:
@@ -129,21 +181,22 @@ def _patiently(connect: Callable[[], Connected], embedded: bool = True) -> Conne
 
 
 def _defaults(url: str) -> dict[str, Any]:
-    """Return default connection options that the URL does not set."""
-    defaults = {
+    """Return default connection options that the URL does not set, and those that it cannot change."""
+    defaults: dict[str, Any] = {
         "application_name": "draftstore",
         "connect_timeout": CONNECT_TIMEOUT,
         "tcp_user_timeout": 1000 * ANSWER_SECONDS,
         "keepalives_idle": ANSWER_SECONDS,
     }
-    return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
+    fixed = {"client_encoding": "UTF8", "prepare_threshold": None}
+    return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)} | fixed
 
 
-def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
+def make_engine(*, check: bool = True, url: str | None = None, **options: Any) -> "sqlalchemy.Engine":
     """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
 
     Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
-    those of `connect`; `options` are further ones of `sqlalchemy.create_engine`.
+    those of `connect`; `url` is None for the default database, `options` are those of `sqlalchemy.create_engine`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -152,16 +205,20 @@ def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
 
     if check:
         require_schema()
-    url = database_url()
+    url = url or database_url()
     engine = sqlalchemy.create_engine(
-        sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"),
-        **{"pool_pre_ping": True, "connect_args": _defaults(url), **options},
+        sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"), **{"pool_pre_ping": True, **options}
     )
-    if is_embedded():
 
-        @sqlalchemy.event.listens_for(engine, "do_connect")
-        def connect_for_pool(dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
-            return _patiently(lambda: dialect.connect(*arguments, **parameters))
+    @sqlalchemy.event.listens_for(engine, "do_connect")
+    def connect_for_pool(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> Any:
+        return _connect(url, is_embedded(), parameters)
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(bind: sqlalchemy.Connection) -> None:
+        connection: Any = bind.connection.dbapi_connection
+        if connection.info.parameter_status("IntervalStyle") != "postgres":
+            connection.execute("SET LOCAL IntervalStyle = postgres")
 
     sqlalchemy.event.listen(engine, "handle_error", _raise_ours)
     return engine

@@ -50,10 +50,9 @@ def hold(engine: Engine, build_id: int) -> None:
 def _is_lent(engine: Engine, connection: Connection) -> bool:
     """Return True if others may have a session's server process between its transactions."""
     own: int = connection.scalar(PROCESS)
-    if any(connection.scalar(PROCESS) != own for _ in range(2)):  # processes take turns
-        return True
-    with engine.connect() as other:  # gets the process that was used last
-        return own == other.scalar(PROCESS) or own != connection.scalar(PROCESS)
+    seen: set[int] = {connection.scalar(PROCESS) for _ in range(2)}  # processes may take turns
+    with engine.connect() as other:  # or the one that was used last may be the next
+        return seen != {own} or own == other.scalar(PROCESS) or seen != {connection.scalar(PROCESS)}
 
 
 def let_go(engine: Engine, build_id: int) -> None:

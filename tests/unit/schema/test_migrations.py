@@ -85,7 +85,7 @@ def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(database: s
         reader.execute("SELECT * FROM builds")
         config = alembic_config(database)
         config.attributes["lock_timeout"] = "100ms"
-        with pytest.raises(OperationalError, match="lock timeout"):
+        with pytest.raises(DatabaseTimeoutError, match="lock timeout"):
             alembic.command.downgrade(config, "base")
     assert names(database, TABLES) == before
 

@@ -1,7 +1,4 @@
-"""Compilation of kernels: functions over arrays, compiled to machine code on first use and cached on disk by numba.
-
-The cache is in `NUMBA_CACHE_DIR`, beside the source, or in the user's home. If none is writable, there is no cache.
-"""
+"""Compilation of kernels: functions over arrays, compiled to machine code on first use and cached on disk by numba."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -22,7 +19,7 @@ CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function on first use; it releases the GIL and is cached on disk."""
+    """Compile a function on first use; it releases the GIL and is cached on disk, if any folder for that is writable."""
     options: Any = {"nogil": True, "error_model": "numpy"}
     try:
         compiled: Any = njit(cache=True, **options)(function)

@@ -25,7 +25,7 @@ FILE_WIDTH = 160
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 """All control characters except line breaks."""
 ASCII = str.maketrans("├└│─·␣µ…", "|`|-._u~")
-"""What drawings look like where they do not fit the encoding; other characters become escapes."""
+"""Drawings where the encoding lacks their characters; all others become escapes."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."
@@ -50,8 +50,7 @@ def fit_terminal() -> None:
             stream.reconfigure(errors="draftstore")
 
 
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
+def _in_ascii(error: Any) -> tuple[str, int]:
     text = error.object[error.start : error.end].translate(ASCII)
     return text.encode("ascii", "backslashreplace").decode(), error.end
 

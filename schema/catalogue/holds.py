@@ -30,11 +30,7 @@ _held: dict[tuple[str, int], Connection] = {}
 
 
 def hold(engine: Engine, build_id: int) -> None:
-    """Mark a build as made by this process, until `let_go` or the end of the process.
-
-    Raises:
-        DatabaseError: a pooler lends the session's server process, which would hold the lock, to others.
-    """
+    """Mark a build as made by this process, until `let_go` or the end of the process; no pooler may be between."""
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     connection.detach()  # never returns to the pool: closing it releases the lock
     if _is_lent(engine, connection):

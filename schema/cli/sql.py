@@ -81,8 +81,8 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
             # which is never committed, guards what any role may change: its own settings and password, large objects.
             connection.execute("BEGIN READ ONLY")
         try:
-            if not write or not behind_pooler(connection):  # where settings of a session would be others'
-                # In the transaction: after a first query, nothing can make it writable.
+            # In the transaction: after a first query, nothing can make it writable. A pooler's sessions are others', too.
+            if not write or not behind_pooler(connection):
                 connection.execute(
                     "SELECT set_config('statement_timeout', %s, %s), set_config('IntervalStyle', 'postgres', %s)",
                     (f"{timeout * 1000:.0f}", not write, not write),
@@ -96,17 +96,14 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 def _read(query: str) -> str:
     """Return the SQL text: the argument itself, a file's content, or standard input."""
     try:
-        if query == "-":
-            query = sys.stdin.read()
-        elif query.endswith(".sql"):
-            return Path(query).read_text(encoding="utf-8")
-        query.encode()  # bytes of another encoding arrive as surrogates
+        text = sys.stdin.read() if query == "-" else query
+        text = Path(query).read_text(encoding="utf-8") if query.endswith(".sql") else text
+        text.encode()  # surrogates stand for bytes of another encoding
     except FileNotFoundError:
         raise QueryError(f"{query} does not exist: pass a query in SQL, a file, or - for stdin") from None
     except UnicodeError as error:
-        what = query if query.endswith(".sql") else "the query"
-        raise QueryError(f"{what} is not valid text: {error}") from None
-    return query
+        raise QueryError(f"the query is not valid text: {error}") from None
+    return text
 
 
 def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:
@@ -169,8 +166,7 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
     """Return the error in the query; None if the server caused it."""
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
         return QueryError(f"no answer within {timeout:g} seconds: allow more with --timeout")
-    if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):
-        # COPY, or dates after year 9999
+    if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):  # COPY, dates after 9999
         return QueryError(f"{error}: psql can do it, see `draftstore db url --help`")
     if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
         return None

@@ -72,6 +72,7 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
                     _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
             with suppress(errors.InsufficientPrivilege):
                 _run(connection, "ALTER ROLE {reader} RESET ALL", name)  # a role may change its own settings
+                _run(connection, "ALTER ROLE {reader} SET statement_timeout = '60s'", name)  # behind poolers
             for statement in GRANTS:
                 _run(connection, statement, name)
     except errors.InsufficientPrivilege as error:

@@ -8,14 +8,13 @@
 Both connect as the owner of the tables. `connect(reading=True)` connects as a role that may only read them (`access`),
 named by `DRAFTSTORE_READER_URL`, or the embedded server's. All keep the embedded server running for the rest of the
 process and refuse tables of another revision: the embedded server is migrated automatically, a named one only by
-`draftstore db migrate`. Databases are in UTF-8, and sessions inherit none of the settings that decide how values are
-written: psycopg reads dates and intervals in one style only.
+`draftstore db migrate`. Sessions inherit no encoding, time zone or style of dates: psycopg reads one style only.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
 from schema.db.embedded import NAME, READER, join
-from schema.db.errors import DatabaseUrlError, EncodingError, SchemaError
+from schema.db.errors import DatabaseError, DatabaseUrlError, SchemaError
 from schema.db.failures import database_errors, describe, translate
 from schema.db.home import data_home
 
@@ -45,9 +44,8 @@ CONNECT_TIMEOUT = 5
 """Seconds."""
 ANSWER_SECONDS = 5
 """Time limit for a statement of `connect_reader`, and for the network to deliver its answer."""
-SESSION = {"PGDATESTYLE": "ISO, MDY", "PGTZ": "UTC"}
-"""Variables that libpq sends as startup parameters. They precede settings of the server, and poolers keep to them,
-whereas many refuse `options`."""
+STYLE = {"PGDATESTYLE": "ISO, MDY", "PGTZ": "UTC"}
+"""Variables that libpq sends as startup parameters: poolers keep these, but refuse `options` and may forget SET."""
 Connected = TypeVar("Connected")
 
 _current: set[str] = set()
@@ -111,16 +109,14 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
 
 
 def _connect(url: str, embedded: bool, options: dict[str, Any]) -> psycopg.Connection:
-    for name, value in SESSION.items():
-        if os.environ.get(name) != value:  # threads that connect meanwhile read the environment
-            os.environ[name] = value
+    os.environ.update(STYLE)
     options = {**_defaults(url), **options}
     connection = _patiently(lambda: psycopg.connect(url, **options), embedded)
     if (encoding := connection.info.parameter_status("server_encoding")) not in (None, "UTF8"):
         connection.close()
-        raise EncodingError(
-            f"{describe(url)} has the encoding {encoding}, but texts of all languages need UTF8: create another in "
-            "PostgreSQL with CREATE DATABASE draftstore ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0, and name it"
+        raise DatabaseError(
+            f"{describe(url)} has the encoding {encoding}, but texts need UTF8: name another that PostgreSQL made by "
+            "CREATE DATABASE draftstore ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
         )
     return connection
 
@@ -131,43 +127,26 @@ def connect_reader() -> psycopg.Connection:
     with database_errors():
         if not behind_pooler(connection):
             # The plan of a lookup does not depend on its keys: a generic one saves planning.
-            connection.execute("SELECT set_config('plan_cache_mode', 'force_generic_plan', false)")
-            _bound(connection, transaction=False)
+            connection.execute(
+                f"SET statement_timeout = '{ANSWER_SECONDS}s'; SET plan_cache_mode = force_generic_plan".encode()
+            )
             connection.prepare_threshold = 0
     return connection
 
 
 def behind_pooler(connection: psycopg.Connection[Any]) -> bool:
-    """Return True if a pooler stands before the server: then nothing may outlast a transaction.
-
-    Poolers announce another process to clients than the one that answers, which changes.
-    """
+    """Return True if another process answers than was announced: poolers lend processes, for a transaction each."""
     return connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,)
 
 
 def ask(connection: psycopg.Connection[Any], query: bytes, parameters: Sequence[object] = ()) -> list[Any]:
-    """Return the rows of a query on a connection of `connect_reader`, in one round trip.
-
-    Raises:
-        psycopg.Error: the connection is lost, or there is no answer in time.
-    """
-    pooled = connection.prepare_threshold is None
+    """Return the rows of a query on a connection of `connect_reader`, in one round trip; errors are psycopg's."""
     try:
-        with connection.cursor(binary=True) as cursor, connection.pipeline() if pooled else nullcontext():
-            if pooled:  # the pipeline is one transaction
-                _bound(connection, transaction=True)
+        with connection.cursor(binary=True) as cursor:
             return cursor.execute(query, parameters).fetchall()
     except (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement):
-        if pooled:
-            raise
-        connection.prepare_threshold = None  # a pooler that announces the server's own process
+        connection.prepare_threshold = None  # a pooler that announces one of its processes
         return ask(connection, query, parameters)
-
-
-def _bound(connection: psycopg.Connection[Any], *, transaction: bool) -> None:
-    """Limit the time of each statement, in the transaction or for good."""
-    limit = f"{ANSWER_SECONDS}s"
-    connection.execute("SELECT set_config('statement_timeout', %s, %s)", [limit, transaction])
 
 
 def _patiently(connect: Callable[[], Connected], embedded: bool = True) -> Connected:
@@ -181,15 +160,15 @@ def _patiently(connect: Callable[[], Connected], embedded: bool = True) -> Conne
 
 
 def _defaults(url: str) -> dict[str, Any]:
-    """Return default connection options that the URL does not set, and those that it cannot change."""
-    defaults: dict[str, Any] = {
+    """Return default connection options that the URL does not set, and two that it cannot."""
+    defaults = {
         "application_name": "draftstore",
         "connect_timeout": CONNECT_TIMEOUT,
         "tcp_user_timeout": 1000 * ANSWER_SECONDS,
         "keepalives_idle": ANSWER_SECONDS,
     }
-    fixed = {"client_encoding": "UTF8", "prepare_threshold": None}
-    return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)} | fixed
+    missing = {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
+    return {**missing, "client_encoding": "UTF8", "prepare_threshold": None}
 
 
 def make_engine(*, check: bool = True, url: str | None = None, **options: Any) -> "sqlalchemy.Engine":
@@ -215,7 +194,7 @@ def make_engine(*, check: bool = True, url: str | None = None, **options: Any) -
         return _connect(url, is_embedded(), parameters)
 
     @sqlalchemy.event.listens_for(engine, "begin")
-    def begin(bind: sqlalchemy.Connection) -> None:
+    def have_one_style(bind: sqlalchemy.Connection) -> None:  # of intervals, for which libpq has no variable
         connection: Any = bind.connection.dbapi_connection
         if connection.info.parameter_status("IntervalStyle") != "postgres":
             connection.execute("SET LOCAL IntervalStyle = postgres")

@@ -23,10 +23,6 @@ class ReaderError(DatabaseError):
     """The role that should only read may do more, or cannot be created."""
 
 
-class EncodingError(DatabaseError):
-    """The database does not store text in UTF-8."""
-
-
 class DatabaseTimeoutError(DatabaseError):
     """A statement timed out, waited too long for a lock, or lost a deadlock; a retry may help."""
 

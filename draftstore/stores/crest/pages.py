@@ -41,11 +41,13 @@ def check_pages(path: Path) -> None:
 
 def _children(pages: NDArray[np.uint8], numbers: NDArray[np.int64], kind: int) -> NDArray[np.int64]:
     """Check pages of one kind and return the numbers of those below; none are below leaf pages."""
-    _require(len(numbers) < len(pages) and 2 <= numbers.min() and numbers.max() < len(pages))
+    _require(len(numbers) < len(pages) and numbers.min() >= 2 and numbers.max() < len(pages))
     size = pages.shape[1]
     words = pages[numbers].view(np.uint16).astype(np.int64)
     begin, end = words[:, 6], words[:, 7]  # of the free space between nodes' places and nodes
-    _require((words[:, 5] == kind) & (begin >= (20 if kind == BRANCH else 18)) & (begin <= end) & (end <= size))
+    _require(
+        (words[:, 5] == kind) & (begin >= (20 if kind == BRANCH else 18)) & (begin <= end) & (end <= size)
+    )
     rows, columns = np.nonzero(np.arange(8, size // 2) < begin[:, None] // 2)
     nodes = words[rows, columns + 8]
     _require((nodes % 2 == 0) & (nodes >= end[rows]) & (nodes <= size - 8))
@@ -58,7 +60,7 @@ def _children(pages: NDArray[np.uint8], numbers: NDArray[np.int64], kind: int) -
     _require((big | (top == 0)) & (data + np.where(big, 8, length) <= size))
     for place, needed in zip(data[big], length[big], strict=True):  # on pages of their own
         first = int.from_bytes(pages[numbers[0], place : place + 8].tobytes(), sys.byteorder)
-        _require(2 <= first and first + (needed + 15) // size < len(pages))
+        _require(first >= 2 and first + (needed + 15) // size < len(pages))
     return numbers
 
 

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy.exc import OperationalError
 
 from schema import views
 from schema.db.database import alembic_config

@@ -19,7 +19,7 @@ CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function on first use; it releases the GIL and is cached on disk, if any folder for that is writable."""
+    """Compile a function on first use; it releases the GIL and is cached on disk if it can be."""
     options: Any = {"nogil": True, "error_model": "numpy"}
     try:
         compiled: Any = njit(cache=True, **options)(function)
@@ -32,10 +32,8 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 @cache
 def _warn_without_cache() -> None:
-    logging.getLogger(__name__).warning(
-        "no folder for compiled kernels is writable, so every process compiles its own, which takes up to a minute: "
-        "set NUMBA_CACHE_DIR to a writable folder"
-    )
+    about = "every process compiles its kernels, for up to a minute: set NUMBA_CACHE_DIR to a writable folder"
+    logging.getLogger(__name__).warning(about)
 
 
 def _compile_alone(compiled: Any, signature: Any) -> Any:

@@ -13,10 +13,10 @@ process and refuse tables of another revision: the embedded server is migrated a
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors
@@ -46,7 +46,6 @@ ANSWER_SECONDS = 5
 """Time limit for a statement of `connect_reader`, and for the network to deliver its answer."""
 STYLE = {"PGDATESTYLE": "ISO, MDY", "PGTZ": "UTC"}
 """Variables that libpq sends as startup parameters: poolers keep these, but refuse `options` and may forget SET."""
-Connected = TypeVar("Connected")
 
 _current: set[str] = set()
 """URLs whose tables this process has checked successfully."""
@@ -109,9 +108,15 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
 
 
 def _connect(url: str, embedded: bool, options: dict[str, Any]) -> psycopg.Connection:
+    """Connect; an embedded server is started if it has ended, and may be recovering from a killed process."""
     os.environ.update(STYLE)
     options = {**_defaults(url), **options}
-    connection = _patiently(lambda: psycopg.connect(url, **options), embedded)
+    for pause in RECOVERY_PAUSES if embedded else ():
+        database_url()
+        with suppress(psycopg.OperationalError):
+            return psycopg.connect(url, **options)
+        time.sleep(pause)
+    connection = psycopg.connect(url, **options)
     if (encoding := connection.info.parameter_status("server_encoding")) not in (None, "UTF8"):
         connection.close()
         raise DatabaseError(
@@ -147,16 +152,6 @@ def ask(connection: psycopg.Connection[Any], query: bytes, parameters: Sequence[
     except (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement):
         connection.prepare_threshold = None  # a pooler that announces one of its processes
         return ask(connection, query, parameters)
-
-
-def _patiently(connect: Callable[[], Connected], embedded: bool = True) -> Connected:
-    """Connect; an embedded server is started if it has ended, and may be recovering from a killed process."""
-    for pause in RECOVERY_PAUSES if embedded else ():
-        database_url()
-        with suppress(psycopg.OperationalError):
-            return connect()
-        time.sleep(pause)
-    return connect()
 
 
 def _defaults(url: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from alembic.util import CommandError
 
 from schema import views
 from schema.db.database import alembic_config
+from schema.db.errors import DatabaseTimeoutError
 from schema.db.partitions import attach_partition, create_partition, drop_partition, partition_name
 from schema.models import PARTITIONED, Base
 

@@ -40,7 +40,7 @@ def packed(kind: bytes, content: bytes) -> bytes:
 
 
 class Pooler(socketserver.ThreadingTCPServer):
-    """A pooler before the server of a URL, which takes no password. Processes keep the parameters of their first client.
+    """A pooler before the server of a URL, which takes no password. Processes keep the parameters of a first client.
 
     Args:
         url: of any database of the server.
@@ -91,7 +91,8 @@ class Client(socketserver.BaseRequestHandler):
         while start in ENCRYPTED:
             if start := read(self.request, struct.unpack("!I", read(self.request, 4))[0] - 4):
                 self.request.sendall(b"N" if start in ENCRYPTED else b"")
-        self.server.idle[start].append(self.server.borrow(start))
+        process = self.server.borrow(start)
+        self.server.idle[start].append(process)
         self.request.sendall(self.server.welcomes[start])
         with suppress(ConnectionError):
             while (message := read_message(self.request))[0] != b"X":

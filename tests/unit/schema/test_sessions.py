@@ -43,7 +43,11 @@ ODD = {
     "standard_conforming_strings": "off",
 }
 VARIABLES = {"PGCLIENTENCODING": "LATIN1", "PGDATESTYLE": "SQL, DMY", "PGTZ": "America/New_York"}
-OPTIONS = "?client_encoding=SQL_ASCII&options=-c%20datestyle=Postgres%20-c%20intervalstyle=sql_standard"
+OPTIONS = "client_encoding=SQL_ASCII&options=-c%20datestyle=Postgres%20-c%20intervalstyle=sql_standard"
+
+TIMES = """
+SELECT DATE '2026-02-01' AS day, TIMESTAMPTZ '2026-02-01 03:04:05Z' AS time, INTERVAL '25 hours' AS "ü"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +69,6 @@ def set_for_all(database: str) -> None:
             connection.execute(
                 sql.SQL("ALTER DATABASE {} SET {} = {}").format(name, sql.Identifier(setting), value)
             )
-
-
-def set_in_environment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
 
 
 def loads_and_answers(crest: Path) -> None:
@@ -105,10 +104,8 @@ def loads_and_answers(crest: Path) -> None:
         assert [releases.read() for _ in range(8)] == [[]] * 8
 
 
-TIMES = "SELECT DATE '2026-02-01' AS day, TIMESTAMPTZ '2026-02-01 03:04:05Z' AS time, INTERVAL '25 hours' + '0' AS \"ü\""
-
-
 def start_a_build() -> None:
+    """Start a build as flows do, and leave it."""
     engine = make_engine()
     try:
         with Session(engine) as session, session.begin():
@@ -125,10 +122,11 @@ def test_settings_that_sessions_inherit_change_nothing(
     if kind in ("database", "all"):
         set_for_all(database)
     if kind in ("environment", "all"):
-        set_in_environment(database, monkeypatch)
+        for variable, value in VARIABLES.items():
+            monkeypatch.setenv(variable, value)
     if kind in ("url", "all"):
-        monkeypatch.setenv(URL_VARIABLE, f"{database}{OPTIONS.replace('?', '&' if '?' in database else '?')}")
-        monkeypatch.setenv(READER_VARIABLE, f"{reader}{OPTIONS.replace('?', '&' if '?' in reader else '?')}")
+        for variable, url in ((URL_VARIABLE, database), (READER_VARIABLE, reader)):
+            monkeypatch.setenv(variable, f"{url}{'&' if '?' in url else '?'}{OPTIONS}")
     assert migrate() == connections.REVISION
     loads_and_answers(crest)
     start_a_build()

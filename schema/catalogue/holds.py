@@ -6,11 +6,13 @@ build.
 """
 
 import atexit
+from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from draftstore.errors import DraftstoreError
+from schema.db.database import is_lent
 from schema.db.errors import DatabaseError
 
 LOCK_CLASS = 0x64726166  # "draf": first half of the lock keys; the second is the build's id
@@ -24,8 +26,6 @@ NOT EXISTS (
 )"""  # noqa: S608 - a constant
 """Condition on rows of `builds`: no process holds their lock."""
 
-PROCESS = text("SELECT pg_backend_pid()")
-
 _held: dict[tuple[str, int], Connection] = {}
 
 
@@ -33,7 +33,9 @@ def hold(engine: Engine, build_id: int) -> None:
     """Mark a build as made by this process, until `let_go` or the end of the process; no pooler may be between."""
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     connection.detach()  # never returns to the pool: closing it releases the lock
-    if _is_lent(engine, connection):
+    with engine.connect() as other:
+        lent = is_lent(_driver(connection), _driver(other))
+    if lent:
         _close(connection)
         raise DatabaseError(
             "a build holds a lock as long as its session, which lasts only for a transaction behind the pooler that "
@@ -43,12 +45,8 @@ def hold(engine: Engine, build_id: int) -> None:
     _held[_key(engine, build_id)] = connection
 
 
-def _is_lent(engine: Engine, connection: Connection) -> bool:
-    """Return True if others may have a session's server process between its transactions."""
-    own: int = connection.scalar(PROCESS)
-    seen: set[int] = {connection.scalar(PROCESS) for _ in range(2)}  # processes may take turns
-    with engine.connect() as other:  # or the one that was used last may be the next
-        return seen != {own} or own == other.scalar(PROCESS) or seen != {connection.scalar(PROCESS)}
+def _driver(connection: Connection) -> Any:
+    return connection.connection.dbapi_connection
 
 
 def let_go(engine: Engine, build_id: int) -> None:

@@ -82,7 +82,7 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
             connection.execute("BEGIN READ ONLY")
         try:
             # In the transaction: after a first query, nothing can make it writable.
-            if not write or not behind_pooler(connection):  # whose sessions are others', too
+            if not write or not behind_pooler(connection, reading=False):  # whose sessions are others', too
                 connection.execute(
                     "SELECT set_config('statement_timeout', %s, %s), set_config('IntervalStyle', 'postgres', %s)",
                     (f"{timeout * 1000:.0f}", not write, not write),

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
@@ -130,7 +129,7 @@ def connect_reader() -> psycopg.Connection:
     """Connect as the reader in autocommit mode, for `ask`."""
     connection = connect(reading=True, autocommit=True)
     with database_errors():
-        if not behind_pooler(connection):
+        if not behind_pooler(connection, reading=True):
             # The plan of a lookup does not depend on its keys: a generic one saves planning.
             connection.execute(
                 f"SET statement_timeout = '{ANSWER_SECONDS}s'; SET plan_cache_mode = force_generic_plan".encode()
@@ -139,19 +138,31 @@ def connect_reader() -> psycopg.Connection:
     return connection
 
 
-def behind_pooler(connection: psycopg.Connection[Any]) -> bool:
-    """Return True if another process answers than was announced: poolers lend processes, for a transaction each."""
-    return connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,)
+def behind_pooler(connection: psycopg.Connection[Any], *, reading: bool) -> bool:
+    """Return True if settings and prepared statements of a session may meet others: a pooler stands before the server."""
+    if connection.info.backend_pid != _process(
+        connection
+    ):  # most poolers announce a process of their own making
+        return True
+    with connect(check=False, reading=reading) as other:
+        return is_lent(connection, other)
+
+
+def is_lent(connection: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> bool:
+    """Return True if a pooler lends a session's process between transactions, in turns or to `other`, not autocommit."""
+    seen = {_process(connection) for _ in range(3)}
+    return len(seen) > 1 or _process(other) in seen or _process(connection) not in seen
+
+
+def _process(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return row[0] if row else 0
 
 
 def ask(connection: psycopg.Connection[Any], query: bytes, parameters: Sequence[object] = ()) -> list[Any]:
     """Return the rows of a query on a connection of `connect_reader`, in one round trip; errors are psycopg's."""
-    try:
-        with connection.cursor(binary=True) as cursor:
-            return cursor.execute(query, parameters).fetchall()
-    except (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement):
-        connection.prepare_threshold = None  # a pooler that announces one of its processes
-        return ask(connection, query, parameters)
+    with connection.cursor(binary=True) as cursor:
+        return cursor.execute(query, parameters).fetchall()
 
 
 def _defaults(url: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A pooler of PostgreSQL's sessions: it lends a process of the server to each client for one transaction at a time."""
 
+import multiprocessing
 import select
 import socket
 import socketserver
@@ -56,7 +57,7 @@ class Pooler(socketserver.ThreadingTCPServer):
         self.place = f"{parts['host']}/.s.PGSQL.{parts['port']}"
         self.turns, self.tells = turns, tells
         self.idle, self.welcomes = dict[bytes, list[socket.socket]](), dict[bytes, bytes]()
-        self.all, self.lock = list[socket.socket](), threading.Lock()
+        self.lock = threading.Lock()
 
     def url(self, user: str, database: str) -> str:
         """Return the URL of a database behind the pooler."""
@@ -68,7 +69,6 @@ class Pooler(socketserver.ThreadingTCPServer):
             if idle := self.idle.setdefault(start, []):
                 return idle.pop(0 if self.turns else -1)
             process = socket.socket(socket.AF_UNIX)
-            self.all.append(process)
             process.connect(self.place)
             process.sendall(struct.pack("!I", len(start) + 4) + start)
             said, kind = b"", b""
@@ -120,10 +120,10 @@ class Client(socketserver.BaseRequestHandler):
 
 @contextmanager
 def pooler(url: str, *, turns: bool = False, tells: bool = False) -> Iterator[Pooler]:
-    """Run a pooler before a server."""
+    """Run a pooler before a server, in a process of its own: some calls of psycopg block all threads of theirs."""
     with Pooler(url, turns=turns, tells=tells) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+        process.start()
         yield server
-        server.shutdown()
-        for process in server.all:
-            process.close()
+        process.kill()
+        process.join()

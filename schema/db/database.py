@@ -139,7 +139,7 @@ def connect_reader() -> psycopg.Connection:
 
 
 def behind_pooler(connection: psycopg.Connection[Any], *, reading: bool) -> bool:
-    """Return True if settings and prepared statements of a session may meet others: a pooler stands before the server."""
+    """Return True if a pooler stands before the server: settings and prepared statements may meet other sessions."""
     if connection.info.backend_pid != _process(
         connection
     ):  # most poolers announce a process of their own making
@@ -149,7 +149,7 @@ def behind_pooler(connection: psycopg.Connection[Any], *, reading: bool) -> bool
 
 
 def is_lent(connection: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> bool:
-    """Return True if a pooler lends a session's process between transactions, in turns or to `other`, not autocommit."""
+    """Return True if a pooler lends a session's process between transactions; `other` is not in autocommit mode."""
     seen = {_process(connection) for _ in range(3)}
     return len(seen) > 1 or _process(other) in seen or _process(connection) not in seen
 

@@ -87,6 +87,7 @@ class Client(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         """Serve a client until it leaves."""
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         start = ENCRYPTED[0]
         while start in ENCRYPTED:
             if start := read(self.request, struct.unpack("!I", read(self.request, 4))[0] - 4):

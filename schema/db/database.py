@@ -109,7 +109,7 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
 def _connect(url: str, embedded: bool, options: dict[str, Any]) -> psycopg.Connection:
     """Connect; an embedded server is started if it has ended, and may be recovering from a killed process."""
     os.environ.update(STYLE)
-    options = {**_defaults(url), **options}
+    options = {**_defaults(url), **options, "client_encoding": "UTF8", "prepare_threshold": None}
     for pause in RECOVERY_PAUSES if embedded else ():
         database_url()
         with suppress(psycopg.OperationalError):
@@ -166,15 +166,14 @@ def ask(connection: psycopg.Connection[Any], query: bytes, parameters: Sequence[
 
 
 def _defaults(url: str) -> dict[str, Any]:
-    """Return default connection options that the URL does not set, and two that it cannot."""
+    """Return default connection options that the URL does not set."""
     defaults = {
         "application_name": "draftstore",
         "connect_timeout": CONNECT_TIMEOUT,
         "tcp_user_timeout": 1000 * ANSWER_SECONDS,
         "keepalives_idle": ANSWER_SECONDS,
     }
-    missing = {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
-    return {**missing, "client_encoding": "UTF8", "prepare_threshold": None}
+    return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
 
 
 def make_engine(*, check: bool = True, url: str | None = None, **options: Any) -> "sqlalchemy.Engine":

@@ -190,7 +190,8 @@ def test_a_damaged_page_is_an_error(tmp_path: Path) -> None:
     write_lmdb(tmp_path / "e", items)
     data = bytearray((tmp_path / "e").read_bytes())
     for page in range(2, len(data) // 4096):
-        data[page * 4096 + 10 : page * 4096 + 12] = b"\0\0"  # flags of the page
+        if data[page * 4096 + 10] == 2:  # flags of a leaf page
+            data[page * 4096 + 10 : page * 4096 + 12] = b"\0\0"
     (tmp_path / "bad").write_bytes(data)
     entries = LmdbEntries(tmp_path / "bad")
     with pytest.raises(StoreError, match="cannot be read"):

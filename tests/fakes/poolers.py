@@ -46,16 +46,15 @@ class Pooler(socketserver.ThreadingTCPServer):
     Args:
         url: of any database of the server.
         turns: lend the process that was used longest ago, not the last one.
-        tells: announce the process that a client gets first, not one of its own making.
     """
 
     daemon_threads = True
 
-    def __init__(self, url: str, *, turns: bool, tells: bool) -> None:
+    def __init__(self, url: str, *, turns: bool) -> None:
         super().__init__(("127.0.0.1", 0), Client)
         parts = conninfo_to_dict(url)
         self.place = f"{parts['host']}/.s.PGSQL.{parts['port']}"
-        self.turns, self.tells = turns, tells
+        self.turns = turns
         self.idle, self.welcomes = dict[bytes, list[socket.socket]](), dict[bytes, bytes]()
         self.lock = threading.Lock()
 
@@ -74,7 +73,7 @@ class Pooler(socketserver.ThreadingTCPServer):
             said, kind = b"", b""
             while kind not in (b"Z", b"E"):
                 kind, content = read_message(process)
-                own = kind == b"K" and not self.tells
+                own = kind == b"K"  # a process of its own making is announced
                 said += packed(kind, struct.pack("!II", 7, 7) if own else content)
             self.welcomes.setdefault(start, said)
             return process
@@ -120,9 +119,9 @@ class Client(socketserver.BaseRequestHandler):
 
 
 @contextmanager
-def pooler(url: str, *, turns: bool = False, tells: bool = False) -> Iterator[Pooler]:
+def pooler(url: str, *, turns: bool = False) -> Iterator[Pooler]:
     """Run a pooler before a server, in a process of its own: some calls of psycopg block all threads of theirs."""
-    with Pooler(url, turns=turns, tells=tells) as server:
+    with Pooler(url, turns=turns) as server:
         process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
         process.start()
         yield server

@@ -71,7 +71,7 @@ def set_for_all(database: str) -> None:
             )
 
 
-def loads_and_answers(crest: Path, threads: int = 3) -> None:
+def loads_and_answers(crest: Path) -> None:
     """Load a store and read it back in every way; all that comes back is what went in."""
     manifest, source = load_manifest(crest), LmdbEntries(crest / LMDB_FILE)
     load_store(crest, crest, manifest, source)
@@ -82,7 +82,7 @@ def loads_and_answers(crest: Path, threads: int = 3) -> None:
             for key, value in items[::9]:
                 assert entries.get([key, b""]) == [value, None]
 
-        in_threads([look_up] * threads)
+        in_threads([look_up] * 3)
         assert list(entries.items()) == items
     ngrams = pl.read_parquet(crest / KEPT_FILE)["tokens"].to_list()
     expected = sorted(ngram_texts(store_tokenizer(crest, manifest), ngrams))
@@ -156,17 +156,16 @@ def test_a_database_of_another_encoding_is_refused_in_a_sentence(
 
 @pytest.mark.skipif(SERVER_VARIABLE in os.environ, reason="poolers log in without a password")
 @pytest.mark.parametrize("turns", [False, True])
-@pytest.mark.parametrize("tells", [False, True])
 def test_behind_a_pooler_all_but_builds_works(
-    turns: bool, tells: bool, database: str, crest: Path, monkeypatch: pytest.MonkeyPatch
+    turns: bool, database: str, crest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_for_all(database)
     name, direct = str(make_url(database).database), database
-    with pooler(database, turns=turns, tells=tells) as between:
+    with pooler(database, turns=turns) as between:
         monkeypatch.setenv(URL_VARIABLE, between.url("draftstore", name))
         monkeypatch.setenv(READER_VARIABLE, between.url(READER, name))
         assert migrate() == connections.REVISION
-        loads_and_answers(crest, threads=1 if tells else 3)
+        loads_and_answers(crest)
         assert "not exist" in refuse("sql", "SELECT x")
         assert run("sql", "--write", "CREATE TABLE more (one int); DROP TABLE more").stdout.endswith(
             "DROP TABLE\n"

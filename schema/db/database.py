@@ -140,9 +140,7 @@ def connect_reader() -> psycopg.Connection:
 
 def behind_pooler(connection: psycopg.Connection[Any], *, reading: bool) -> bool:
     """Return True if a pooler stands before the server: settings and prepared statements may meet other sessions."""
-    if connection.info.backend_pid != _process(
-        connection
-    ):  # most poolers announce a process of their own making
+    if connection.info.backend_pid != _process(connection):  # poolers announce one of their own making
         return True
     with connect(check=False, reading=reading) as other:
         return is_lent(connection, other)
@@ -150,8 +148,13 @@ def behind_pooler(connection: psycopg.Connection[Any], *, reading: bool) -> bool
 
 def is_lent(connection: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> bool:
     """Return True if a pooler lends a session's process between transactions; `other` is not in autocommit mode."""
-    seen = {_process(connection) for _ in range(3)}
-    return len(seen) > 1 or _process(other) in seen or _process(connection) not in seen
+    seen, others = set[int](), set[int]()
+    for _ in range(3):  # other clients may use a pooler meanwhile
+        seen.add(_process(connection))
+        others.add(_process(other))
+        seen.add(_process(connection))
+        other.rollback()
+    return len(seen) > 1 or not seen.isdisjoint(others)
 
 
 def _process(connection: psycopg.Connection[Any]) -> int:

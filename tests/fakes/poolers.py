@@ -97,11 +97,10 @@ class Client(socketserver.BaseRequestHandler):
         with suppress(ConnectionError):
             while (message := read_message(self.request))[0] != b"X":
                 process = self.server.borrow(start)
-                self.relay(process, message)
-                self.server.idle[start].append(process)
+                self.relay(process, message, self.server.idle[start])
 
-    def relay(self, process: socket.socket, message: tuple[bytes, bytes]) -> None:
-        """Pass messages on until the transaction ends."""
+    def relay(self, process: socket.socket, message: tuple[bytes, bytes], idle: list[socket.socket]) -> None:
+        """Pass messages on until the transaction ends; the process is idle before the client knows."""
         waiting, parts, state = 0, False, b"I"
         sock = self.request
         while True:
@@ -111,8 +110,11 @@ class Client(socketserver.BaseRequestHandler):
             else:
                 waiting += kind in WHOLE
                 parts = kind in PARTS or (parts and kind != b"S")
+            done = not waiting and not parts and state == b"I"
+            if done:
+                idle.append(process)
             (self.request if sock is process else process).sendall(packed(*message))
-            if not waiting and not parts and state == b"I":
+            if done:
                 return
             sock = select.select([process, self.request], [], [], SECONDS)[0][0]
             message = read_message(sock)

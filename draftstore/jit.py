@@ -1,8 +1,9 @@
 """Compilation of kernels: functions over arrays, compiled to machine code on first use and cached on disk by numba."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,21 @@ CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function on first use; it releases the GIL and is cached on disk."""
-    compiled: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
+    """Compile a function on first use; it releases the GIL and is cached on disk if it can be."""
+    options: Any = {"nogil": True, "error_model": "numpy"}
+    try:
+        compiled: Any = njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder for a cache
+        _warn_without_cache()
+        return njit(**options)(function)
     compiled.compile = partial(_compile_alone, compiled)
     return compiled
+
+
+@cache
+def _warn_without_cache() -> None:
+    about = "every process compiles its kernels, for up to a minute: set NUMBA_CACHE_DIR to a writable folder"
+    logging.getLogger(__name__).warning(about)
 
 
 def _compile_alone(compiled: Any, signature: Any) -> Any:

@@ -12,11 +12,12 @@ from typing import Any
 from alembic import context
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, NullPool, text
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 import schema.collections.models  # noqa: F401 (its tables belong to the same metadata)
 from schema import views
+from schema.db.database import make_engine
 from schema.db.partitions import PARTITION_NAME
 from schema.models import Base
 
@@ -53,12 +54,7 @@ def create_missing_views(bind: Connection) -> None:
 def connection() -> Iterator[Connection]:
     """Yield a connection to the database."""
     url = context.config.attributes.get("url")
-    if url is None:
-        from schema.db.database import database_url
-
-        url = database_url()
-    driver = "postgresql+psycopg"
-    with create_engine(make_url(url).set(drivername=driver), poolclass=NullPool).connect() as own:
+    with make_engine(check=False, url=url, poolclass=NullPool).connect() as own:
         yield own
 
 

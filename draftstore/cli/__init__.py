@@ -24,7 +24,7 @@ from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
 from draftstore.cli.live import live
 from draftstore.cli.options import Group
-from draftstore.cli.output import say
+from draftstore.cli.output import fit_terminal, say
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
 from draftstore.cli.replay import replay
@@ -111,6 +111,7 @@ for command in (
 
 def main() -> None:
     """Run the command line; errors are one sentence on stderr and an exit status, never a traceback."""
+    fit_terminal()
     try:
         if status := cli(standalone_mode=False):  # the status of an `Exit`, which click returns
             sys.exit(status)

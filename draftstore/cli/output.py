@@ -1,10 +1,12 @@
 """Output of commands: lines, tables, JSON and CSV. All untrusted text reaches the terminal through this module.
 
 Names, places and reasons come from files and databases: control characters in them, such as terminal escape sequences,
-are replaced by visible symbols.
+are replaced by visible symbols. JSON and CSV are always UTF-8; tables and drawings fit the terminal's encoding.
 """
 
+import codecs
 import csv
+import io
 import json
 import math
 import re
@@ -22,6 +24,8 @@ from rich.table import Table
 FILE_WIDTH = 160
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 """All control characters except line breaks."""
+ASCII = str.maketrans("├└│─·␣µ…", "|`|-._u~")
+"""Drawings where the encoding lacks their characters; all others become escapes."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."
@@ -36,6 +40,19 @@ def printable(text: str | Path) -> str:
 def _picture(found: re.Match[str]) -> str:
     number = ord(found[0])
     return chr(0x2400 + number) if number < 0x20 else "\u2421" if number == 0x7F else f"\\x{number:02x}"
+
+
+def fit_terminal() -> None:
+    """Have stdout and stderr replace the characters that their encoding lacks, as Latin-1 lacks most."""
+    codecs.register_error("draftstore", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="draftstore")
+
+
+def _in_ascii(error: Any) -> tuple[str, int]:
+    text = error.object[error.start : error.end].translate(ASCII)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -123,7 +140,8 @@ def print_fields(fields: Mapping[str, Any] | Iterable[tuple[str, Any]], *, err: 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print CSV with a header and unformatted values."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    utf8 = codecs.getwriter("utf-8")(sys.stdout.buffer, "backslashreplace")
+    writer = csv.writer(utf8, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_csv_value(value) for value in row] for row in rows)
 

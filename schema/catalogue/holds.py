@@ -6,11 +6,14 @@ build.
 """
 
 import atexit
+from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from draftstore.errors import DraftstoreError
+from schema.db.database import is_lent
+from schema.db.errors import DatabaseError
 
 LOCK_CLASS = 0x64726166  # "draf": first half of the lock keys; the second is the build's id
 
@@ -27,11 +30,23 @@ _held: dict[tuple[str, int], Connection] = {}
 
 
 def hold(engine: Engine, build_id: int) -> None:
-    """Mark a build as made by this process, until `let_go` or the end of the process."""
+    """Mark a build as made by this process, until `let_go` or the end of the process; no pooler may be between."""
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     connection.detach()  # never returns to the pool: closing it releases the lock
+    with engine.connect() as other:
+        lent = is_lent(_driver(connection), _driver(other))
+    if lent:
+        _close(connection)
+        raise DatabaseError(
+            "a build holds a lock as long as its session, which lasts only for a transaction behind the pooler that "
+            "DRAFTSTORE_DATABASE_URL names: name the PostgreSQL server itself (its direct URL), and try again"
+        )
     connection.execute(text(f"SELECT pg_advisory_lock({LOCK_CLASS}, {build_id:d})"))
     _held[_key(engine, build_id)] = connection
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.dbapi_connection
 
 
 def let_go(engine: Engine, build_id: int) -> None:

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from schema.db.database import connect_reader
+from schema.db.database import ask, connect_reader
 from schema.db.failures import database_errors
 
 LIVE = (
-    "SELECT releases.name, build_id, kind, path, digest, backends FROM releases JOIN builds ON builds.id = build_id"
-    " ORDER BY releases.name"
+    b"SELECT releases.name, build_id, kind, path, digest, backends FROM releases JOIN builds ON builds.id = build_id"
+    b" ORDER BY releases.name"
 )
 
 
@@ -32,7 +32,7 @@ class LiveReleases:
     def read(self) -> list[LiveRelease]:
         """Return all releases, sorted by name; raise DatabaseError if the connection is lost."""
         with database_errors():
-            return [LiveRelease(*row) for row in self._connection.execute(LIVE).fetchall()]
+            return [LiveRelease(*row) for row in ask(self._connection, LIVE)]
 
     def close(self) -> None:
         """Close the connection."""

@@ -11,13 +11,13 @@ import click
 import psycopg
 from psycopg import errors
 from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus
 
 from draftstore.cli.options import Command
 from draftstore.cli.output import json_option, print_csv, print_json, print_table, say
 from draftstore.errors import DraftstoreError, counted
 from schema.db.access import require_reader
-from schema.db.database import connect
+from schema.db.database import behind_pooler, connect
 from schema.db.failures import database_errors
 
 ROWS_SHOWN = 1000
@@ -79,15 +79,14 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
             require_reader(connection)
             # The reader's rights guard the tables. A read-only transaction, which a single statement cannot leave and
             # which is never committed, guards what any role may change: its own settings and password, large objects.
-            connection.execute("SET default_transaction_read_only = on")
-            connection.execute("BEGIN")
+            connection.execute("BEGIN READ ONLY")
         try:
             # In the transaction: after a first query, nothing can make it writable.
-            connection.execute(
-                "SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",)
-            )
-            if not write:
-                connection.execute("SAVEPOINT question")
+            if not write or not behind_pooler(connection, reading=False):  # whose sessions are others', too
+                connection.execute(
+                    "SELECT set_config('statement_timeout', %s, %s), set_config('IntervalStyle', 'postgres', %s)",
+                    (f"{timeout * 1000:.0f}", not write, not write),
+                )
             for result in _answers(connection, text, several=write):
                 _print_answer(result, as_json, as_csv, rows)
         except psycopg.Error as error:
@@ -96,27 +95,22 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 
 def _read(query: str) -> str:
     """Return the SQL text: the argument itself, a file's content, or standard input."""
-    if query == "-":
-        return sys.stdin.read()
-    if not query.endswith(".sql"):
-        return query
     try:
-        return Path(query).read_text(encoding="utf-8")
+        text = sys.stdin.read() if query == "-" else query
+        text = Path(query).read_text(encoding="utf-8") if query.endswith(".sql") else text
+        text.encode()  # surrogates stand for bytes of another encoding
     except FileNotFoundError:
         raise QueryError(f"{query} does not exist: pass a query in SQL, a file, or - for stdin") from None
-    except UnicodeDecodeError as error:
-        raise QueryError(f"{query} is not UTF-8 text: {error}") from None
+    except UnicodeError as error:
+        raise QueryError(f"the query is not valid text: {error}") from None
+    return text
 
 
 def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:
     """Run SQL and yield the result of each statement; a second one could leave the transaction: only if `several`."""
     with connection.cursor() as cursor:
-        names = _column_names(connection, text)
-        if names is None and not several:
-            raise QueryError(
-                "these are several statements: run one at a time; --write runs several, as the owner"
-            )
-        if names:  # stream row by row: a large result need not fit into memory
+        if not several and (names := _column_names(connection, text)):
+            # Stream row by row: a large result need not fit into memory.
             yield StatementResult(names, cursor.stream(text), "")
             return
         cursor.execute(text.encode())
@@ -125,8 +119,8 @@ def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -
             yield StatementResult(found, iter(result) if found else (), result.statusmessage or "")
 
 
-def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str] | None:
-    """Return the column names of a single statement, empty for a command; None for several statements."""
+def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
+    """Return the column names of a single statement, empty for a command; QueryError for several statements."""
     encoding = connection.info.encoding
     for result in (
         connection.pgconn.prepare(b"", text.encode(encoding)),
@@ -135,9 +129,9 @@ def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str] |
         if result.status != ExecStatus.COMMAND_OK:
             error = error_from_result(result, encoding)
             if SEVERAL in str(error):
-                if connection.info.transaction_status == TransactionStatus.INERROR:
-                    connection.execute("ROLLBACK TO SAVEPOINT question")
-                return None
+                raise QueryError(
+                    "these are several statements: run one at a time; --write runs several, as the owner"
+                )
             raise error
     return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]
 
@@ -172,8 +166,8 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
     """Return the error in the query; None if the server caused it."""
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
         return QueryError(f"no answer within {timeout:g} seconds: allow more with --timeout")
-    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-        return QueryError(f"{error}: psql can do it, see `draftstore db url --help`")  # COPY
+    if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):  # COPY, dates after 9999
+        return QueryError(f"{error}: psql can do it, see `draftstore db url --help`")
     if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
         return None
     sentence = error.diag.message_primary or str(error)

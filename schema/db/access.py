@@ -72,6 +72,7 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
                     _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
             with suppress(errors.InsufficientPrivilege):
                 _run(connection, "ALTER ROLE {reader} RESET ALL", name)  # a role may change its own settings
+                _run(connection, "ALTER ROLE {reader} SET statement_timeout = '60s'", name)  # behind poolers
             for statement in GRANTS:
                 _run(connection, statement, name)
     except errors.InsufficientPrivilege as error:
@@ -80,9 +81,11 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
 
 def require_reader(connection: psycopg.Connection[Any]) -> None:
     """Raise ReaderError for a connection of a role that may do more than read."""
-    if may_change(connection, connection.info.user):
+    # Poolers may log in as another role than the URL's.
+    (name,) = connection.execute("SELECT session_user").fetchone() or ("",)
+    if may_change(connection, name):
         raise ReaderError(
-            f"the role {connection.info.user!r} may do more than read, and a query could exploit that: "
+            f"the role {name!r} may do more than read, and a query could exploit that: "
             f"{_advice(connection, READER)}\n--write queries as the owner"
         )
 

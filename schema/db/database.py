@@ -8,23 +8,23 @@
 Both connect as the owner of the tables. `connect(reading=True)` connects as a role that may only read them (`access`),
 named by `DRAFTSTORE_READER_URL`, or the embedded server's. All keep the embedded server running for the rest of the
 process and refuse tables of another revision: the embedded server is migrated automatically, a named one only by
-`draftstore db migrate`.
+`draftstore db migrate`. Sessions inherit no encoding, time zone or style of dates: psycopg reads one style only.
 """
 
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
 from schema.db.embedded import NAME, READER, find_cluster, join
-from schema.db.errors import DatabaseUrlError, SchemaError
+from schema.db.errors import DatabaseError, DatabaseUrlError, SchemaError
 from schema.db.failures import database_errors, describe, translate
 from schema.db.home import data_home
 
@@ -48,7 +48,8 @@ ABSENT = (
     "there is no catalogue in {} yet: `draftstore catalogue add DIR` or `corpus add NAME PATH` makes one; "
     "DRAFTSTORE_HOME names another data folder"
 )
-Connected = TypeVar("Connected")
+STYLE = {"PGDATESTYLE": "ISO, MDY", "PGTZ": "UTC"}
+"""Variables that libpq sends as startup parameters: poolers keep these, but refuse `options` and may forget SET."""
 
 _current: set[str] = set()
 """URLs whose tables this process has checked successfully."""
@@ -109,31 +110,70 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
     """
     if check:
         require_schema(reading=reading, make=not reading)
-    url = database_url(reading=reading)
-    options = {**_defaults(url), **options}
     with database_errors():
-        return _patiently(lambda: psycopg.connect(url, **options), is_embedded(reading=reading))
+        return _connect(database_url(reading=reading), is_embedded(reading=reading), options)
 
 
-def connect_reader() -> psycopg.Connection:
-    """Connect as the reader in autocommit mode, for lookups; each soon gets an answer or DatabaseError."""
-    connection = connect(reading=True, autocommit=True)
-    with database_errors():
-        # The plan of a lookup does not depend on its keys: a generic one saves planning.
-        connection.execute(
-            f"SET statement_timeout = '{ANSWER_SECONDS}s'; SET plan_cache_mode = force_generic_plan".encode()
+def _connect(url: str, embedded: bool, options: dict[str, Any]) -> psycopg.Connection:
+    """Connect; an embedded server is started if it has ended, and may be recovering from a killed process."""
+    os.environ.update(STYLE)
+    options = {**_defaults(url), **options, "client_encoding": "UTF8", "prepare_threshold": None}
+    for pause in RECOVERY_PAUSES if embedded else ():
+        database_url()
+        with suppress(psycopg.OperationalError):
+            return psycopg.connect(url, **options)
+        time.sleep(pause)
+    connection = psycopg.connect(url, **options)
+    if (encoding := connection.info.parameter_status("server_encoding")) not in (None, "UTF8"):
+        connection.close()
+        raise DatabaseError(
+            f"{describe(url)} has the encoding {encoding}, but texts need UTF8: name another that PostgreSQL made by "
+            "CREATE DATABASE draftstore ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
         )
     return connection
 
 
-def _patiently(connect: Callable[[], Connected], embedded: bool = True) -> Connected:
-    """Connect; an embedded server is started if it has ended, and may be recovering from a killed process."""
-    for pause in RECOVERY_PAUSES if embedded else ():
-        database_url()
-        with suppress(psycopg.OperationalError):
-            return connect()
-        time.sleep(pause)
-    return connect()
+def connect_reader() -> psycopg.Connection:
+    """Connect as the reader in autocommit mode, for `ask`."""
+    connection = connect(reading=True, autocommit=True)
+    with database_errors():
+        if not behind_pooler(connection, reading=True):
+            # The plan of a lookup does not depend on its keys: a generic one saves planning.
+            connection.execute(
+                f"SET statement_timeout = '{ANSWER_SECONDS}s'; SET plan_cache_mode = force_generic_plan".encode()
+            )
+            connection.prepare_threshold = 0
+    return connection
+
+
+def behind_pooler(connection: psycopg.Connection[Any], *, reading: bool) -> bool:
+    """Return True if a pooler stands before the server: settings and prepared statements may meet other sessions."""
+    if connection.info.backend_pid != _process(connection):  # poolers announce one of their own making
+        return True
+    with connect(check=False, reading=reading) as other:
+        return is_lent(connection, other)
+
+
+def is_lent(connection: psycopg.Connection[Any], other: psycopg.Connection[Any]) -> bool:
+    """Return True if a pooler lends a session's process between transactions; `other` is not in autocommit mode."""
+    seen, others = set[int](), set[int]()
+    for _ in range(3):  # other clients may use a pooler meanwhile
+        seen.add(_process(connection))
+        others.add(_process(other))
+        seen.add(_process(connection))
+        other.rollback()
+    return len(seen) > 1 or not seen.isdisjoint(others)
+
+
+def _process(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return row[0] if row else 0
+
+
+def ask(connection: psycopg.Connection[Any], query: bytes, parameters: Sequence[object] = ()) -> list[Any]:
+    """Return the rows of a query on a connection of `connect_reader`, in one round trip; errors are psycopg's."""
+    with connection.cursor(binary=True) as cursor:
+        return cursor.execute(query, parameters).fetchall()
 
 
 def _defaults(url: str) -> dict[str, Any]:
@@ -147,11 +187,14 @@ def _defaults(url: str) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
 
 
-def make_engine(*, check: bool = True, make: bool = True, **options: Any) -> "sqlalchemy.Engine":
+def make_engine(
+    *, check: bool = True, make: bool = True, url: str | None = None, **options: Any
+) -> "sqlalchemy.Engine":
     """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
 
     Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
-    those of `connect` and `database_url`; `options` are further ones of `sqlalchemy.create_engine`.
+    those of `connect` and `database_url`; `url` is None for the default database, `options` are those of
+    `sqlalchemy.create_engine`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -160,16 +203,20 @@ def make_engine(*, check: bool = True, make: bool = True, **options: Any) -> "sq
 
     if check:
         require_schema(make=make)
-    url = database_url()
+    url = url or database_url()
     engine = sqlalchemy.create_engine(
-        sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"),
-        **{"pool_pre_ping": True, "connect_args": _defaults(url), **options},
+        sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"), **{"pool_pre_ping": True, **options}
     )
-    if is_embedded():
 
-        @sqlalchemy.event.listens_for(engine, "do_connect")
-        def connect_for_pool(dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
-            return _patiently(lambda: dialect.connect(*arguments, **parameters))
+    @sqlalchemy.event.listens_for(engine, "do_connect")
+    def connect_for_pool(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> Any:
+        return _connect(url, is_embedded(), parameters)
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def have_one_style(bind: sqlalchemy.Connection) -> None:  # of intervals, for which libpq has no variable
+        connection: Any = bind.connection.dbapi_connection
+        if connection.info.parameter_status("IntervalStyle") != "postgres":
+            connection.execute("SET LOCAL IntervalStyle = postgres")
 
     sqlalchemy.event.listen(engine, "handle_error", _raise_ours)
     return engine

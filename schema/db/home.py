@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.errors import DraftstoreError, MissingExtraError
+from draftstore.storage.cache import expanded
 from schema.db.errors import EmbeddedServerError
 
 HOME_VARIABLE = "DRAFTSTORE_HOME"
@@ -27,14 +28,14 @@ def data_home() -> Path:
     The default is /var/lib/draftstore for root, and draftstore under `XDG_DATA_HOME` (~/.local/share) for other users.
     """
     if named := os.environ.get(HOME_VARIABLE):
-        home = Path(named).expanduser().resolve()
+        home = expanded(named).resolve()
         if home.exists() and not home.is_dir():
             raise DraftstoreError(f"{HOME_VARIABLE}={named} is not a folder: name a folder, or unset it")
         return home
     if os.geteuid() == 0:
         return ROOT_HOME
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return (Path(data).expanduser() / "draftstore").resolve()
+    return (expanded(data) / "draftstore").resolve()
 
 
 def find_place(home: Path) -> tuple[Path, int, int]:

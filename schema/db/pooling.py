@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from schema.db.database import connect_reader
+from schema.db.database import ask, connect_reader
 from schema.db.failures import database_errors
 
 
@@ -20,7 +20,7 @@ class Pool:
         self._inherited: list[psycopg.Connection[Any]] = []
 
     def fetch(self, query: bytes, parameters: Sequence[object]) -> list[Any]:
-        """Run a prepared statement in one round trip and return its rows; a lost connection is silently replaced.
+        """Run a statement in one round trip and return its rows; a lost connection is silently replaced.
 
         Raises DatabaseError if the server is down or refuses, or does not answer in time.
         """
@@ -28,8 +28,7 @@ class Pool:
             for last in (False, True):
                 connection = self._take()
                 try:
-                    with connection.cursor(binary=True) as cursor:
-                        return cursor.execute(query, parameters, prepare=True).fetchall()
+                    return ask(connection, query, parameters)
                 except psycopg.OperationalError:
                     if last or not connection.closed:
                         raise

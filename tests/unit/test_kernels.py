@@ -78,3 +78,25 @@ def test_processes_that_start_at_once_compile_a_kernel_once(tmp_path: Path) -> N
         process.stdin.flush()
     answers = [process.communicate()[0].split() for process in processes]
     assert sorted(answers) == [[b"2", b"0"]] * 3 + [[b"2", b"1"]]
+
+
+def test_kernels_compile_without_a_cache_where_nothing_is_writable() -> None:
+    """One warning, and the kernel runs."""
+    code = """
+import numpy as np
+from draftstore.jit import kernel
+@kernel
+def add(values): return values.sum()
+@kernel
+def less(values): return values[0] - 1
+assert (add(np.arange(4)), less(np.arange(4))) == (6, -1)
+"""
+    nowhere = {"NUMBA_CACHE_DIR": "/proc/none", "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert [
+        line for line in done.stderr.splitlines() if "NUMBA_CACHE_DIR" in line
+    ] == done.stderr.splitlines()
+    assert done.stderr.count("\n") == 1

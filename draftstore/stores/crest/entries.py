@@ -26,6 +26,7 @@ from draftstore.options import Shown
 from draftstore.storage.files import replacing
 from draftstore.storage.manifest import Manifest
 from draftstore.storage.plugins import load_plugin
+from draftstore.stores.crest.pages import check_pages
 
 LMDB = "lmdb"
 LMDB_FILE = "trees.lmdb"
@@ -108,6 +109,7 @@ class _Shared:
     """
 
     def __init__(self, path: Path, identity: tuple[int, int]) -> None:
+        check_pages(path)
         self.env = lmdb.open(
             str(path), subdir=False, readonly=True, lock=False, readahead=False, create=False, max_readers=1
         )

@@ -1,6 +1,9 @@
 """The output of commands, with anything that names, places and reasons may contain."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 import unicodedata
 from contextlib import redirect_stdout
@@ -77,3 +80,20 @@ def test_a_table_wider_than_the_terminal_is_a_block_for_each_row(
     assert [block.split() for block in blocks[-2:]] == [
         ["store", "one", "accepted", "1.5", "length"], ["store", "two", "accepted", "2", "length"]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_terminals_of_other_encodings_get_what_they_can_show(encoding: str) -> None:
+    code = """
+from draftstore.cli import output
+output.fit_terminal()
+output.say("\u251c\u2500 \u2423caf\u00e9 \u6771")
+output.print_table(["\u6771"], [["\u251c\u2500 \u6771"]])
+output.print_csv(["\u6771"], [["\u00e9"]])
+"""
+    variables = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith("東\né\n".encode())
+    if encoding == "latin-1":
+        assert done.stdout.startswith("|- _café \\u6771\n".encode("latin-1"))

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy.exc import OperationalError
 
 from schema import views
 from schema.db.database import alembic_config
+from schema.db.errors import DatabaseTimeoutError
 from schema.db.partitions import attach_partition, create_partition, drop_partition, partition_name
 from schema.models import PARTITIONED, Base
 
@@ -85,7 +85,7 @@ def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(database: s
         reader.execute("SELECT * FROM builds")
         config = alembic_config(database)
         config.attributes["lock_timeout"] = "100ms"
-        with pytest.raises(OperationalError, match="lock timeout"):
+        with pytest.raises(DatabaseTimeoutError, match="lock timeout"):
             alembic.command.downgrade(config, "base")
     assert names(database, TABLES) == before
 

@@ -1,5 +1,7 @@
 import hashlib
 import os
+import random
+import struct
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -188,13 +190,54 @@ def test_a_damaged_page_is_an_error(tmp_path: Path) -> None:
     write_lmdb(tmp_path / "e", items)
     data = bytearray((tmp_path / "e").read_bytes())
     for page in range(2, len(data) // 4096):
-        data[page * 4096 + 10 : page * 4096 + 12] = b"\0\0"  # flags of the page
+        if data[page * 4096 + 10] == 2:  # flags of a leaf page
+            data[page * 4096 + 10 : page * 4096 + 12] = b"\0\0"
     (tmp_path / "bad").write_bytes(data)
     entries = LmdbEntries(tmp_path / "bad")
     with pytest.raises(StoreError, match="cannot be read"):
         entries.get([items[0][0]])
     with pytest.raises(StoreError, match="cannot be read"):
         list(entries.items())
+
+
+def damaged_pages(raw: bytes) -> Iterator[bytes]:
+    """Yield copies of an LMDB file, each with damage in a meta page, the root or a branch page."""
+    branches = [page for page in range(len(raw) // 4096) if page < 2 or raw[page * 4096 + 10] == 1]
+    chance = random.Random(0)
+    for page in branches * 12:
+        copy, begin = bytearray(raw), page * 4096
+        for _ in range(chance.choice([1, 2, 400])):
+            copy[begin + chance.randrange(4096 if page > 1 else 152)] = chance.randrange(256)
+        yield bytes(copy)
+    for page in branches:
+        for value in (0, 255):
+            yield raw[: page * 4096] + bytes([value]) * 4096 + raw[(page + 1) * 4096 :]
+    beyond = struct.pack("=Q", 1 << 20)  # what ended the process: the last page, far behind the end
+    yield raw[: 4096 + 136] + beyond + raw[4096 + 144 :]
+
+
+def test_damage_in_pages_that_lead_to_others_does_not_end_the_process(tmp_path: Path) -> None:
+    items = [(f"{i:06}".encode() * 9, bytes(30)) for i in range(6_000)]
+    write_lmdb(tmp_path / "e", items)
+    raw, refused = (tmp_path / "e").read_bytes(), 0
+    child = os.fork()
+    if child == 0:  # no assert may leave this block: a second pytest would go on
+        status = 1
+        try:
+            for number, copy in enumerate(damaged_pages(raw)):
+                (tmp_path / str(number)).write_bytes(copy)
+                try:
+                    entries = LmdbEntries(tmp_path / str(number))
+                    entries.get([key for key, _ in items[::50]])
+                    for _ in entries.items():
+                        pass
+                    entries.close()
+                except StoreError:
+                    refused += 1
+            status = 0 if refused > 30 else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 # -- of a store ----------------------------------------------------------------------------------------------

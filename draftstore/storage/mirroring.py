@@ -1,12 +1,15 @@
 """Objects of a store such as S3, mirrored to a folder: read as local files, fetched only if changed.
 
 mirror.json      tag (ETag, or time) and size of each object, written after every batch
-objects/...      the objects, named by their paths below the URL
+objects/...      the objects, named by their paths below the URL; see `_places`
 fetching/...     the objects of the current batch
 """
 
+import hashlib
+import os
+import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -26,6 +29,9 @@ BATCH, BATCHES = 1_000, 16
 MODE = 0o600
 TAGS = ("ETag", "etag", "checksum", "md5", "LastModified", "last_modified", "mtime", "created")
 """Metadata that can reveal that an object changed, the best first."""
+NAME_BYTES, PATH_BYTES = 255, 1024
+"""Longest name and path of an object that keeps its own; most file systems allow no longer names."""
+HASHED = re.compile("~[0-9a-f]{32}~")
 
 
 class Mirrored(NamedTuple):
@@ -68,7 +74,7 @@ def mirror(
         on_object: called with the objects processed and their total.
 
     Raises:
-        CorpusError: nothing is there, it cannot be reached, or an object's name is not a valid path.
+        CorpusError: nothing is there, or it cannot be reached.
         MissingExtraError: the package for this protocol is not installed.
     """
     with needs_extra("fsspec", "s3"):
@@ -81,19 +87,21 @@ def mirror(
         raise MissingExtraError("s3fs" if url.startswith("s3") else str(error), "s3") from None
     except Exception as error:  # noqa: BLE001 (every protocol has its own errors)
         raise CorpusError(f"{url} cannot be listed: {error}") from None
-    objects = {
-        _below(name, root): (name, _tag(facts))
+    names = [
+        name
         for name, facts in sorted(listed.items())
         if facts["type"] == "file" and not name.endswith("/")  # S3 consoles create such objects for folders
-    }
-    if not objects:
+    ]
+    if not names:
         raise CorpusError(f"{url} holds no objects: is the prefix correct?")
-    _require_paths(objects)
+    single = names == [root]
+    above = root.rpartition("/")[0] if single else root.rstrip("/")
+    places = _places([name.removeprefix(above)[1:] for name in names])
+    objects = {place: (name, _tag(listed[name])) for place, name in zip(places, names, strict=True)}
     (folder / OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(folder):
         fetched, removed = _update(system, objects, folder, on_object)
-    single = list(objects) == [PurePosixPath(root).name] and system.isfile(root)
-    path = folder / OBJECTS / next(iter(objects)) if single else folder / OBJECTS
+    path = folder / OBJECTS / places[0] if single else folder / OBJECTS
     return Mirrored(path, fetched, removed, len(objects))
 
 
@@ -168,21 +176,30 @@ def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
             (objects / parent).rmdir()
 
 
-def _require_paths(names: Iterable[str]) -> None:
-    """Refuse objects that cannot coexist as files."""
-    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    if both := sorted(folders.intersection(names)):
-        raise CorpusError(
-            f"the object {both[0]!r} has the name of a folder of others: rename it, or use another prefix"
-        )
+def _places(keys: Sequence[str]) -> list[str]:
+    """Return the path of each key: the key itself, but with hashes for names that are no names of files.
+
+    Distinct keys have distinct paths: what looks hashed is hashed, and so is an object with the name of a folder.
+    """
+    folders = {key[:at] for key in keys for at, sign in enumerate(key) if sign == "/"}
+    places = []
+    for key in keys:
+        *parents, name = key.split("/")
+        place = "/".join([*map(_name, parents), _hashed(f"{name}/") if key in folders else _name(name)])
+        places.append(place if len(os.fsencode(place)) <= PATH_BYTES else _hashed(key))
+    return places
 
 
-def _below(name: str, root: str) -> str:
-    """Return the name of an object relative to the URL, or its base name if it is the URL itself."""
-    below = name.removeprefix(root).strip("/") or PurePosixPath(name).name
-    if ".." in PurePosixPath(below).parts or "\0" in below:
-        raise CorpusError(f"the object {name!r} is not named like a path: rename it, or use another prefix")
-    return below
+def _name(part: str) -> str:
+    """Return a part of a key if it is the name of a file, or else its hash."""
+    named = part not in ("", ".", "..") and "\0" not in part and len(os.fsencode(part)) <= NAME_BYTES
+    return part if named and not HASHED.search(part) else _hashed(part)
+
+
+def _hashed(key: str) -> str:
+    """Return the hash of a key between the beginning and the end of its name, which patterns and suffixes match."""
+    shown = re.sub(r"\0|^\.+$", "", key.rstrip("/").rpartition("/")[2])
+    return f"{shown[:24]}~{hashlib.sha256(os.fsencode(key)).hexdigest()[:32]}~{shown[-16:]}"
 
 
 def _tag(facts: dict[str, Any]) -> str:

@@ -77,7 +77,7 @@ def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None
     """Raise a problem that is an error instead of being counted."""
     if problem.truncated and not allow_truncated:
         raise TruncatedCorpusError(
-            f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to skip the rest"
+            f"{problem.place}: {problem.reason}; --allow-truncated skips the rest"
         )
     if strict and not problem.truncated:
         raise CorpusError(f"{problem.place}: {problem.reason}")

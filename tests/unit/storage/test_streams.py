@@ -40,13 +40,13 @@ def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
 def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
     path, lines = tmp_path / f"a{suffix}", [b"one", b"", b"two\r", os.urandom(3_000).replace(b"\n", b"")]
     write_lines(path, lines, suffix)
-    assert list(read_lines(path)) == [line + b"\n" for line in lines]
-    assert read_whole(path) == b"".join(line + b"\n" for line in lines)
+    assert list(read_lines(path, [])) == [line + b"\n" for line in lines]
+    assert read_whole(path, []) == b"".join(line + b"\n" for line in lines)
     first = path.read_bytes()
     write_lines(path, lines, suffix)
     assert path.read_bytes() == first
     path.write_bytes(PACKERS[suffix.lower()](b"last"))
-    assert list(read_lines(path)) == [b"last"]
+    assert list(read_lines(path, [])) == [b"last"]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_damaged_files_are_read_up_to_the_damage(tmp_path: Path, suffix: str, da
     path.write_bytes(damaged[damage])
     found: list[bytes | None] = []
     with pytest.raises(STREAM_ERRORS):
-        found.extend(read_lines(path))
+        found.extend(read_lines(path, []))
     if damage in ("cut", "end"):
         assert len(found) > 1_000
         assert found == many.splitlines(keepends=True)[: len(found)]
     with pytest.raises(STREAM_ERRORS):
-        read_whole(path)
+        read_whole(path, [])
 
 
 def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
@@ -76,17 +76,17 @@ def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
     wide = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frames = wide.compress(b"one\n") + wide.flush(), PACKERS[".zst"](b"two\n")
     (tmp_path / "a.zst").write_bytes(b"".join(frames))
-    assert list(read_lines(tmp_path / "a.zst")) == [b"one\n", b"two\n"]
+    assert list(read_lines(tmp_path / "a.zst", [])) == [b"one\n", b"two\n"]
 
 
 def test_a_line_that_is_too_long_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 100)
     path = tmp_path / "a"
     path.write_bytes(b"a\n" + b"x" * 100 + b"\n" + b"x" * 101 + b"\nb\n" + b"x" * 3_000_000)
-    assert list(read_lines(path)) == [b"a\n", b"x" * 100 + b"\n", None, b"b\n", None]
+    assert list(read_lines(path, [])) == [b"a\n", b"x" * 100 + b"\n", None, b"b\n", None]
     for size, expected in ((100, b"x" * 100), (101, None)):
         path.write_bytes(b"x" * size)
-        assert read_whole(path) == expected
+        assert read_whole(path, []) == expected
     assert list(split_lines([b"x" * 60, b"x" * 60, b"x\nb"])) == [None, b"b"]
 
 
@@ -101,8 +101,8 @@ def test_a_bomb_takes_constant_memory(tmp_path: Path, suffix: str, monkeypatch: 
                 packer.write(piece)
     tracemalloc.start()
     try:
-        assert list(read_lines(path)) == [b"one\n", None, b"two\n"]
-        assert read_whole(path) is None
+        assert list(read_lines(path, [])) == [b"one\n", None, b"two\n"]
+        assert read_whole(path, []) is None
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

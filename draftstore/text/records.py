@@ -221,9 +221,13 @@ def _parse_line(line: bytes | None) -> dict[str, Any]:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and "\r" in text[: error.pos]:
-            raise CorpusError("lines end with CR alone, expected LF: `tr '\\r' '\\n'` converts the file") from None
+            raise CorpusError(
+                "lines end with CR alone, expected LF: `tr '\\r' '\\n'` converts the file"
+            ) from None
         if text.startswith("{") and error.msg != "Extra data" and text.rstrip(" \t").endswith(BROKEN):
-            raise CorpusError("a JSON object over several lines, expected one: `jq -c .` converts the file") from None
+            raise CorpusError(
+                "a JSON object over several lines, expected one: `jq -c .` converts the file"
+            ) from None
         raise
     if not isinstance(record, dict):
         raise CorpusError(f"a JSON {type(record).__name__}, expected an object")

@@ -1,32 +1,34 @@
 """Files, plain or compressed (.gz, .bz2, .xz, .zst), read by line or whole, with size limits."""
 
 import gzip
-import importlib
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import zstandard
 
-MAGIC = {
-    ".gz": (b"\x1f\x8b",),
-    ".bz2": (b"BZh",),
-    ".xz": (b"\xfd7zXZ\0",),
-    ".zst": (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
+FORMATS: dict[str, tuple[Callable[[], Any], tuple[bytes, ...]]] = {
+    ".gz": (lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), (b"\x1f\x8b",)),
+    ".bz2": (lambda: import_module("bz2").BZ2Decompressor(), (b"BZh",)),
+    ".xz": (lambda: import_module("lzma").LZMADecompressor(), (b"\xfd7zXZ\0",)),
+    ".zst": (
+        lambda: zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj(),
+        (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
+    ),
 }
-"""How the members of compressed files begin; for zstandard, also frames to skip."""
+"""How to read a member of a compressed file, and how it begins. Some builds of Python lack bz2 or lzma."""
 MAGIC_BYTES = 6
-COMPRESSION_SUFFIXES = tuple(MAGIC)
+COMPRESSION_SUFFIXES = tuple(FORMATS)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_RECORD_BYTES = 1 << 27
 """Maximum bytes of a line or text file; longer ones are probably mistakes (no line breaks) and would fill memory."""
-CHUNK_BYTES = 1 << 20
-PACKED_BYTES, ZSTD_BYTES = 1 << 14, 256
-"""Bytes decompressed at a time: of zstandard, at most 8 MB of output, as 4 bytes may expand to a block of 128 kB."""
+CHUNK_BYTES, PACKED_BYTES = 1 << 20, 256
+"""Bytes read and decompressed at a time: at most 8 MB, as 4 bytes of zstandard may expand to a block of 128 kB."""
 ZSTD_WINDOW = 1 << 31
 STREAM_ERRORS = (OSError, EOFError)
 
@@ -75,79 +77,61 @@ def write_lines(path: Path, lines: Iterable[bytes], suffix: str) -> None:
             packed.write(line + b"\n")
 
 
-def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
+def _packed(file: BinaryIO, suffix: str) -> Any:
     if suffix == ".zst":
         return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
     if suffix == ".gz":
         return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
-    packed: AbstractContextManager[Any] = (
-        _library(suffix).open(file, "wb") if suffix in MAGIC else nullcontext(file)
-    )
-    return packed
+    library = {".bz2": "bz2", ".xz": "lzma"}.get(suffix)
+    return import_module(library).open(file, "wb") if library else nullcontext(file)
 
 
-def _library(suffix: str) -> Any:
-    """Return the library of .bz2 or .xz, which some builds of Python lack."""
-    return importlib.import_module("bz2" if suffix == ".bz2" else "lzma")
-
-
-def open_content(path: Path) -> BufferedReader:
-    """Open a file; a `ForeignError` if it is only a pointer to its content."""
+def open_content(path: Path, magics: Iterable[bytes] = (b"",)) -> BufferedReader:
+    """Open a file that begins with one of these; a `ForeignError` if it does not, or is a pointer to its content."""
     file = path.open("rb")
-    if file.peek(len(LFS_POINTER)).startswith(LFS_POINTER):
+    pointer = (start := file.peek(len(LFS_POINTER))).startswith(LFS_POINTER)
+    if pointer or not _begins(start, magics):
         file.close()
-        raise ForeignError("a Git LFS pointer: `git lfs pull` fetches the file")
+        what = "a Git LFS pointer: `git lfs pull` fetches it" if pointer else f"no {path.suffix} data"
+        raise ForeignError(f"the content is {what}")
     return file
 
 
+def _begins(data: bytes, magics: Iterable[bytes]) -> bool:
+    """Return True if data, which may be cut, begins with one of these."""
+    return any(magic.startswith(data[: len(magic)]) for magic in magics)
+
+
 def _chunks(path: Path, notes: list[str]) -> Iterator[bytes]:
-    """Yield a file's content, decompressed by its suffix."""
-    suffix = path.suffix.lower()
-    with open_content(path) as file:
-        if suffix not in MAGIC:
+    """Yield a file's content, decompressed by its suffix; zero bytes behind a member are padding."""
+    make, magics = FORMATS.get(path.suffix.lower(), (None, (b"",)))
+    with open_content(path, magics) as file:
+        if make is None:
             yield from iter(lambda: file.read(CHUNK_BYTES), b"")
             return
-        read = partial(file.read, ZSTD_BYTES if suffix == ".zst" else PACKED_BYTES)
-        packed = read()
-        if not packed:
+        read = partial(file.read, PACKED_BYTES)
+        if not (packed := read()):
             raise EOFError("the file is empty, but even empty compressed files have a header")
-        if not _begins(packed, suffix):
-            raise ForeignError(f"its content is no {suffix} data")
-        while packed and _begins(packed, suffix):
-            packed = (yield from _member(suffix, packed, read)).lstrip(b"\0")
+        while packed and _begins(packed, magics):
+            packed = (yield from _member(make(), packed, read)).lstrip(b"\0")
             while len(packed) < MAGIC_BYTES and (more := read()):
                 packed = (packed + more).lstrip(b"\0")
         if packed:
             notes.append("other bytes behind the compressed data were ignored")
 
 
-def _begins(packed: bytes, suffix: str) -> bool:
-    """Return True if bytes are the beginning of a member, which may be cut."""
-    return any(magic.startswith(packed[: len(magic)]) for magic in MAGIC[suffix])
-
-
-def _member(suffix: str, packed: bytes, read: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
-    """Decompress the member of a file that begins with `packed`, and return the bytes that were read behind it."""
-    member, full = _unpacker(suffix), False
-    while not member.eof:
-        if not packed and not full:
-            raise EOFError("the compressed data is truncated")
+def _member(member: Any, packed: bytes, read: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
+    """Decompress a member that begins with `packed`, and return the bytes that were read behind it."""
+    limit = [CHUNK_BYTES] if hasattr(member, "needs_input") else []
+    while True:
         try:
-            chunk = member.decompress(packed, *([] if suffix == ".zst" else [CHUNK_BYTES]))
+            chunk = member.decompress(packed, *limit)
         except Exception as error:  # noqa: BLE001 (every library has its own errors)
             raise OSError(str(error)) from None
         if chunk:
             yield chunk
-        full = len(chunk) == CHUNK_BYTES  # there may be more of it
-        packed = getattr(member, "unconsumed_tail", b"")
-        if not (packed or full or member.eof):
-            packed = read()
-    return bytes(member.unused_data)
-
-
-def _unpacker(suffix: str) -> Any:
-    if suffix == ".zst":
-        return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
-    if suffix == ".gz":
-        return zlib.decompressobj(zlib.MAX_WBITS | 16)
-    return _library(suffix).BZ2Decompressor() if suffix == ".bz2" else _library(suffix).LZMADecompressor()
+        if member.eof:
+            return bytes(member.unused_data)
+        hungry = getattr(member, "needs_input", True)
+        if not (packed := read() if hungry else b"") and hungry:
+            raise EOFError("the compressed data is truncated")

@@ -6,7 +6,9 @@ A bad record yields a `RecordProblem` with its position and never stops the stre
 import codecs
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -44,8 +46,6 @@ ACCEPTED = (
     f"({', '.join(COMPRESSION_SUFFIXES)})"
 )
 WHOLE = "get the whole file"
-BROKEN = tuple(sign + end for sign in "{[," for end in ("\n", "\r\n"))
-"""Ends of the lines of an object that was written over several."""
 TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
 PARQUET_ROWS = 32
 
@@ -192,21 +192,19 @@ def _line_records(path: Path) -> Iterator[Numbered]:
 
 def _is_cut(line: bytes) -> bool:
     """Return True if a line begins as an object, and the file ends before the object does."""
-    try:
-        json.loads(text := line.decode("utf-8-sig", "replace"))
-    except json.JSONDecodeError as error:
-        # What remains may be the beginning of a word such as `false`.
-        ends = error.msg.startswith("Unterminated") or len(text) - error.pos <= len("\\u123")
-        return text.lstrip().startswith("{") and text[-1] != "\n" and ends and error.msg != "Extra data"
-    except (ValueError, RecursionError):
-        return False
+    with suppress(ValueError, RecursionError):
+        try:
+            json.loads(text := line.decode("utf-8-sig", "replace"))
+        except json.JSONDecodeError as error:
+            # What remains may be the beginning of a word such as `false`.
+            ends = error.msg.startswith("Unterminated") or len(text) - error.pos <= len("\\u123")
+            return text.lstrip().startswith("{") and text[-1] != "\n" and ends and error.msg != "Extra data"
     return False
 
 
 def _broken_off(place: str, error: Exception) -> RecordProblem:
     """Return the problem of a file that cannot be read any further."""
-    known = isinstance(error, ForeignError) or getattr(error, "errno", None)
-    advice = "" if known else f": {WHOLE}"
+    advice = "" if isinstance(error, ForeignError) or getattr(error, "errno", None) else f": {WHOLE}"
     return RecordProblem(place, f"cannot be read from here on: {_reason(error)}{advice}", truncated=True)
 
 
@@ -220,14 +218,11 @@ def _parse_line(line: bytes | None) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and "\r" in text[: error.pos]:
-            raise CorpusError(
-                "lines end with CR alone, expected LF: `tr '\\r' '\\n'` converts the file"
-            ) from None
-        if text.startswith("{") and error.msg != "Extra data" and text.rstrip(" \t").endswith(BROKEN):
-            raise CorpusError(
-                "a JSON object over several lines, expected one: `jq -c .` converts the file"
-            ) from None
+        extra = error.msg == "Extra data"
+        if extra and "\r" in text[: error.pos]:
+            raise CorpusError("lines end with CR alone: `tr '\\r' '\\n'` converts the file") from None
+        if not extra and re.match(r"\{.*[{\[,]\s*\n", text):
+            raise CorpusError("an object over several lines: `jq -c .` converts the file") from None
         raise
     if not isinstance(record, dict):
         raise CorpusError(f"a JSON {type(record).__name__}, expected an object")
@@ -241,9 +236,7 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
         from pyarrow import parquet
     number = 0
     try:
-        with open_content(file.path) as start:
-            if not b"PAR".startswith(start.read(3)):
-                raise ForeignError("its content is no Parquet data")
+        open_content(file.path, [b"PAR"]).close()
         with parquet.ParquetFile(file.path) as reader:
             columns = _parquet_columns(reader.schema_arrow.names, column, file.path)
             batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
@@ -253,10 +246,10 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
         yield number + 1, _broken_off(f"{file.path}:row {number + 1}", error)
 
 
-def _rows(batch: Any) -> list[Any]:
+def _rows(batch: Any) -> Any:
     """Return the rows of a batch as objects, or as batches of one row if a value cannot be read."""
     try:
-        return list(batch.to_pylist())
+        return batch.to_pylist()
     except (ValueError, OverflowError):
         return [batch.slice(number, 1) for number in range(batch.num_rows)]
 
@@ -270,10 +263,7 @@ def _parquet_record(row: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a row with binary values as text, and without the null keys that structs add within messages.
-
-    The messages' own null keys are left to `as_messages`.
-    """
+    """Return a row with bytes as text, without null keys that structs add within messages: `as_messages` has theirs."""
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if item is not None or depth < 2}
         return {key: _plain(item, depth + 1) for key, item in kept.items()}

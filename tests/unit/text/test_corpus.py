@@ -278,8 +278,8 @@ FOREIGN = {
     "UTF-16": ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "UTF-16"),
     "UTF-16 without a mark": ("a.jsonl", b'{"text": "a"}'.decode().encode("utf-16-le"), "UTF-16"),
     "UTF-16 as text": ("a.txt", "text".encode("utf-16"), "UTF-16"),
-    "packed otherwise": ("a.jsonl.gz", bz2.compress(THREE), r"its content is no \.gz data"),
-    "not Parquet": ("a.parquet", THREE, "its content is no Parquet data"),
+    "packed otherwise": ("a.jsonl.gz", bz2.compress(THREE), r"the content is no \.gz data"),
+    "not Parquet": ("a.parquet", THREE, r"the content is no \.parquet data"),
     **{
         f"pointer to {name}": (
             name,

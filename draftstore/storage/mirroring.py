@@ -1,7 +1,7 @@
 """Objects of a store such as S3, mirrored to a folder: read as local files, fetched only if changed.
 
 mirror.json      tag (ETag, or time) and size of each object, written after every batch
-objects/...      the objects, named by their paths below the URL; see `_places`
+objects/...      the objects, named by their paths below the URL
 fetching/...     the objects of the current batch
 """
 
@@ -31,7 +31,6 @@ TAGS = ("ETag", "etag", "checksum", "md5", "LastModified", "last_modified", "mti
 """Metadata that can reveal that an object changed, the best first."""
 NAME_BYTES, PATH_BYTES = 255, 1024
 """Longest name and path of an object that keeps its own; most file systems allow no longer names."""
-HASHED = re.compile("~[0-9a-f]{32}~")
 
 
 class Mirrored(NamedTuple):
@@ -87,11 +86,8 @@ def mirror(
         raise MissingExtraError("s3fs" if url.startswith("s3") else str(error), "s3") from None
     except Exception as error:  # noqa: BLE001 (every protocol has its own errors)
         raise CorpusError(f"{url} cannot be listed: {error}") from None
-    names = [
-        name
-        for name, facts in sorted(listed.items())
-        if facts["type"] == "file" and not name.endswith("/")  # S3 consoles create such objects for folders
-    ]
+    # S3 consoles create objects with a slash at the end for folders.
+    names = sorted(name for name, facts in listed.items() if facts["type"] == "file" and name[-1:] != "/")
     if not names:
         raise CorpusError(f"{url} holds no objects: is the prefix correct?")
     single = names == [root]
@@ -177,29 +173,26 @@ def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
 
 
 def _places(keys: Sequence[str]) -> list[str]:
-    """Return the path of each key: the key itself, but with hashes for names that are no names of files.
-
-    Distinct keys have distinct paths: what looks hashed is hashed, and so is an object with the name of a folder.
-    """
+    """Return a path for each key, distinct for distinct keys: the key itself, with hashes where it is no path."""
     folders = {key[:at] for key in keys for at, sign in enumerate(key) if sign == "/"}
     places = []
     for key in keys:
         *parents, name = key.split("/")
-        place = "/".join([*map(_name, parents), _hashed(f"{name}/") if key in folders else _name(name)])
-        places.append(place if len(os.fsencode(place)) <= PATH_BYTES else _hashed(key))
+        place = "/".join([*map(_part, parents), _part(f"{name}/" if key in folders else name)])
+        places.append(place if len(os.fsencode(place)) <= PATH_BYTES else _part(f"{key}/"))
     return places
 
 
-def _name(part: str) -> str:
-    """Return a part of a key if it is the name of a file, or else its hash."""
-    named = part not in ("", ".", "..") and "\0" not in part and len(os.fsencode(part)) <= NAME_BYTES
-    return part if named and not HASHED.search(part) else _hashed(part)
+def _part(part: str) -> str:
+    """Return a part of a path if it is the name of a file and does not look hashed, or else its hash.
 
-
-def _hashed(key: str) -> str:
-    """Return the hash of a key between the beginning and the end of its name, which patterns and suffixes match."""
-    shown = re.sub(r"\0|^\.+$", "", key.rstrip("/").rpartition("/")[2])
-    return f"{shown[:24]}~{hashlib.sha256(os.fsencode(key)).hexdigest()[:32]}~{shown[-16:]}"
+    A hash keeps the beginning and end of the name, which patterns and suffixes match.
+    """
+    named = part not in ("", ".", "..") and not re.search(r"[/\0]|~[0-9a-f]{32}~", part)
+    if named and len(os.fsencode(part)) <= NAME_BYTES:
+        return part
+    shown = re.sub(r"\0|^\.+$", "", part.rstrip("/").rpartition("/")[2])
+    return f"{shown[:24]}~{hashlib.sha256(os.fsencode(part)).hexdigest()[:32]}~{shown[-16:]}"
 
 
 def _tag(facts: dict[str, Any]) -> str:

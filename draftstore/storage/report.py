@@ -106,7 +106,6 @@ def passed_over_text(skipped: Mapping[str, int]) -> str:
         verb = "leads" if number == 1 else "lead"
         parts.append(f"{counted(number, 'link')} in folders {verb} out of them: name the files to read them")
     if number := skipped.get(HIDDEN, 0):
-        verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
         files = counted(number, "hidden or unfinished file")
-        parts.append(f"{files} in folders {verb} skipped: name {pronoun} to read {pronoun}")
+        parts.append(f"skipped {files} in folders: name the files to read them")
     return "; ".join(parts)

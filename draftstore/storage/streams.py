@@ -1,5 +1,6 @@
 """Files, plain or compressed (.gz, .bz2, .xz, .zst), read by line or whole, with size limits."""
 
+import errno
 import gzip
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -22,7 +23,6 @@ FORMATS: dict[str, tuple[Callable[[], Any], tuple[bytes, ...]]] = {
     ),
 }
 """How to read a member of a compressed file, and how it begins. Some builds of Python lack bz2 or lzma."""
-MAGIC_BYTES = 6
 COMPRESSION_SUFFIXES = tuple(FORMATS)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_RECORD_BYTES = 1 << 27
@@ -31,10 +31,6 @@ CHUNK_BYTES, PACKED_BYTES = 1 << 20, 256
 """Bytes read and decompressed at a time: at most 8 MB, as 4 bytes of zstandard may expand to a block of 128 kB."""
 ZSTD_WINDOW = 1 << 31
 STREAM_ERRORS = (OSError, EOFError)
-
-
-class ForeignError(OSError):
-    """A file's content is not of its kind; the message says what it is instead, or what to do."""
 
 
 def read_whole(path: Path, notes: list[str]) -> bytes | None:
@@ -87,13 +83,13 @@ def _packed(file: BinaryIO, suffix: str) -> Any:
 
 
 def open_content(path: Path, magics: Iterable[bytes] = (b"",)) -> BufferedReader:
-    """Open a file that begins with one of these; a `ForeignError` if it does not, or is a pointer to its content."""
+    """Open a file that begins with one of these; OSError EINVAL if it does not, or is a pointer to its content."""
     file = path.open("rb")
     pointer = (start := file.peek(len(LFS_POINTER))).startswith(LFS_POINTER)
     if pointer or not _begins(start, magics):
         file.close()
         what = "a Git LFS pointer: `git lfs pull` fetches it" if pointer else f"no {path.suffix} data"
-        raise ForeignError(f"the content is {what}")
+        raise OSError(errno.EINVAL, f"the content is {what}")
     return file
 
 
@@ -114,7 +110,7 @@ def _chunks(path: Path, notes: list[str]) -> Iterator[bytes]:
             raise EOFError("the file is empty, but even empty compressed files have a header")
         while packed and _begins(packed, magics):
             packed = (yield from _member(make(), packed, read)).lstrip(b"\0")
-            while len(packed) < MAGIC_BYTES and (more := read()):
+            while len(packed) < 6 and (more := read()):
                 packed = (packed + more).lstrip(b"\0")
         if packed:
             notes.append("other bytes behind the compressed data were ignored")

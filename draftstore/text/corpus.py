@@ -39,8 +39,6 @@ DATA_PATTERNS = (
 )
 """The files to read in a folder of records; `.json` may be any file of settings."""
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
-PASSED_OVER = frozenset({None, LINKS, HIDDEN})
-"""What `_folder_files` returns as the kind of a skipped file."""
 
 
 def read_corpus(
@@ -138,34 +136,30 @@ def find_files(
         if within is not None and any(map(_is_unfinished, Path(os.path.relpath(path, within)).parts)):
             passed_over[path] = HIDDEN
             continue
-        for found, kind in _folder_files(path, patterns) if path.is_dir() else [(path, kind_of_file(path))]:
-            if kind in PASSED_OVER:
-                passed_over[found] = kind or ending_of_name(found.name)
-            else:
-                files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
+        below = _folder_files(path, patterns, passed_over) if path.is_dir() else {path: kind_of_file(path)}
+        for found, kind in below.items():
+            files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
     if report is not None:
         skipped = Counter(what for path, what in passed_over.items() if path not in files)
         report.passed_over = dict(Counter(report.passed_over) + skipped)
     return list(files.values())
 
 
-def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
-    """Return path and kind of a folder's matching files, sorted by relative path.
-
-    The kind of a skipped file is None, `LINKS` if it is a link out of the folder, or `HIDDEN`; so is that of a folder.
-    """
-    found: dict[str, str | None] = {}
+def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path, str]) -> dict[Path, str]:
+    """Return a folder's matching files with their kinds, sorted by relative path; add what is skipped, and as what."""
+    found: dict[str, str] = {}
+    skipped: dict[Path, str] = {}
     within, walked, links = folder.resolve(), set[Path](), [folder]
-    while links:
-        for place, folders, names in os.walk(links.pop(0)):
+    for link in links:
+        for place, folders, names in os.walk(link):
             below = [Path(place, name) for name in sorted(folders) if name not in SKIPPED_FOLDERS]
             folders.clear()
             if (real := Path(place).resolve()) in walked:
                 continue
             walked.add(real)
             for path in below:
-                if skipped := _skipped(path, within):
-                    found[path.relative_to(folder).as_posix()] = skipped
+                if what := _skipped(path, within):
+                    skipped[path] = what
                 elif path.is_symlink():
                     links.append(path)  # last, as it may lead to a folder that has a name of its own
                 else:
@@ -173,14 +167,20 @@ def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str
             for path in (Path(place, name) for name in names):
                 relative = path.relative_to(folder).as_posix()
                 kind = _matched_kind(relative, patterns)
-                if (kind is not None or _is_passed_over(relative, patterns)) and path.is_file():
-                    found[relative] = _skipped(path, within) or kind
-    if PASSED_OVER.issuperset(found.values()):
+                if not ((kind or _is_passed_over(relative, patterns)) and path.is_file()):
+                    continue
+                if (what := _skipped(path, within)) or kind is None:
+                    skipped[path] = what or ending_of_name(path.name)
+                else:
+                    found[relative] = kind
+    if not found:
         shown = ", ".join(patterns[:6]) + (", ..." if len(patterns) > 6 else "")
-        endings = Counter(kind or ending_of_name(name) for name, kind in found.items())
-        advice = passed_over_text(endings) if found else "name others with a pattern, such as '*.jsonl.zst'"
+        advice = (
+            passed_over_text(Counter(skipped.values())) or "name others with a pattern, such as '*.jsonl.zst'"
+        )
         raise CorpusError(f"{folder} has no file that matches {shown}: {advice}")
-    return [(folder / name, kind) for name, kind in sorted(found.items())]
+    passed_over |= skipped
+    return {folder / name: kind for name, kind in sorted(found.items())}
 
 
 def _skipped(path: Path, within: Path) -> str | None:

@@ -20,7 +20,6 @@ from draftstore.storage.streams import (
     COMPRESSION_SUFFIXES,
     MAX_RECORD_BYTES,
     STREAM_ERRORS,
-    ForeignError,
     open_content,
     read_lines,
     read_whole,
@@ -42,8 +41,7 @@ CONVERSATIONS = ("messages", "conversations")
 """Keys of conversations in records; the second is ShareGPT's."""
 ACCEPTED = (
     "a folder of text or source files; a JSON Lines file (.jsonl, .ndjson, .json); a .parquet file; "
-    f"a text or source file (.txt, .md, .py, ...); all but .parquet also compressed "
-    f"({', '.join(COMPRESSION_SUFFIXES)})"
+    f"a text or source file (.txt, .md, ...); all but .parquet also compressed ({', '.join(COMPRESSION_SUFFIXES)})"
 )
 WHOLE = "get the whole file"
 TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
@@ -204,7 +202,7 @@ def _is_cut(line: bytes) -> bool:
 
 def _broken_off(place: str, error: Exception) -> RecordProblem:
     """Return the problem of a file that cannot be read any further."""
-    advice = "" if isinstance(error, ForeignError) or getattr(error, "errno", None) else f": {WHOLE}"
+    advice = "" if getattr(error, "errno", None) else f": {WHOLE}"
     return RecordProblem(place, f"cannot be read from here on: {_reason(error)}{advice}", truncated=True)
 
 
@@ -221,7 +219,7 @@ def _parse_line(line: bytes | None) -> dict[str, Any]:
         extra = error.msg == "Extra data"
         if extra and "\r" in text[: error.pos]:
             raise CorpusError("lines end with CR alone: `tr '\\r' '\\n'` converts the file") from None
-        if not extra and re.match(r"\{.*[{\[,]\s*\n", text):
+        if not extra and re.match(r"(?=\{).*[{\[,]\s*\n", text):
             raise CorpusError("an object over several lines: `jq -c .` converts the file") from None
         raise
     if not isinstance(record, dict):
@@ -256,13 +254,13 @@ def _rows(batch: Any) -> Any:
 
 def _parquet_record(row: Any) -> dict[str, Any]:
     """Return the object of a row of `_rows`."""
-    record = row if isinstance(row, dict) else row.to_pylist()[0]
+    record: dict[str, Any] = row if isinstance(row, dict) else row.to_pylist()[0]
     if isinstance(number := record.get("id"), bytes):
         record["id"] = number.decode(errors="backslashreplace")
-    return _plain(record)
+    return {key: _plain(value) for key, value in record.items()}
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: Any, depth: int = 1) -> Any:
     """Return a row with bytes as text, without null keys that structs add within messages: `as_messages` has theirs."""
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if item is not None or depth < 2}

@@ -405,7 +405,7 @@ def test_links_to_folders_are_followed_within_their_folder_once(tmp_path: Path) 
     for name in ("z/deep/one.txt", "z/two.txt", ".versions/v1/three.txt"):
         write(folder / name, name)
     for link, target in {
-        "a": "z/deep", "current": ".versions/v1", ".versions/v1/again": "..", "other": beside, "z/up": "..",
+        "a": "z/deep", "current": ".versions/v1", ".versions/v1/again": "..", "other": str(beside), "z/up": "..",
     }.items():  # fmt: skip
         (folder / link).symlink_to(target, target_is_directory=True)
     documents, report = read(folder)

@@ -99,7 +99,7 @@ class NewSource(SourceOptions):
         """Return it with an absolute path, and with patterns if it is a folder of records.
 
         Raises:
-            CorpusError: it is not a log and does not exist, is not named in UTF-8, or a log has the wrong kind of place.
+            CorpusError: it is not a log and does not exist, its path is not UTF-8, or a log has a wrong kind of place.
         """
         if is_url(self.place):
             if self.log or self.live:

@@ -116,8 +116,7 @@ def find_files(
         paths: files and folders.
         glob: patterns of the files to read in folders.
         report: receives the numbers of data files, links and hidden files in folders that are skipped.
-        within: folder where a pattern found the paths; links out of it and unfinished files are skipped. None: they
-            were named.
+        within: folder where a pattern found the paths, without links out of it and unfinished files.
 
     Raises:
         CorpusError: there are no files, or one is missing or of an unknown kind.

@@ -3,12 +3,10 @@
 A bad record yields a `RecordProblem` with its position and never stops the stream.
 """
 
-import codecs
 import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -44,6 +42,8 @@ ACCEPTED = (
     f"a text or source file (.txt, .md, ...); all but .parquet also compressed ({', '.join(COMPRESSION_SUFFIXES)})"
 )
 WHOLE = "get the whole file"
+CUT = re.compile("not JSON: (?!Extra data)|.*unexpected end of data")
+"""Reasons of bad lines that may have been cut."""
 TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
 PARQUET_ROWS = 32
 
@@ -143,7 +143,7 @@ def _whole_text(path: Path, notes: list[str]) -> str:
 
 def _decoded(data: bytes) -> str:
     """Return UTF-8 as text, without a byte order mark."""
-    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or data[:4].count(0) == 2:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:4].count(0) == 2:
         raise CorpusError("UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8` converts the file")
     return data.decode("utf-8-sig")
 
@@ -179,25 +179,15 @@ def _line_records(path: Path) -> Iterator[Numbered]:
         for number, line in enumerate(read_lines(path, notes), start=1):
             if line is None or line.strip():
                 record = _attempt(f"{path}:line {number}", partial(_parse_line, line))
-                if isinstance(record, RecordProblem) and line and _is_cut(line):
+                # In a truncated file, the last line begins as an object and has no line feed.
+                begun = line is not None and line.lstrip()[:1] == b"{" and line[-1:] != b"\n"
+                if isinstance(record, RecordProblem) and begun and CUT.match(record.reason):
                     reason = f"the file ends in the middle of a record: {record.reason}: {WHOLE}"
                     record = RecordProblem(record.place, reason, truncated=True)
                 yield number, record
     except STREAM_ERRORS as error:
         yield number + 1, _broken_off(f"{path}:line {number + 1}", error)
     yield from ((number + 1, RecordProblem(str(path), note)) for note in notes)
-
-
-def _is_cut(line: bytes) -> bool:
-    """Return True if a line begins as an object, and the file ends before the object does."""
-    with suppress(ValueError, RecursionError):
-        try:
-            json.loads(text := line.decode("utf-8-sig", "replace"))
-        except json.JSONDecodeError as error:
-            # What remains may be the beginning of a word such as `false`.
-            ends = error.msg.startswith("Unterminated") or len(text) - error.pos <= len("\\u123")
-            return text.lstrip().startswith("{") and text[-1] != "\n" and ends and error.msg != "Extra data"
-    return False
 
 
 def _broken_off(place: str, error: Exception) -> RecordProblem:

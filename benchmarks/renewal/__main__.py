@@ -113,7 +113,7 @@ class Site:
 def measure_renewal(space: Workspace, *, quick: bool) -> dict[str, Any]:
     """Renew stores after one percent of new documents, and night by night; print the table."""
     path = space.data / "corpora" / CHAT.files[0]
-    lines = [line.rstrip(b"\n") for line in read_lines(path) if line is not None]
+    lines = [line.rstrip(b"\n") for line in read_lines(path, []) if line is not None]
     lines, ngrams = (lines[:QUICK_DOCUMENTS], QUICK_NGRAMS) if quick else (lines, NGRAMS)
     late, texts = round(len(lines) * LATE), space.work / "renewal-texts"
     renewed, anew = (Site(space, f"renewal-{name}", texts) for name in ("renewed", "anew"))

@@ -31,9 +31,9 @@ class ResponseOptions(Drawing):
 
     prompts: Annotated[tuple[Path, ...], Shown(metavar="FILE...")] = Field(
         min_length=1,
-        description="JSON Lines (.jsonl, .ndjson, .json; compressed: .gz, .zst) with `prompt` (a text or messages), "
-        "`messages` or `conversations` (the turns before the assistant's first are the prompt), or `text`; may be "
-        "repeated.",
+        description="JSON Lines (.jsonl, .ndjson, .json; compressed: .gz, .bz2, .xz, .zst) with `prompt` (a text or "
+        "messages), `messages` or `conversations` (the turns before the assistant's first are the prompt), or `text`; "
+        "may be repeated.",
         examples=[["/data/prompts.jsonl.zst"]],
     )
     max_tokens: int = Field(128, ge=1, description="Maximum number of tokens in an answer.")

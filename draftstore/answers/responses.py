@@ -80,7 +80,7 @@ def make_responses(
     Args:
         options: prompts and settings.
         model: see `load_model`, as for `dtype` and `device`; loaded only if the file does not exist.
-        out: the file: .jsonl, .ndjson or .json, optionally compressed (.gz, .zst).
+        out: the file: .jsonl, .ndjson or .json, optionally compressed (.gz, .bz2, .xz, .zst).
         batch: answers decoded at once, at most 64.
         overwrite: whether to replace answers of another model, to other prompts or with other settings.
         on_progress: called with the answers done, their total, and the tokens of those decoded in this run.

@@ -110,7 +110,7 @@ class ReplayResult:
 def read_recordings(
     path: Path, tokenizer: TextTokenizer, *, model: str | None = None, limit: int | None = None
 ) -> Iterator[Recording]:
-    """Stream the recordings of a JSON Lines file (plain, .gz, .zst) as token ids.
+    """Stream the recordings of a JSON Lines file (plain or compressed) as token ids.
 
     A record has `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
     optional. `model` selects the outputs of one model, `limit` limits their number.

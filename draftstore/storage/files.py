@@ -97,10 +97,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def escaped(text: str) -> str:
+    """Return valid Unicode: non-UTF-8 bytes of a path are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def json_text(value: Any) -> str:
-    """Return indented JSON with sorted keys: equal values give equal bytes. Non-UTF-8 bytes of a path are escaped."""
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-    return text.encode(errors="backslashreplace").decode() + "\n"
+    """Return indented JSON with sorted keys: equal values give equal bytes; see `escaped`."""
+    return escaped(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)) + "\n"
 
 
 def load_json(text: str | bytes, kind: TypeAdapter[T]) -> T:

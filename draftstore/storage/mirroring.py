@@ -5,8 +5,11 @@ objects/...      the objects, named by their paths below the URL
 fetching/...     the objects of the current batch
 """
 
+import hashlib
+import os
+import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -26,6 +29,8 @@ BATCH, BATCHES = 1_000, 16
 MODE = 0o600
 TAGS = ("ETag", "etag", "checksum", "md5", "LastModified", "last_modified", "mtime", "created")
 """Metadata that can reveal that an object changed, the best first."""
+NAME_BYTES, PATH_BYTES = 255, 1024
+"""Longest name and path of an object that keeps its own; most file systems allow no longer names."""
 
 
 class Mirrored(NamedTuple):
@@ -68,7 +73,7 @@ def mirror(
         on_object: called with the objects processed and their total.
 
     Raises:
-        CorpusError: nothing is there, it cannot be reached, or an object's name is not a valid path.
+        CorpusError: nothing is there, or it cannot be reached.
         MissingExtraError: the package for this protocol is not installed.
     """
     with needs_extra("fsspec", "s3"):
@@ -81,19 +86,18 @@ def mirror(
         raise MissingExtraError("s3fs" if url.startswith("s3") else str(error), "s3") from None
     except Exception as error:  # noqa: BLE001 (every protocol has its own errors)
         raise CorpusError(f"{url} cannot be listed: {error}") from None
-    objects = {
-        _below(name, root): (name, _tag(facts))
-        for name, facts in sorted(listed.items())
-        if facts["type"] == "file" and not name.endswith("/")  # S3 consoles create such objects for folders
-    }
-    if not objects:
+    # S3 consoles create objects with a slash at the end for folders.
+    names = sorted(name for name, facts in listed.items() if facts["type"] == "file" and name[-1:] != "/")
+    if not names:
         raise CorpusError(f"{url} holds no objects: is the prefix correct?")
-    _require_paths(objects)
+    single = names == [root]
+    above = root.rpartition("/")[0] if single else root.rstrip("/")
+    places = _places([name.removeprefix(above)[1:] for name in names])
+    objects = {place: (name, _tag(listed[name])) for place, name in zip(places, names, strict=True)}
     (folder / OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(folder):
         fetched, removed = _update(system, objects, folder, on_object)
-    single = list(objects) == [PurePosixPath(root).name] and system.isfile(root)
-    path = folder / OBJECTS / next(iter(objects)) if single else folder / OBJECTS
+    path = folder / OBJECTS / places[0] if single else folder / OBJECTS
     return Mirrored(path, fetched, removed, len(objects))
 
 
@@ -168,21 +172,27 @@ def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
             (objects / parent).rmdir()
 
 
-def _require_paths(names: Iterable[str]) -> None:
-    """Refuse objects that cannot coexist as files."""
-    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    if both := sorted(folders.intersection(names)):
-        raise CorpusError(
-            f"the object {both[0]!r} has the name of a folder of others: rename it, or use another prefix"
-        )
+def _places(keys: Sequence[str]) -> list[str]:
+    """Return a path for each key, distinct for distinct keys: the key itself, with hashes where it is no path."""
+    folders = {key[:at] for key in keys for at, sign in enumerate(key) if sign == "/"}
+    places = []
+    for key in keys:
+        *parents, name = key.split("/")
+        place = "/".join([*map(_part, parents), _part(f"{name}/" if key in folders else name)])
+        places.append(place if len(os.fsencode(place)) <= PATH_BYTES else _part(f"{key}/"))
+    return places
 
 
-def _below(name: str, root: str) -> str:
-    """Return the name of an object relative to the URL, or its base name if it is the URL itself."""
-    below = name.removeprefix(root).strip("/") or PurePosixPath(name).name
-    if ".." in PurePosixPath(below).parts or "\0" in below:
-        raise CorpusError(f"the object {name!r} is not named like a path: rename it, or use another prefix")
-    return below
+def _part(part: str) -> str:
+    """Return a part of a path if it is the name of a file and does not look hashed, or else its hash.
+
+    A hash keeps the beginning and end of the name, which patterns and suffixes match.
+    """
+    named = part not in ("", ".", "..") and not re.search(r"[/\0]|~[0-9a-f]{32}~", part)
+    if named and len(os.fsencode(part)) <= NAME_BYTES:
+        return part
+    shown = re.sub(r"\0|^\.+$", "", part.rstrip("/").rpartition("/")[2])
+    return f"{shown[:24]}~{hashlib.sha256(os.fsencode(part)).hexdigest()[:32]}~{shown[-16:]}"
 
 
 def _tag(facts: dict[str, Any]) -> str:

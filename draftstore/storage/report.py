@@ -11,6 +11,8 @@ from draftstore.storage.files import Text
 
 LINKS = "links"
 """Key in `ReadReport.passed_over` of links that lead out of their folders."""
+HIDDEN = "hidden"
+"""Key in `ReadReport.passed_over` of hidden and unfinished files and folders."""
 MAX_PROBLEMS = 20
 """Maximum number of bad records in a report."""
 FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
@@ -35,7 +37,7 @@ class ReadReport:
         empty_documents: texts of only whitespace, skipped.
         problems: the first `MAX_PROBLEMS` of the `bad_records`.
         unread: record files without any text.
-        passed_over: numbers of skipped data files in folders, by suffix, and of links out of them, under `LINKS`.
+        passed_over: numbers of skipped data files in folders, by suffix, and under `LINKS` and `HIDDEN`.
         truncated: number of truncated or damaged files.
     """
 
@@ -90,8 +92,8 @@ REPORTS = TypeAdapter(ReadReport)
 
 
 def passed_over_text(skipped: Mapping[str, int]) -> str:
-    """Describe the skipped data files and links in folders, and what to do about them."""
-    endings = sorted(skipped.keys() - {LINKS})
+    """Describe what was skipped in folders, and what to do about it."""
+    endings = sorted(skipped.keys() - {LINKS, HIDDEN})
     parts = []
     if number := sum(skipped[ending] for ending in endings):
         most = max(endings, key=lambda ending: skipped[ending])
@@ -103,4 +105,7 @@ def passed_over_text(skipped: Mapping[str, int]) -> str:
     if number := skipped.get(LINKS, 0):
         verb = "leads" if number == 1 else "lead"
         parts.append(f"{counted(number, 'link')} in folders {verb} out of them: name the files to read them")
+    if number := skipped.get(HIDDEN, 0):
+        files = counted(number, "hidden or unfinished file")
+        parts.append(f"skipped {files} in folders: name the files to read them")
     return "; ".join(parts)

@@ -1,39 +1,54 @@
-"""Files, plain or compressed (.gz, .zst), read by line or whole, with size limits."""
+"""Files, plain or compressed (.gz, .bz2, .xz, .zst), read by line or whole, with size limits."""
 
+import errno
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from importlib import import_module
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import zstandard
 
-COMPRESSION_SUFFIXES = (".gz", ".zst")
+FORMATS: dict[str, tuple[Callable[[], Any], tuple[bytes, ...]]] = {
+    ".gz": (lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), (b"\x1f\x8b",)),
+    ".bz2": (lambda: import_module("bz2").BZ2Decompressor(), (b"BZh",)),
+    ".xz": (lambda: import_module("lzma").LZMADecompressor(), (b"\xfd7zXZ\0",)),
+    ".zst": (
+        lambda: zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj(),
+        (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
+    ),
+}
+"""How to read a member of a compressed file, and how it begins. Some builds of Python lack bz2 or lzma."""
+COMPRESSION_SUFFIXES = tuple(FORMATS)
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_RECORD_BYTES = 1 << 27
 """Maximum bytes of a line or text file; longer ones are probably mistakes (no line breaks) and would fill memory."""
-PACKED_BYTES = 256
-"""Bytes decompressed at a time: at most 8 MB of output, as 4 bytes of zstandard may expand to a block of 128 kB."""
+CHUNK_BYTES, PACKED_BYTES = 1 << 20, 256
+"""Bytes read and decompressed at a time: at most 8 MB, as 4 bytes of zstandard may expand to a block of 128 kB."""
 ZSTD_WINDOW = 1 << 31
-STREAM_ERRORS = (OSError, EOFError, zlib.error)
+STREAM_ERRORS = (OSError, EOFError)
 
 
-def read_whole(path: Path) -> bytes | None:
-    """Return a file's content, or None if it exceeds `MAX_RECORD_BYTES`; raises `STREAM_ERRORS`."""
+def read_whole(path: Path, notes: list[str]) -> bytes | None:
+    """Return a file's content, or None if it exceeds `MAX_RECORD_BYTES`; otherwise like `read_lines`."""
     data = bytearray()
-    for chunk in _chunks(path):
+    for chunk in _chunks(path, notes):
         data += chunk
         if len(data) > MAX_RECORD_BYTES:
             return None
     return bytes(data)
 
 
-def read_lines(path: Path) -> Iterator[bytes | None]:
+def read_lines(path: Path, notes: list[str]) -> Iterator[bytes | None]:
     """Yield a file's lines with their line feeds; raises `STREAM_ERRORS`.
 
-    A line longer than `MAX_RECORD_BYTES` is None.
+    A line longer than `MAX_RECORD_BYTES` is None. `notes` receives what was ignored.
     """
-    return split_lines(_chunks(path))
+    return split_lines(_chunks(path, notes))
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
@@ -58,42 +73,61 @@ def write_lines(path: Path, lines: Iterable[bytes], suffix: str) -> None:
             packed.write(line + b"\n")
 
 
-def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
+def _packed(file: BinaryIO, suffix: str) -> Any:
     if suffix == ".zst":
         return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
     if suffix == ".gz":
         return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
-    return nullcontext(file)
+    library = {".bz2": "bz2", ".xz": "lzma"}.get(suffix)
+    return import_module(library).open(file, "wb") if library else nullcontext(file)
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's content, decompressed by its suffix."""
-    packed = path.suffix.lower() in COMPRESSION_SUFFIXES
-    with path.open("rb") as file:
-        if packed and not file.peek(1):
+def open_content(path: Path, magics: Iterable[bytes] = (b"",)) -> BufferedReader:
+    """Open a file that begins with one of these; OSError EINVAL if it does not, or is a pointer to its content."""
+    file = path.open("rb")
+    pointer = (start := file.peek(len(LFS_POINTER))).startswith(LFS_POINTER)
+    if pointer or not _begins(start, magics):
+        file.close()
+        what = "a Git LFS pointer: `git lfs pull` fetches it" if pointer else f"no {path.suffix} data"
+        raise OSError(errno.EINVAL, f"the content is {what}")
+    return file
+
+
+def _begins(data: bytes, magics: Iterable[bytes]) -> bool:
+    """Return True if data, which may be cut, begins with one of these."""
+    return any(magic.startswith(data[: len(magic)]) for magic in magics)
+
+
+def _chunks(path: Path, notes: list[str]) -> Iterator[bytes]:
+    """Yield a file's content, decompressed by its suffix; zero bytes behind a member are padding."""
+    make, magics = FORMATS.get(path.suffix.lower(), (None, (b"",)))
+    with open_content(path, magics) as file:
+        if make is None:
+            yield from iter(lambda: file.read(CHUNK_BYTES), b"")
+            return
+        read = partial(file.read, PACKED_BYTES)
+        if not (packed := read()):
             raise EOFError("the file is empty, but even empty compressed files have a header")
-        if path.suffix.lower() == ".zst":
-            yield from _zstd_chunks(file)
-        elif path.suffix.lower() == ".gz":
-            with gzip.open(file) as unpacked:
-                yield from iter(lambda: unpacked.read1(1 << 20), b"")  # read() would lose data if truncated
-        else:
-            yield from iter(lambda: file.read(1 << 20), b"")
+        while packed and _begins(packed, magics):
+            packed = (yield from _member(make(), packed, read)).lstrip(b"\0")
+            while len(packed) < 6 and (more := read()):
+                packed = (packed + more).lstrip(b"\0")
+        if packed:
+            notes.append("other bytes behind the compressed data were ignored")
 
 
-def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress zstandard frames; unlike the package's reader, detects a truncated last frame."""
-    unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
-    frame = None
-    while packed := file.read(PACKED_BYTES):
-        while packed:
-            frame = frame or unpacker.decompressobj()
-            try:
-                if chunk := frame.decompress(packed):
-                    yield chunk
-            except zstandard.ZstdError as error:
-                raise OSError(str(error)) from None
-            packed = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("the zstandard stream is truncated")
+def _member(member: Any, packed: bytes, read: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
+    """Decompress a member that begins with `packed`, and return the bytes that were read behind it."""
+    limit = [CHUNK_BYTES] if hasattr(member, "needs_input") else []
+    while True:
+        try:
+            chunk = member.decompress(packed, *limit)
+        except Exception as error:  # noqa: BLE001 (every library has its own errors)
+            raise OSError(str(error)) from None
+        if chunk:
+            yield chunk
+        if member.eof:
+            return bytes(member.unused_data)
+        hungry = getattr(member, "needs_input", True)
+        if not (packed := read() if hungry else b"") and hungry:
+            raise EOFError("the compressed data is truncated")

@@ -2,7 +2,8 @@
 
 A bad record is counted and reported with its position; it is an error only with `strict`. A missing path or an unknown
 file type is always an error, and so is a truncated file unless explicitly allowed: nobody would notice what is missing
-from the store. A link in a folder is followed only if its target is in that folder, too.
+from the store. A link in a folder is followed only if its target is in that folder, too, and no folder is read twice.
+Hidden and unfinished files in folders are counted, not read.
 """
 
 import fnmatch
@@ -16,7 +17,8 @@ from typing import Any
 
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.identity import file_identity
-from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
+from draftstore.storage.report import HIDDEN, LINKS, ReadReport, RecordProblem, passed_over_text
+from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.records import (
     ACCEPTED,
     TEXT_SUFFIXES,
@@ -31,7 +33,10 @@ from draftstore.text.records import (
 )
 
 SOURCE_PATTERNS = tuple(f"*{suffix}" for suffix in TEXT_SUFFIXES)
-DATA_PATTERNS = "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.ndjson", "*.ndjson.gz", "*.ndjson.zst", "*.parquet"
+DATA_PATTERNS = (
+    *(f"*{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in ("", *COMPRESSION_SUFFIXES)),
+    "*.parquet",
+)
 """The files to read in a folder of records; `.json` may be any file of settings."""
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 
@@ -76,9 +81,7 @@ def read_files(
 def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:
     """Raise a problem that is an error instead of being counted."""
     if problem.truncated and not allow_truncated:
-        raise TruncatedCorpusError(
-            f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to skip the rest"
-        )
+        raise TruncatedCorpusError(f"{problem.place}: {problem.reason}; --allow-truncated skips the rest")
     if strict and not problem.truncated:
         raise CorpusError(f"{problem.place}: {problem.reason}")
 
@@ -112,8 +115,8 @@ def find_files(
     Args:
         paths: files and folders.
         glob: patterns of the files to read in folders.
-        report: receives the numbers of data files and links in folders that are skipped.
-        within: folder that contains all paths once links are resolved; others are skipped. None: no restriction.
+        report: receives the numbers of data files, links and hidden files in folders that are skipped.
+        within: folder where a pattern found the paths, without links out of it and unfinished files.
 
     Raises:
         CorpusError: there are no files, or one is missing or of an unknown kind.
@@ -129,38 +132,66 @@ def find_files(
         if within is not None and not path.resolve().is_relative_to(within.resolve()):
             passed_over[path] = LINKS
             continue
-        for found, kind in _folder_files(path, patterns) if path.is_dir() else [(path, kind_of_file(path))]:
-            if kind is None or kind == LINKS:
-                passed_over[found] = kind or ending_of_name(found.name)
-            else:
-                files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
+        if within is not None and any(map(_is_unfinished, Path(os.path.relpath(path, within)).parts)):
+            passed_over[path] = HIDDEN
+            continue
+        below = _folder_files(path, patterns, passed_over) if path.is_dir() else {path: kind_of_file(path)}
+        for found, kind in below.items():
+            files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
     if report is not None:
         skipped = Counter(what for path, what in passed_over.items() if path not in files)
         report.passed_over = dict(Counter(report.passed_over) + skipped)
     return list(files.values())
 
 
-def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
-    """Return path and kind of a folder's matching files, sorted by relative path.
-
-    The kind of a skipped file is None, or `LINKS` if it is a link out of the folder.
-    """
-    found: dict[str, str | None] = {}
-    within = folder.resolve()
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS]
-        for name in names:
-            path = Path(place, name)
-            relative = path.relative_to(folder).as_posix()
-            kind = _matched_kind(relative, patterns)
-            if (kind is not None or _is_passed_over(relative, patterns)) and path.is_file():
-                found[relative] = kind if path.resolve().is_relative_to(within) else LINKS
-    if set(found.values()) <= {None, LINKS}:
+def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path, str]) -> dict[Path, str]:
+    """Return a folder's matching files with their kinds, sorted by relative path; add what is skipped, and as what."""
+    found: dict[str, str] = {}
+    skipped: dict[Path, str] = {}
+    within, walked, links = folder.resolve(), set[Path](), [folder]
+    for link in links:
+        for place, folders, names in os.walk(link):
+            below = [Path(place, name) for name in sorted(folders) if name not in SKIPPED_FOLDERS]
+            folders.clear()
+            if (real := Path(place).resolve()) in walked:
+                continue
+            walked.add(real)
+            for path in below:
+                if what := _skipped(path, within):
+                    skipped[path] = what
+                elif path.is_symlink():
+                    links.append(path)  # last, as it may lead to a folder that has a name of its own
+                else:
+                    folders.append(path.name)
+            for path in (Path(place, name) for name in names):
+                relative = path.relative_to(folder).as_posix()
+                kind = _matched_kind(relative, patterns)
+                if not ((kind or _is_passed_over(relative, patterns)) and path.is_file()):
+                    continue
+                if (what := _skipped(path, within)) or kind is None:
+                    skipped[path] = what or ending_of_name(path.name)
+                else:
+                    found[relative] = kind
+    if not found:
         shown = ", ".join(patterns[:6]) + (", ..." if len(patterns) > 6 else "")
-        endings = Counter(kind or ending_of_name(name) for name, kind in found.items())
-        advice = passed_over_text(endings) if found else "name others with a pattern, such as '*.jsonl.zst'"
+        advice = (
+            passed_over_text(Counter(skipped.values())) or "name others with a pattern, such as '*.jsonl.zst'"
+        )
         raise CorpusError(f"{folder} has no file that matches {shown}: {advice}")
-    return [(folder / name, kind) for name, kind in sorted(found.items())]
+    passed_over |= skipped
+    return {folder / name: kind for name, kind in sorted(found.items())}
+
+
+def _skipped(path: Path, within: Path) -> str | None:
+    """Return why a file or folder below another is not read: `HIDDEN`, `LINKS`, or None if it is."""
+    if path.name.startswith(".") or _is_unfinished(path.name):
+        return HIDDEN
+    return None if path.resolve().is_relative_to(within) else LINKS
+
+
+def _is_unfinished(name: str) -> bool:
+    """Return True for what jobs of Spark and others leave; `__init__.py` is text."""
+    return name == "_temporary" or (name.startswith("_") and kind_of_name(name) in ("lines", "parquet"))
 
 
 def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:

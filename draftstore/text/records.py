@@ -5,6 +5,7 @@ A bad record yields a `RecordProblem` with its position and never stops the stre
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -17,6 +18,7 @@ from draftstore.storage.streams import (
     COMPRESSION_SUFFIXES,
     MAX_RECORD_BYTES,
     STREAM_ERRORS,
+    open_content,
     read_lines,
     read_whole,
 )
@@ -37,8 +39,11 @@ CONVERSATIONS = ("messages", "conversations")
 """Keys of conversations in records; the second is ShareGPT's."""
 ACCEPTED = (
     "a folder of text or source files; a JSON Lines file (.jsonl, .ndjson, .json); a .parquet file; "
-    "a text or source file (.txt, .md, .py, ...); all but .parquet also compressed (.gz, .zst)"
+    f"a text or source file (.txt, .md, ...); all but .parquet also compressed ({', '.join(COMPRESSION_SUFFIXES)})"
 )
+WHOLE = "get the whole file"
+CUT = re.compile("not JSON: (?!Extra data)|.*unexpected end of data")
+"""Reasons of bad lines that may have been cut."""
 TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
 PARQUET_ROWS = 32
 
@@ -116,7 +121,9 @@ def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Do
         MissingExtraError: `pyarrow` is needed and missing.
     """
     if file.kind == "text":
-        yield _attempt(str(file.path), lambda: Document.plain(file.name, _whole_text(file.path)))
+        notes: list[str] = []
+        yield _attempt(str(file.path), lambda: Document.plain(file.name, _whole_text(file.path, notes)))
+        yield from (RecordProblem(str(file.path), note) for note in notes)
         return
     lines = file.kind == "lines"
     for number, record in _line_records(file.path) if lines else _parquet_records(file, column):
@@ -127,10 +134,17 @@ def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Do
             yield _attempt(f"{file.path}:{'line' if lines else 'row'} {number}", make)
 
 
-def _whole_text(path: Path) -> str:
-    data = read_whole(path)
+def _whole_text(path: Path, notes: list[str]) -> str:
+    data = read_whole(path, notes)
     if data is None:
         raise CorpusError(TOO_LARGE)
+    return _decoded(data)
+
+
+def _decoded(data: bytes) -> str:
+    """Return UTF-8 as text, without a byte order mark."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:4].count(0) == 2:
+        raise CorpusError("UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8` converts the file")
     return data.decode("utf-8-sig")
 
 
@@ -160,38 +174,44 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProbl
 
 def _line_records(path: Path) -> Iterator[Numbered]:
     """Yield number and object of each non-blank line; a truncated file ends with a problem that reports it."""
-    number = 0
+    number, notes = 0, list[str]()
     try:
-        for number, line in enumerate(read_lines(path), start=1):
+        for number, line in enumerate(read_lines(path, notes), start=1):
             if line is None or line.strip():
                 record = _attempt(f"{path}:line {number}", partial(_parse_line, line))
                 # In a truncated file, the last line begins as an object and has no line feed.
-                if (
-                    isinstance(record, RecordProblem)
-                    and line
-                    and line.lstrip()[:1] == b"{"
-                    and line[-1:] != b"\n"
-                ):
-                    reason = f"the file ends in the middle of a record: {record.reason}"
+                begun = line is not None and line.lstrip()[:1] == b"{" and line[-1:] != b"\n"
+                if isinstance(record, RecordProblem) and begun and CUT.match(record.reason):
+                    reason = f"the file ends in the middle of a record: {record.reason}: {WHOLE}"
                     record = RecordProblem(record.place, reason, truncated=True)
                 yield number, record
     except STREAM_ERRORS as error:
         yield number + 1, _broken_off(f"{path}:line {number + 1}", error)
+    yield from ((number + 1, RecordProblem(str(path), note)) for note in notes)
 
 
 def _broken_off(place: str, error: Exception) -> RecordProblem:
     """Return the problem of a file that cannot be read any further."""
-    return RecordProblem(place, f"cannot be read from here on: {_reason(error)}", truncated=True)
+    advice = "" if getattr(error, "errno", None) else f": {WHOLE}"
+    return RecordProblem(place, f"cannot be read from here on: {_reason(error)}{advice}", truncated=True)
 
 
 def _parse_line(line: bytes | None) -> dict[str, Any]:
     """Return the object on a line; a line of None exceeded the size limit."""
     if line is None:
         raise CorpusError(TOO_LARGE)
-    text = line.decode("utf-8").removeprefix("\ufeff")
+    text = _decoded(line)
     if text.lstrip().startswith("["):
         raise CorpusError("a JSON array, expected one object per line: `jq -c '.[]'` converts the file")
-    record = json.loads(text)
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        extra = error.msg == "Extra data"
+        if extra and "\r" in text[: error.pos]:
+            raise CorpusError("lines end with CR alone: `tr '\\r' '\\n'` converts the file") from None
+        if not extra and re.match(r"(?=\{).*[{\[,]\s*\n", text):
+            raise CorpusError("an object over several lines: `jq -c .` converts the file") from None
+        raise
     if not isinstance(record, dict):
         raise CorpusError(f"a JSON {type(record).__name__}, expected an object")
     return record
@@ -204,22 +224,40 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
         from pyarrow import parquet
     number = 0
     try:
+        open_content(file.path, [b"PAR"]).close()
         with parquet.ParquetFile(file.path) as reader:
             columns = _parquet_columns(reader.schema_arrow.names, column, file.path)
             batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, start=1):
-                yield number, _without_nulls(row)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            for number, row in enumerate(chain.from_iterable(map(_rows, batches)), start=1):
+                yield number, _attempt(f"{file.path}:row {number}", partial(_parquet_record, row))
+    except (pa.ArrowException, OSError) as error:
         yield number + 1, _broken_off(f"{file.path}:row {number + 1}", error)
 
 
-def _without_nulls(value: Any, depth: int = 0) -> Any:
-    """Return a row without the null keys that structs add within messages; their own are left to `as_messages`."""
+def _rows(batch: Any) -> Any:
+    """Return the rows of a batch as objects, or as batches of one row if a value cannot be read."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError):
+        return [batch.slice(number, 1) for number in range(batch.num_rows)]
+
+
+def _parquet_record(row: Any) -> dict[str, Any]:
+    """Return the object of a row of `_rows`."""
+    record: dict[str, Any] = row if isinstance(row, dict) else row.to_pylist()[0]
+    if isinstance(number := record.get("id"), bytes):
+        record["id"] = number.decode(errors="backslashreplace")
+    return {key: _plain(value) for key, value in record.items()}
+
+
+def _plain(value: Any, depth: int = 1) -> Any:
+    """Return a row with bytes as text, without null keys that structs add within messages: `as_messages` has theirs."""
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if item is not None or depth < 2}
-        return {key: _without_nulls(item, depth + 1) for key, item in kept.items()}
-    return [_without_nulls(item, depth) for item in value] if isinstance(value, list) else value
+        return {key: _plain(item, depth + 1) for key, item in kept.items()}
+    if isinstance(value, list):
+        return [_plain(item, depth) for item in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
@@ -240,7 +278,7 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return RecordProblem(place, f"not JSON: {error.msg} at character {error.pos + 1}")
     except EOFError as error:
         return _broken_off(place, error)
-    except (ValueError, RecursionError, CorpusError, TokenizerError, *STREAM_ERRORS) as error:
+    except (ValueError, OverflowError, RecursionError, CorpusError, TokenizerError, *STREAM_ERRORS) as error:
         return RecordProblem(place, _reason(error))
 
 

@@ -19,7 +19,7 @@ outlive the other. The texts themselves are not stored.
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -31,9 +31,9 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
-from draftstore.storage.files import Text, load_json, replacing
+from draftstore.storage.files import Text, escaped, load_json, replacing
 from draftstore.storage.identity import file_identity
-from draftstore.storage.report import LINKS, ReadReport
+from draftstore.storage.report import HIDDEN, LINKS, ReadReport
 from draftstore.text.corpus import read_files
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, answer_digest, digest_keys, split_digests
 from draftstore.text.fragments import Finder
@@ -99,14 +99,14 @@ class Scan:
         files: their files, in the order of reading.
         frame: the rows; those of a file are adjacent.
         read: number of files that this scan read; the rows of the others were reused.
-        links: number of links out of their folders that this scan found.
+        skipped: numbers of `LINKS` and `HIDDEN` that this scan found.
     """
 
     sources: tuple[Source, ...]
     files: tuple[ScannedFile, ...]
     frame: pl.DataFrame
     read: int = 0
-    links: int = 0
+    skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.frame.height
@@ -124,7 +124,7 @@ class Scan:
     @property
     def report(self) -> ReadReport:
         """What was read and skipped in all files."""
-        report = ReadReport(passed_over={LINKS: self.links} if self.links else {})
+        report = ReadReport(passed_over=dict(self.skipped))
         for file in self.files:
             report.add(file.report)
             report.unread += file.report.unread
@@ -245,7 +245,8 @@ def scan_sources(
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, MODE) as filling:
         frame.write_parquet(filling, metadata={METADATA: notes})
-    return Scan(tuple(sources), files, frame, read, passed_over.passed_over.get(LINKS, 0))
+    skipped = {what: number for what, number in passed_over.passed_over.items() if what in (LINKS, HIDDEN)}
+    return Scan(tuple(sources), files, frame, read, skipped)
 
 
 def _table(
@@ -301,7 +302,8 @@ def _row(source: Source, document: Document, refused: Finder) -> tuple[Any, ...]
     identity = document.identity
     if source.log and source.find is None and identity.answer is None:  # a prompt and its answer
         identity = identity._replace(answer=answer_digest(text))
-    return *identity, document.id, len(text), len(text.encode("utf-8", "surrogatepass")), refused(text)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    return *identity, escaped(document.id), len(text), size, refused(text)
 
 
 def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:

@@ -49,8 +49,8 @@ REPORT = "report.json"
 
 CORPUS = (
     "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text`, `messages` "
-    "or `conversations`; text and source files; all but .parquet also compressed (.gz, .zst). In a folder, the "
-    "uncompressed text and source files are read, or those that match `glob`."
+    "or `conversations`; text and source files; all but .parquet also compressed (.gz, .bz2, .xz, .zst). In a folder, "
+    "the uncompressed text and source files are read, or those that match `glob`, without hidden ones."
 )
 
 

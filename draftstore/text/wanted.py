@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import needs_extra
+from draftstore.storage.files import escaped
 from draftstore.text.scans import Scan, digest_series, digests_of
 
 with needs_extra("polars"):
@@ -44,7 +45,7 @@ class Removal:
         ruled = [pl.col("source") == self.source] if self.source is not None else []
         ruled += [pl.col("first_seen") < self.before] if self.before is not None else []
         taken = pl.all_horizontal(ruled) if ruled else pl.lit(value=False)
-        return taken if self.document is None else taken | (pl.col("id") == self.document)
+        return taken if self.document is None else taken | (pl.col("id") == escaped(self.document))
 
     def rows(self, scan: Scan) -> NDArray[np.bool_]:
         """Return which rows of a scan match its rule, bool [n]."""

@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, StoreError
+from draftstore.storage.files import escaped
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
 from schema.catalogue import holds
 from schema.db.partitions import drop_partition
@@ -289,7 +290,7 @@ def storable(value: Any) -> Any:
     """Return a JSON value that PostgreSQL accepts: non-UTF-8 bytes of a path and NUL stay escaped."""
     match value:
         case str():
-            return value.replace("\0", r"\x00").encode(errors="backslashreplace").decode()
+            return escaped(value.replace("\0", r"\x00"))
         case dict():
             return {storable(key): storable(item) for key, item in value.items()}
         case list() | tuple():

@@ -28,6 +28,7 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown
+from draftstore.storage.files import escaped
 from draftstore.storage.mirroring import is_url, mirror
 from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
@@ -98,7 +99,7 @@ class NewSource(SourceOptions):
         """Return it with an absolute path, and with patterns if it is a folder of records.
 
         Raises:
-            CorpusError: it is not a log and does not exist, a log is a URL, or a live log is not a folder.
+            CorpusError: it is not a log and does not exist, its path is not UTF-8, or a log has a wrong kind of place.
         """
         if is_url(self.place):
             if self.log or self.live:
@@ -110,6 +111,10 @@ class NewSource(SourceOptions):
         if self.live and Path(place).exists() and not Path(place).is_dir():
             raise CorpusError(
                 f"{place} is not a live log: give the folder that `--live` of the service or worker names"
+            )
+        if place != escaped(place):
+            raise CorpusError(
+                f"{place} is not named in UTF-8: add it by a pattern, such as '/data/caf*.jsonl'"
             )
         settled = self.changed(place=place)
         if self.kind == "files":

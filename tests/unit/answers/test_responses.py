@@ -48,7 +48,7 @@ def write_records(path: Path, *records: object) -> Path:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Read a JSON Lines file, packed or not."""
-    return [json.loads(line or b"") for line in read_lines(path)]
+    return [json.loads(line or b"") for line in read_lines(path, [])]
 
 
 @pytest.fixture

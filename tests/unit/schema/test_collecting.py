@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -190,6 +191,14 @@ class TestCommands:
         assert run("scan", "chat") == "chat: 3 files, 3 read; 3 documents, 3 active\n"
         (folder / "d.jsonl").write_bytes(lines[3])
         assert ask("scan", "chat")["documents"] == 4
+
+    def test_files_that_are_not_named_in_utf_8_are_found_by_a_pattern(self, tmp_path: Path) -> None:
+        file = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+        file.write_text('{"text": "hello"}\n')
+        assert "is not named in UTF-8: add it by a pattern" in refusal("add", "one", file)
+        run("add", "one", tmp_path / "caf*.jsonl")
+        run("add", "two", tmp_path)
+        assert ask("scan", "one")["documents"] == ask("scan", "two")["documents"] == 1
 
     def test_a_log_of_conversations_that_begins_later_is_not_read_without_a_tokenizer(
         self, tmp_path: Path

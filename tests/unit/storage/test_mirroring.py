@@ -119,13 +119,36 @@ def test_what_cannot_be_mirrored_leaves_it_as_it_was(memory: Any, tmp_path: Path
     assert names(tmp_path) == {"a.txt": "one"}
 
 
-def test_names_that_lead_out_are_refused(
+KEYS = (
+    *("a.jsonl", "/a.jsonl", "//a.jsonl", "x/a.jsonl", "x/./a.jsonl", "x//a.jsonl", "x/../a.jsonl"),
+    *("../../a.jsonl", "x", "x/a.jsonl/b.jsonl", ".", "./a.jsonl", "nul\0", "nul", "caf\udce9.jsonl"),
+    *(f"{'l' * 300}.jsonl", f"{'l' * 301}.jsonl", f"{'d' * 300}/a.jsonl", "/" * 900 + "a.jsonl"),
+    *("~e3b0c44298fc1c149afbf4c8996fb924~/a.jsonl", "long/" * 300 + "a.jsonl"),
+)
+
+
+def test_every_object_has_a_file_of_its_own(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"/b/../../evil.txt": {"type": "file", "size": 1}}
+    def get_file(_: Any, name: str, target: str, **_how: Any) -> None:
+        Path(target).write_bytes(name.encode(errors="surrogateescape"))
+
+    found = {f"/b/{key}": {"type": "file", "size": 1} for key in KEYS}
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
-    with pytest.raises(CorpusError, match="is not named like a path"):
-        mirror("memory://b", tmp_path / "m")
+    monkeypatch.setattr(type(memory), "get_file", get_file)
+    assert mirror("memory://b", tmp_path / "m")[1:] == (len(KEYS), 0, len(KEYS))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
+    objects = tmp_path / "m" / OBJECTS
+    files = {
+        path.read_bytes().decode(errors="surrogateescape"): path
+        for path in objects.rglob("*")
+        if path.is_file()
+    }
+    assert files.keys() == found.keys()
+    assert all(files[name].suffix == ".jsonl" for name in found if name.endswith(".jsonl"))
+    assert files["/b/x/a.jsonl/b.jsonl"].relative_to(objects).as_posix() == "x/a.jsonl/b.jsonl"
+    assert not list(objects.rglob(".*"))  # none of them is hidden
+    assert mirror("memory://b", tmp_path / "m").fetched == 0
 
 
 def test_an_object_may_take_the_name_of_a_folder(memory: Any, tmp_path: Path) -> None:
@@ -135,15 +158,6 @@ def test_an_object_may_take_the_name_of_a_folder(memory: Any, tmp_path: Path) ->
     put(memory, "/b/a", "two")
     assert mirror("memory://b", tmp_path)[1:] == (1, 1, 1)
     assert names(tmp_path) == {"a": "two"}
-
-
-def test_an_object_and_a_folder_of_one_name_are_refused(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {name: {"type": "file", "size": 1} for name in ("/b/a", "/b/a/x.txt")}
-    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
-    with pytest.raises(CorpusError, match="'a' has the name of a folder"):
-        mirror("memory://b", tmp_path)
 
 
 def test_two_at_once_do_not_write_into_each_others_files(
@@ -192,7 +206,8 @@ def test_a_real_s3_server(s3: Any, tmp_path: Path) -> None:
         s3.put_object(Bucket="bucket", Key=key, Body=content)
 
     upload("texts/a.jsonl", b'{"text": "one"}\n')
-    upload("texts/sub/b.jsonl", b'{"text": "two"}\n')
+    upload("texts//b.jsonl", b'{"text": "two"}\n')
+    upload("texts/b.jsonl", b'{"text": "three"}\n')
     upload("else.jsonl", b'{"text": "no"}\n')
 
     def texts() -> list[str]:
@@ -200,10 +215,10 @@ def test_a_real_s3_server(s3: Any, tmp_path: Path) -> None:
         scan = scan_sources([Source(1, str(folder), glob=("*.jsonl",))], tmp_path / "scan")
         return [document.text for document in documents_of(scan, scan.digests)]
 
-    assert texts() == ["one", "two"]
+    assert texts() == ["one", "three", "two"]
     assert mirror("s3://bucket/texts", tmp_path / "m").fetched == 0
     upload("texts/a.jsonl", b'{"text": "new"}\n')  # of the same size: only the ETag tells
-    s3.delete_object(Bucket="bucket", Key="texts/sub/b.jsonl")
-    assert mirror("s3://bucket/texts", tmp_path / "m")[1:] == (1, 1, 1)
-    assert texts() == ["new"]
+    s3.delete_object(Bucket="bucket", Key="texts//b.jsonl")
+    assert mirror("s3://bucket/texts", tmp_path / "m")[1:] == (1, 1, 2)
+    assert texts() == ["new", "three"]
     assert mirror("s3://bucket/texts/a.jsonl", tmp_path / "one").path.read_bytes() == b'{"text": "new"}\n'

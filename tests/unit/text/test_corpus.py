@@ -1,7 +1,10 @@
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,12 @@ import pytest
 import zstandard
 
 from draftstore.errors import CorpusError, TruncatedCorpusError
-from draftstore.storage.report import LINKS, ReadReport
+from draftstore.storage.report import HIDDEN, LINKS, ReadReport
 from draftstore.text.chat import Message
 from draftstore.text.corpus import corpus_fingerprint, find_files, read_corpus
 from draftstore.text.digests import identify
 from draftstore.text.records import Document, read_json_records
+from draftstore.text.sources import Source
 
 
 def render(messages: Sequence[Message]) -> str:
@@ -42,12 +46,14 @@ def write(path: Path, content: bytes | str = "text") -> Path:
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
     ".zst": lambda plain: zstandard.ZstdCompressor().compress(plain),
 }
 THREE = lines({"id": "a", "text": "one"}, {"text": "two\u2028\x85\r\n"}, {"id": 7, "text": "three"})
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson.gz", ".json.zst", ".JSONL"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson.gz", ".json.zst", ".jsonl.bz2", ".jsonl.xz", ".JSONL"])
 def test_json_lines(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"c{suffix}", PACKERS.get(Path(suffix).suffix, bytes)(THREE))
     documents, report = read(path)
@@ -189,6 +195,8 @@ def cut_files() -> dict[str, tuple[bytes, str]]:
     two = lines({"text": "one"}, {"text": "two"})
     return {
         "c.jsonl": (two[:-5], ":line 2: the file ends in the middle of a record: not JSON"),
+        "character.jsonl": (two + b'{"text": "\xc3', ":line 3: the file ends in the middle of a record"),
+        "word.jsonl": (two + b'{"text": nul', ":line 3: the file ends in the middle of a record: not JSON"),
         "c.jsonl.gz": (gzip.compress(two[:-5]), ":line 2: the file ends in the middle of a record"),
         "header.jsonl.gz": (gzip.compress(two)[:5], ":line 1: cannot be read from here on"),
         "c.txt.zst": (PACKERS[".zst"](two)[:-9], ": cannot be read from here on"),
@@ -207,7 +215,17 @@ def test_files_that_end_early_stop_the_reading_unless_that_is_allowed(tmp_path: 
     assert [document.text for document in documents] == ["one", "two"][: report.documents]
 
 
-@pytest.mark.parametrize("end", [b'{"text": "whole"}', b"not JSON", b'{"other": 1}', b"  "])
+WHOLE_ENDS = (
+    b'{"text": "whole"}',
+    b"not JSON",
+    b'{"other": 1}',
+    b"  ",
+    b'{"text": "B\xc9R"}',
+    b'{"text": "b"}]',
+)
+
+
+@pytest.mark.parametrize("end", WHOLE_ENDS)
 def test_a_last_line_without_a_line_feed_may_be_whole(tmp_path: Path, end: bytes) -> None:
     _, report = read(write(tmp_path / "c.jsonl", lines({"text": "one"}) + end))
     assert report.truncated == 0
@@ -228,6 +246,70 @@ def test_parquet(tmp_path: Path) -> None:
     assert documents[599] == Document.plain("c.parquet#600", "row 599")
     assert (report.documents, report.bad_records, report.empty_documents) == (600, 1, 1)
     assert report.problems[0].place == f"{path}:row 601"
+
+
+def test_a_bad_value_of_parquet_costs_its_row(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    # Spark and others write columns of strings that are not UTF-8.
+    good, bad = [f"row {n}" for n in range(100)], b"B\xc9RUX!"
+    sizes = struct.pack("<2i", 0, len(bad))
+    string = pa.StringArray.from_buffers(1, pa.py_buffer(sizes), pa.py_buffer(bad))
+    column = pa.concat_arrays([pa.array(good[:50]), string, pa.array(good[50:])])
+    binary = [*(text.encode() for text in good[:50]), bad, *(text.encode() for text in good[50:])]
+    for columns in ({"text": column}, {"text": binary, "id": [b"\xff"] + [b"\xc3\xa9"] * 100}):
+        documents, report = read(path := write_parquet(tmp_path / "c.parquet", columns))
+        assert [document.text for document in documents] == good
+        assert (report.bad_records, report.problems[0].place) == (1, f"{path}:row 51")
+    assert [document.id for document in documents[:2]] == [r"\xff", "é"]
+    chats = [[{"role": b"user", "content": content}] for content in (b"hi", b"\xff")]
+    documents, report = read(write_parquet(tmp_path / "m.parquet", {"messages": chats}))
+    assert ([document.text for document in documents], report.bad_records) == (["user=hi"], 1)
+
+
+FOREIGN = {
+    "CR alone": ("a.jsonl", THREE.replace(b"\r\n", b"").replace(b"\n", b"\r"), "lines end with CR alone"),
+    "indented": (
+        "a.json",
+        json.dumps({"text": "a", "id": 1}, indent=2).encode() + b"\n",
+        "over several lines",
+    ),
+    "an array": ("a.json", b'[{"text": "a"},\n{"text": "b"}]', "a JSON array"),
+    "UTF-16": ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "UTF-16"),
+    "UTF-16 without a mark": ("a.jsonl", b'{"text": "a"}'.decode().encode("utf-16-le"), "UTF-16"),
+    "UTF-16 as text": ("a.txt", "text".encode("utf-16"), "UTF-16"),
+    "packed otherwise": ("a.jsonl.gz", bz2.compress(THREE), r"the content is no \.gz data"),
+    "not Parquet": ("a.parquet", THREE, r"the content is no \.parquet data"),
+    **{
+        f"pointer to {name}": (
+            name,
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "a Git LFS pointer",
+        )
+        for name in ("a.jsonl", "a.jsonl.zst", "a.parquet", "a.txt")
+    },
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_file_that_is_something_else_is_told_as_that(tmp_path: Path, what: str) -> None:
+    name, content, reason = FOREIGN[what]
+    path = write(tmp_path / name, content)
+    with pytest.raises(CorpusError, match=reason) as raised:
+        read(path, strict=True)
+    assert "whole file" not in str(raised.value)
+    documents, report = read(path, allow_truncated=True)
+    assert not documents
+    assert re.search(reason, report.problems[0].reason)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_bytes_behind_compressed_data_cost_no_record(tmp_path: Path, packer: str) -> None:
+    for suffix, plain in ((".jsonl", THREE), (".txt", b"text")):
+        path = write(tmp_path / f"a{suffix}{packer}", PACKERS[packer](plain) + bytes(700) + b"other bytes")
+        documents, report = read(path)
+        assert (len(documents), report.bad_records, report.truncated) == (3 if plain == THREE else 1, 1, 0)
+        assert "behind the compressed data" in report.problems[0].reason
 
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
@@ -252,8 +334,31 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_folder_is_read_in_order_without_what_nobody_wants(tree: Path) -> None:
     documents, report = read(tree)
-    assert [document.id for document in documents] == ["a.txt", "a/.dot.py", "a/b/c.rs", "a/z.py", "b.py"]
+    assert [document.id for document in documents] == ["a.txt", "a/b/c.rs", "a/z.py", "b.py"]
     assert [problem.place for problem in report.problems] == [str(tree / "a/latin.py")]
+    assert report.passed_over == {".jsonl": 1, HIDDEN: 4}
+
+
+@pytest.mark.parametrize(
+    ("glob", "found", "hidden"),
+    [("*.jsonl", ["a.jsonl", "x/a.jsonl"], 6), ("*.py", ["__init__.py", "_private.py"], 4)],
+)
+def test_hidden_and_unfinished_files_are_read_if_named(
+    tmp_path: Path, glob: str, found: list[str], hidden: int
+) -> None:
+    folder = tmp_path / "data"
+    for name in ("a", "x/a", "._a", "_a", "x/_a", ".hidden/a", "_temporary/0/a", "x/_temporary/a"):
+        write(folder / f"{name}.jsonl", lines({"text": name}))
+    for name in ("__init__.py", "_private.py", "._b.py"):
+        write(folder / name, name)
+    documents, report = read(folder, glob=glob)
+    assert [document.id.partition("#")[0] for document in documents] == found
+    assert report.passed_over == {HIDDEN: hidden}
+    for named in ("._a.jsonl", "_a.jsonl", ".hidden", "_temporary", "x/_temporary/a.jsonl"):
+        assert len(texts(folder / named, glob="*.jsonl")) == 1
+    for pattern, number in ((f"{folder}/**/*.jsonl", 2), (f"{folder}/.*.jsonl", 1)):
+        assert len(Source(1, pattern).files(report := ReadReport())) == number
+    assert report.passed_over == {}
 
 
 @pytest.mark.parametrize(
@@ -274,12 +379,12 @@ def test_data_files_in_folders_are_passed_over_and_counted(tree: Path) -> None:
     for name in ("b.jsonl", "a/c.jsonl.gz", "a/d.parquet", "e.txt.zst", "node_modules/f.jsonl", "g.bin"):
         write(tree / name)
     _, report = read(tree)
-    assert report.passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1, ".txt.zst": 1}
-    assert read(tree, glob="*")[1].passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1}
-    assert read(tree, glob="*.py")[1].passed_over == {}  # the user asked for less
+    assert report.passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1, ".txt.zst": 1, HIDDEN: 4}
+    assert read(tree, glob="*")[1].passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1, HIDDEN: 4}
+    assert read(tree, glob="*.rs")[1].passed_over == {HIDDEN: 3}  # the user asked for less
     paths = [tree, tree / "a/data.jsonl", tree / "b.jsonl", tree / "a/d.parquet", tree / "e.txt.zst"]
     _, report = read(*paths, allow_truncated=True)
-    assert report.passed_over == {".jsonl.gz": 1}
+    assert report.passed_over == {".jsonl.gz": 1, HIDDEN: 4}
 
 
 def test_links_lead_nowhere_out_of_their_folder(tree: Path) -> None:
@@ -289,17 +394,30 @@ def test_links_lead_nowhere_out_of_their_folder(tree: Path) -> None:
     (tree / "a" / "inside.txt").symlink_to(tree / "b.py")
     documents, report = read(tree, glob="*.txt")
     assert [document.id for document in documents] == ["a.txt", "a/inside.txt"]
-    assert report.passed_over == {LINKS: 2}
+    assert report.passed_over == {LINKS: 2, HIDDEN: 3}
     assert texts(tree / "notes.txt") == ["secret"]  # as named
     with pytest.raises(CorpusError, match="1 link in folders leads out of them"):
         find_files([tree], "notes*")
+
+
+def test_links_to_folders_are_followed_within_their_folder_once(tmp_path: Path) -> None:
+    folder, beside = tmp_path / "folder", write(tmp_path / "beside" / "out.txt", "out").parent
+    for name in ("z/deep/one.txt", "z/two.txt", ".versions/v1/three.txt"):
+        write(folder / name, name)
+    for link, target in {
+        "a": "z/deep", "current": ".versions/v1", ".versions/v1/again": "..", "other": str(beside), "z/up": "..",
+    }.items():  # fmt: skip
+        (folder / link).symlink_to(target, target_is_directory=True)
+    documents, report = read(folder)
+    assert [document.id for document in documents] == ["current/three.txt", "z/deep/one.txt", "z/two.txt"]
+    assert report.passed_over == {LINKS: 1, HIDDEN: 1}
 
 
 def test_many_paths_have_distinct_ids_and_are_read_once(tree: Path) -> None:
     other = write(tree.parent / "other" / "b.py", "other")
     ids = [document.id for document in read(tree / "b.py", other, tree, tree)[0]]
     assert ids[:3] == ["tree/b.py", "other/b.py", "tree/a.txt"]
-    assert len(ids) == len(set(ids)) == 6
+    assert len(ids) == len(set(ids)) == 5
 
 
 def test_ids_do_not_depend_on_where_the_corpus_lies(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

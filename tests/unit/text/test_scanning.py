@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from draftstore.text.digests import stack_digests
 from draftstore.text.fragments import Fragment
 from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
 from draftstore.text.sources import Source, log_files
+from draftstore.text.wanted import Removal
 from tests.reference import plain_digest
 
 
@@ -150,6 +152,18 @@ def test_links_of_a_pattern_lead_nowhere_out_of_its_folder(tmp_path: Path) -> No
     scan = scan_sources([Source(1, f"{tmp_path}/texts/*.jsonl")], tmp_path / "scan")
     assert texts_of(scan) == ["one"]
     assert scan.report.passed_over == {LINKS: 1}
+
+
+def test_file_names_and_ids_need_not_be_unicode(tmp_path: Path) -> None:
+    write(tmp_path / "in" / os.fsdecode(b"caf\xe9.jsonl"), "one")
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "two", "id": "\\ud800"}\n')
+    source, path = Source(1, str(tmp_path / "in"), glob=("*.jsonl",)), tmp_path / "scan"
+    scan = scan_sources([source], path)
+    assert scan.frame["id"].to_list() == [r"\ud800", r"caf\udce9.jsonl#1"]
+    assert texts_of(scan) == ["two", "one"]
+    assert scan_sources([source], path).read == 0
+    rows = Removal(document=os.fsdecode(b"caf\xe9.jsonl#1")).rows(scan)
+    assert rows.tolist() == [False, True]
 
 
 class TestLogs:

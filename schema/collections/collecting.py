@@ -117,16 +117,20 @@ class NewSource(SourceOptions):
                 f"{place} is not named in UTF-8: add it by a pattern, such as '/data/caf*.jsonl'"
             )
         settled = self.changed(place=place)
+        if self.kind == "files" and not self.globs:
+            records = settled.changed(globs=DATA_PATTERNS)
+            if records.size() > settled.size():  # a data set with its README
+                return records
         if self.kind == "files":
-            try:
-                settled.source().files()
-            except CorpusError:
-                records = settled.changed(globs=self.globs or DATA_PATTERNS)
-                with suppress(CorpusError):
-                    records.source().files()
-                    return records
-                raise
+            settled.source().files()
         return settled
+
+    def size(self) -> int:
+        """Return the bytes of its files."""
+        try:
+            return sum(file.path.stat().st_size for file in self.source().files())
+        except (CorpusError, OSError):
+            return 0
 
 
 def add_sources(

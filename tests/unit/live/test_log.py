@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.cli import cli
-from draftstore.errors import TokenizerError
+from draftstore.errors import TokenizerError, TokenRangeError
 from draftstore.live import log
 from draftstore.live.log import LIVE, REST, Document, Vocabulary, Writer
 from draftstore.live.removing import Held, TakeDowns, still_held, take_down
@@ -212,6 +212,12 @@ def test_memory_is_bounded_by_its_process_and_the_log_by_the_largest(tmp_path: P
     assert sum(path.stat().st_size for path in log.segments(folder)) > log.most_bytes(1_024)
     with running(folder, 5_000):
         assert log.settings_of(folder).tokens == 5_000
+    with running(folder, 5_000) as store:
+        log.limit(folder, 2_000)
+        for _ in range(20):  # begins a new segment
+            store.append([ids(*[1] * 1_000)])
+            store.follow()
+        assert log.settings_of(folder).tokens == 2_000, "until a larger process starts"
     ran = CliRunner().invoke(cli, ["live", str(tmp_path)])
     assert ran.exit_code == 1
     assert "is not the log of a live store" in str(ran.exception)
@@ -282,6 +288,49 @@ def test_a_vocabulary_that_was_only_declared_ends_with_its_process(tmp_path: Pat
     with pytest.raises(TokenizerError), running(tmp_path, vocabulary=other):
         pass
     assert log.settings_of(tmp_path).vocabulary == OURS
+
+
+def test_a_refused_append_leaves_the_vocabulary_open() -> None:
+    store = LiveStore(TOKENS)
+    store.agree(Vocabulary(7, "other"))
+    drafter = store.drafter("alone")
+    with pytest.raises(TokenRangeError):
+        store.append([ids(7)])
+    store.agree(OURS)
+    store.append([ids(8, 9, 10)])
+    assert drafter.draft(np.array([[8, 9]], np.int32), 1)[0].tree.tokens.tolist() == [10]
+    with pytest.raises(TokenizerError):
+        store.agree(Vocabulary(7, "other"))
+
+
+def test_a_damaged_end_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    appended(tmp_path, 1)
+    (path,) = log.segments(tmp_path)
+    with path.open("ab") as file:
+        file.write(bytes(1_000))
+    with running(tmp_path) as store:
+        store._stop.set()
+        store.follow()
+        read = log.read_since
+        looks: list[Path] = []
+
+        def look(at: Path, *bounds: Any) -> Any:
+            looks.append(at)
+            return read(at, *bounds)
+
+        monkeypatch.setattr("draftstore.live.store.read_since", look)
+        for _ in range(3):
+            store.follow()
+        assert looks.count(path) <= 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes for others")
+def test_the_files_of_a_log_stay_those_of_its_owner(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
+    adopt(tmp_path, small_tokenizer)
+    os.chown(tmp_path, 65_534, 65_534)
+    log.limit(tmp_path, 2_000)
+    take_down(tmp_path, TakeDowns(answers=frozenset([b"d" * 16])))
+    assert {(tmp_path / name).stat().st_uid for name in ("live.json", "removed.json")} == {65_534}
 
 
 def test_damage_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

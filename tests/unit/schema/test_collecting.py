@@ -181,13 +181,14 @@ class TestCommands:
         (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines[1]))
         (folder / "c.ndjson.zst").write_bytes(zstandard.compress(lines[2]))
         (folder / "settings.json").write_text("{\n}\n")
+        (folder / "README.md").write_text("A data set.")
         assert "conversations, whose text depends on the model's chat template" in refusal(
             "add", "chat", folder
         )
         assert run("list").startswith("no collections")
         tokenizer = small_tokenizer_folder(tmp_path / "tokenizer")
         run("add", "chat", folder, "--tokenizer", tokenizer)
-        (folder / "README.md").write_text("It came later, and changes nothing.")
+        (folder / "LICENSE.md").write_text("It came later, and changes nothing. " * 99)
         assert run("scan", "chat") == "chat: 3 files, 3 read; 3 documents, 3 active\n"
         (folder / "d.jsonl").write_bytes(lines[3])
         assert ask("scan", "chat")["documents"] == 4

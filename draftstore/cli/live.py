@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -37,29 +36,14 @@ def live(directory: Path, tokens: int | None, as_json: bool) -> None:
             f"{directory} is not the log of a live store: name the DIR of `--live NAME=DIR`"
         )
     deleted = log.limit(directory, tokens) if tokens else 0
-    found = _found(directory) | {"deleted_documents": deleted}
-    if as_json:
-        print_json(found)
-    else:
-        print_fields({label.replace("_", " "): value for label, value in found.items()})
-
-
-def _found(directory: Path) -> dict[str, Any]:
-    """Return what a log holds."""
-    settings, paths, size = log.settings_of(directory), log.segments(directory), 0
-    for path in paths:
+    settings, size, count = log.settings_of(directory), 0, 0
+    for path in log.segments(directory):
         with suppress(FileNotFoundError):  # put to rest, or deleted
             size += path.stat().st_size
-    return {
-        "path": directory,
-        "tokenizer": settings.vocabulary and settings.vocabulary.fingerprint,
-        "vocab_size": settings.vocabulary and settings.vocabulary.size,
-        "limit_tokens": settings.tokens,
-        "limit_bytes": log.most_bytes(settings.tokens),
-        "bytes": size,
-        "documents": sum(1 for path in paths for _ in log.documents(path)),
-        "processes": sum(map(log.is_open, paths)),
-        "segments": len(paths),
-        "segments_at_rest": sum(path.suffix == log.REST for path in paths),
-        "damaged_bytes": sum(map(log.damage, paths)),
-    }
+            count += sum(1 for _ in log.documents(path))
+    found = {
+        "path": directory, "tokenizer": settings.vocabulary and settings.vocabulary.fingerprint,
+        "limit_tokens": settings.tokens, "limit_bytes": log.most_bytes(settings.tokens), "bytes": size,
+        "documents": count, "deleted_documents": deleted,
+    }  # fmt: skip
+    print_json(found) if as_json else print_fields(found)

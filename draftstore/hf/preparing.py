@@ -1,5 +1,6 @@
 """Texts of a batch from the arguments of `model.generate`, which transformers prepares as for plain `generate`."""
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -31,17 +32,28 @@ def prepare_texts(
     """Return prepared prompts as texts, each with its source of random numbers; DecodingError as `check_request`."""
     check_request(model, generation_config, model_kwargs, len(input_ids))
     mask = model_kwargs.get("attention_mask")
-    rules = logits_processor, stopping_criteria, generation_config
     return [
         Member(
             input_ids[row : row + 1],
-            *rules,
+            _of_row(logits_processor, row),
+            stopping_criteria,
+            generation_config,
             attention_mask=None if mask is None else mask[row : row + 1],
             streamer=streamer,
             random=random,
         )
         for row, random in zip(range(len(input_ids)), sources, strict=True)
     ]
+
+
+def _of_row(processors: Any, row: int) -> Any:
+    """Return logits processors with the length of one text's own padding, of those for all texts."""
+    found = copy.copy(processors)
+    for place, each in enumerate(processors):
+        if isinstance(ignored := getattr(each, "prompt_ignore_length", None), torch.Tensor) and ignored.ndim:
+            found[place] = copy.copy(each)
+            found[place].prompt_ignore_length = ignored[row : row + 1]
+    return found
 
 
 def prepare_text(

@@ -129,7 +129,7 @@ def find_files(
     files: dict[Path, CorpusFile] = {}
     passed_over: dict[Path, str] = {}
     for path in absolute:
-        if within is not None and not path.resolve().is_relative_to(within.resolve()):
+        if within is not None and not _real(path).is_relative_to(_real(within)):
             passed_over[path] = LINKS
             continue
         if within is not None and any(map(_is_unfinished, Path(os.path.relpath(path, within)).parts)):
@@ -148,12 +148,12 @@ def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path,
     """Return a folder's matching files with their kinds, sorted by relative path; add what is skipped, and as what."""
     found: dict[str, str] = {}
     skipped: dict[Path, str] = {}
-    within, walked, links = folder.resolve(), set[Path](), [folder]
+    within, walked, links = _real(folder), set[Path](), [folder]
     for link in links:
-        for place, folders, names in os.walk(link):
+        for place, folders, names in os.walk(link, onerror=_unreadable):
             below = [Path(place, name) for name in sorted(folders) if name not in SKIPPED_FOLDERS]
             folders.clear()
-            if (real := Path(place).resolve()) in walked:
+            if (real := _real(Path(place))) in walked:
                 continue
             walked.add(real)
             for path in below:
@@ -182,11 +182,19 @@ def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path,
     return {folder / name: kind for name, kind in sorted(found.items())}
 
 
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # `resolve` raises for loops
+
+
+def _unreadable(error: OSError) -> None:
+    raise CorpusError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
 def _skipped(path: Path, within: Path) -> str | None:
     """Return why a file or folder below another is not read: `HIDDEN`, `LINKS`, or None if it is."""
     if path.name.startswith(".") or _is_unfinished(path.name):
         return HIDDEN
-    return None if path.resolve().is_relative_to(within) else LINKS
+    return None if _real(path).is_relative_to(within) else LINKS
 
 
 def _is_unfinished(name: str) -> bool:

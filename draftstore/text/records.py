@@ -230,7 +230,7 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
             batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
             for number, row in enumerate(chain.from_iterable(map(_rows, batches)), start=1):
                 yield number, _attempt(f"{file.path}:row {number}", partial(_parquet_record, row))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         yield number + 1, _broken_off(f"{file.path}:row {number + 1}", error)
 
 
@@ -238,7 +238,7 @@ def _rows(batch: Any) -> Any:
     """Return the rows of a batch as objects, or as batches of one row if a value cannot be read."""
     try:
         return batch.to_pylist()
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, LookupError):
         return [batch.slice(number, 1) for number in range(batch.num_rows)]
 
 
@@ -278,7 +278,15 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return RecordProblem(place, f"not JSON: {error.msg} at character {error.pos + 1}")
     except EOFError as error:
         return _broken_off(place, error)
-    except (ValueError, OverflowError, RecursionError, CorpusError, TokenizerError, *STREAM_ERRORS) as error:
+    except (
+        ValueError,
+        OverflowError,
+        LookupError,
+        RecursionError,
+        CorpusError,
+        TokenizerError,
+        *STREAM_ERRORS,
+    ) as error:
         return RecordProblem(place, _reason(error))
 
 

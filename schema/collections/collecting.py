@@ -79,6 +79,10 @@ class SourceOptions(Options):
     )
 
 
+NOTES = (".md", ".txt", ".rst", ".yaml", ".yml")
+"""Endings of what lies beside records in a data set."""
+
+
 class NewSource(SourceOptions):
     """A source to add."""
 
@@ -119,18 +123,18 @@ class NewSource(SourceOptions):
         settled = self.changed(place=place)
         if self.kind == "files" and not self.globs:
             records = settled.changed(globs=DATA_PATTERNS)
-            if records.size() > settled.size():  # a data set with its README
-                return records
+            if all(name.endswith(NOTES) for name in settled.names()) and records.names():
+                return records  # a data set, maybe with its README
         if self.kind == "files":
             settled.source().files()
         return settled
 
-    def size(self) -> int:
-        """Return the bytes of its files."""
+    def names(self) -> list[str]:
+        """Return the names of its files, none if they cannot be found."""
         try:
-            return sum(file.path.stat().st_size for file in self.source().files())
-        except (CorpusError, OSError):
-            return 0
+            return [file.name for file in self.source().files()]
+        except CorpusError:
+            return []
 
 
 def add_sources(

@@ -203,14 +203,14 @@ def make_engine(
 
     if check:
         require_schema(make=make)
-    url = url or database_url()
+    embedded, url = url is None and is_embedded(), url or database_url()
     engine = sqlalchemy.create_engine(
         sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"), **{"pool_pre_ping": True, **options}
     )
 
     @sqlalchemy.event.listens_for(engine, "do_connect")
     def connect_for_pool(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> Any:
-        return _connect(url, is_embedded(), parameters)
+        return _connect(url, embedded, parameters)
 
     @sqlalchemy.event.listens_for(engine, "begin")
     def have_one_style(bind: sqlalchemy.Connection) -> None:  # of intervals, for which libpq has no variable

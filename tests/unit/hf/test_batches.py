@@ -257,6 +257,18 @@ def test_greedy_batches_are_their_rows_alone(name: str) -> None:
     assert len(steps) < 0.7 * sum(came)
 
 
+def test_a_penalty_ignores_the_padding_of_each_row() -> None:
+    inputs = padded([text for text in known("llama") if not text.sampled][:4])
+    options: dict[str, Any] = {
+        "repetition_penalty": 1.3,
+        "do_sample": False,
+        "max_new_tokens": 20,
+        "pad_token_id": 0,
+    }
+    expected = model_of("llama").generate(**inputs, **options)
+    assert torch.equal(generate(model_of("llama"), **inputs, drafter=RandomTrees(VOCAB), **options), expected)
+
+
 def test_seeds_make_a_row_that_of_its_prompt_alone() -> None:
     texts = [text for text in known("llama") if text.sampled][:6]
     inputs = padded(texts)

@@ -193,6 +193,17 @@ class TestCommands:
         (folder / "d.jsonl").write_bytes(lines[3])
         assert ask("scan", "chat")["documents"] == 4
 
+    def test_a_folder_of_source_code_is_read_beside_its_data(self, tmp_path: Path) -> None:
+        folder = tmp_path / "repo"
+        (folder / "tests").mkdir(parents=True)
+        (folder / "one.py").write_text("print(1)")
+        (folder / "tests" / "fixture.jsonl").write_text('{"text": "a record"}\n' * 99)
+        run("add", "code", folder)
+        assert run("scan", "code").startswith("code: 1 file, 1 read; 1 document")
+        (folder / "loop").symlink_to(folder / "loop")
+        (folder / "again").symlink_to(folder)
+        assert ask("scan", "code")["documents"] == 1
+
     def test_files_that_are_not_named_in_utf_8_are_found_by_a_pattern(self, tmp_path: Path) -> None:
         file = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
         file.write_text('{"text": "hello"}\n')

@@ -266,7 +266,8 @@ def test_a_penalty_ignores_the_padding_of_each_row() -> None:
         "pad_token_id": 0,
     }
     expected = model_of("llama").generate(**inputs, **options)
-    assert torch.equal(generate(model_of("llama"), **inputs, drafter=RandomTrees(VOCAB), **options), expected)
+    output: Any = generate(model_of("llama"), **inputs, drafter=RandomTrees(VOCAB), **options)
+    assert torch.equal(output, expected)
 
 
 def test_seeds_make_a_row_that_of_its_prompt_alone() -> None:

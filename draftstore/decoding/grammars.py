@@ -67,35 +67,36 @@ class Grammars:
 
     def compiling(self, schema: Mapping[str, Any] | None = None) -> "Future[Grammar]":
         """Return the future result of `compiled`: threads compile one at a time, and no end of a process waits."""
-        if not self._ends:
-            raise GrammarError("this model has no token that ends an answer")
-        try:
-            text = json.dumps({"type": "object"} if schema is None else schema)
-            optional = _optional(schema)
-        except (ValueError, RecursionError) as error:
-            raise GrammarError(str(error)) from None
-        if len(text) > MAX_SCHEMA:
-            raise GrammarError(f"a schema of {len(text):,} characters: expected at most {MAX_SCHEMA:,}")
-        if optional > MAX_OPTIONAL:
-            raise GrammarError(
-                f"{optional:,} optional properties: expected at most {MAX_OPTIONAL:,}, required ones do not count"
-            )
         found: Future[Grammar] = Future()
         with _STARTING:
             before = threading.stack_size(STACK)
-            threading.Thread(target=self._settle, args=(found, text), daemon=True).start()
+            threading.Thread(target=self._settle, args=(found, schema), daemon=True).start()
             threading.stack_size(before)
         return found
 
-    def _settle(self, found: "Future[Grammar]", text: str) -> None:
-        try:
-            with self._lock:
-                if found.set_running_or_notify_cancel():
-                    found.set_result(self._compile(text))
-        except (ValueError, RecursionError) as error:
-            found.set_exception(GrammarError(str(error)))
-        except Exception as error:  # noqa: BLE001 (raised to the caller)
-            found.set_exception(error)
+    def _settle(self, found: "Future[Grammar]", schema: Mapping[str, Any] | None) -> None:
+        with self._lock:
+            if not found.set_running_or_notify_cancel():
+                return
+            try:
+                found.set_result(self._compile(self._checked(schema)))
+            except (ValueError, RecursionError) as error:
+                found.set_exception(GrammarError(str(error)))
+            except Exception as error:  # noqa: BLE001 (raised to the caller)
+                found.set_exception(error)
+
+    def _checked(self, schema: Mapping[str, Any] | None) -> str:
+        """Return a schema as JSON; GrammarError if it is too large, or no token ends an answer."""
+        if not self._ends:
+            raise GrammarError("this model has no token that ends an answer")
+        text = json.dumps({"type": "object"} if schema is None else schema)
+        if len(text) > MAX_SCHEMA:
+            raise GrammarError(f"a schema of {len(text):,} characters: expected at most {MAX_SCHEMA:,}")
+        if (optional := _optional(schema)) > MAX_OPTIONAL:
+            raise GrammarError(
+                f"{optional:,} optional properties: expected at most {MAX_OPTIONAL:,}, required ones do not count"
+            )
+        return text
 
     def _compile(self, text: str) -> "Grammar":
         with needs_extra("llguidance", "hf"):

@@ -6,7 +6,9 @@ a separate database, which the commands use too. `own_server` is for tests that 
 DRAFTSTORE_TEST_DATABASE_URL names a server whose user may create databases; without it, the embedded one runs.
 """
 
+import dataclasses
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,7 +22,7 @@ from psycopg import sql
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
-from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, save_manifest
+from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, load_manifest, save_manifest
 from schema import catalogue
 from schema.catalogue import Moved
 from schema.db import database as connections
@@ -208,3 +210,12 @@ def session(shared_engine: Engine) -> Iterator[Session]:
         with Session(connection, join_transaction_mode="create_savepoint") as session:
             yield session
         transaction.rollback()
+
+
+def in_both_backends(crest: Path, folder: Path) -> Path:
+    """Copy a store to a folder, and have its manifest say that it is in PostgreSQL, too; return the folder."""
+    shutil.copytree(crest, folder)
+    manifest = load_manifest(folder)
+    parameters = {**manifest.parameters, "backends": ["lmdb", "postgres"]}
+    save_manifest(folder, dataclasses.replace(manifest, parameters=parameters))
+    return folder

@@ -1,10 +1,8 @@
 """What servers, environments, URLs and poolers set for a session: the same n-grams, drafts and times, or a sentence."""
 
 import csv
-import dataclasses
 import io
 import os
-import shutil
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +14,7 @@ from psycopg import sql
 from sqlalchemy import func, make_url, select
 from sqlalchemy.orm import Session
 
-from draftstore.storage.manifest import load_manifest, save_manifest
+from draftstore.storage.manifest import load_manifest
 from draftstore.stores.crest.entries import LMDB_FILE, LmdbEntries, open_entries
 from draftstore.stores.crest.store import KEPT_FILE
 from schema.catalogue.builds import list_builds, start_build
@@ -29,7 +27,7 @@ from schema.db.errors import DatabaseError
 from schema.statistics.ngrams import store_tokenizer
 from schema.statistics.texts import ngram_texts
 from schema.trees import load_store
-from tests.fakes.databases import SERVER_VARIABLE
+from tests.fakes.databases import SERVER_VARIABLE, in_both_backends
 from tests.fakes.poolers import pooler
 from tests.fakes.waiting import in_threads
 from tests.unit.schema.test_sql import as_json, refuse, run
@@ -53,12 +51,7 @@ SELECT DATE '2026-02-01' AS day, TIMESTAMPTZ '2026-02-01 03:04:05Z' AS time, INT
 @pytest.fixture(scope="module")
 def crest(small_crest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store that says that it is in PostgreSQL, too."""
-    folder = tmp_path_factory.mktemp("crest") / "store"
-    shutil.copytree(small_crest, folder)
-    manifest = load_manifest(folder)
-    parameters = {**manifest.parameters, "backends": ["lmdb", "postgres"]}
-    save_manifest(folder, dataclasses.replace(manifest, parameters=parameters))
-    return folder
+    return in_both_backends(small_crest, tmp_path_factory.mktemp("crest") / "store")
 
 
 def set_for_all(database: str) -> None:

@@ -1,9 +1,7 @@
 """Draft trees in PostgreSQL: the same bytes as in LMDB, and all of them or none."""
 
-import dataclasses
 import multiprocessing
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +16,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from draftstore.errors import StoreError
-from draftstore.storage.manifest import Manifest, load_manifest, save_manifest
+from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.entries import (
     Entries,
@@ -34,6 +32,7 @@ from schema.db.database import migrate
 from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.statistics import loading as crest_loading
 from schema.trees import PostgresEntries, load_store
+from tests.fakes.databases import in_both_backends
 from tests.fakes.servers import PostgresServer
 from tests.fakes.waiting import in_threads
 
@@ -58,11 +57,7 @@ class Crest(NamedTuple):
 @pytest.fixture(scope="module")
 def crest(small_crest: Path, tmp_path_factory: pytest.TempPathFactory) -> Crest:
     """Return a store whose manifest says that it is in PostgreSQL, too."""
-    folder = tmp_path_factory.mktemp("crest") / "store"
-    shutil.copytree(small_crest, folder)
-    manifest = load_manifest(folder)
-    parameters = {**manifest.parameters, "backends": ["lmdb", "postgres"]}
-    save_manifest(folder, dataclasses.replace(manifest, parameters=parameters))
+    folder = in_both_backends(small_crest, tmp_path_factory.mktemp("crest") / "store")
     return Crest(folder, list(LmdbEntries(folder / "trees.lmdb").items()))
 
 

@@ -25,8 +25,7 @@ from prefect.runner import Runner
 from prefect.states import Crashed
 
 from pipelines.flows import FLOWS
-from pipelines.renewal import rebuild
-from pipelines.serving import STOP_SECONDS
+from pipelines.rebuild import rebuild
 from pipelines.settings import Settings, read_settings
 from schema.db.home import data_home
 
@@ -35,6 +34,8 @@ URL_VARIABLE = "DRAFTSTORE_NOTIFY_URL"
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
 COMMON: dict[str, Any] = {"concurrency_limit": ONE_AT_A_TIME, "tags": ["draftstore"]}
 MORE = {"active", "parameters", "slug", "max_scheduled_runs"}
+STOP_SECONDS = 10.0
+"""Time for a run to end by itself."""
 CUT_OFF = "this run was cut off: run it again, finished steps are kept"
 
 
@@ -52,7 +53,7 @@ def notify(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
 
 
 HOOKS: dict[str, Any] = {"on_failure": [notify], "on_crashed": [notify]}
-DEPLOYED = {name: flow.with_options(**HOOKS) for name, flow in {"rebuild": rebuild, **FLOWS}.items()}
+DEPLOYED = {flow.name: flow.with_options(**HOOKS) for flow in (rebuild, *FLOWS)}
 
 
 class FlowRunner(threading.Thread):

@@ -10,20 +10,21 @@ from typing import Any
 from prefect import Flow, get_run_logger
 
 from draftstore.answers.responses import Responder
+from draftstore.errors import BuildError
 from draftstore.options import Options
 from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.counts import CountOptions
 from draftstore.stores.kind import Builder
-from draftstore.stores.registry import KINDS, builder_of
+from draftstore.stores.registry import builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.text.tokenizing import CorpusOptions
-from pipelines import tasks
-from pipelines.corpora import resolve_name
-from pipelines.ledger import Built, Ledger
+from pipelines import steps
 from pipelines.parameters import Answered, Answers, Corpus, Head, Publishing, Spelling, Texts, flow_of
-from pipelines.releasing import require_free, require_kind
-from pipelines.steps import Tokens
+from schema.renewal.demonstration import NAME as DEMO
+from schema.renewal.ledger import Built, Ledger
+from schema.renewal.making import Tokens
+from schema.renewal.publishing import require_free, require_kind
 
 
 @flow_of("tokenize-corpus", Texts, Spelling)
@@ -51,14 +52,16 @@ def generate_responses(**given: Any) -> dict[str, Any]:
     `corpora/NAME/answers.jsonl.zst`.
     """
     by, asked = Responder.take(given), Answers.take(given)
-    answers = tasks.make_answers(get_run_logger(), asked.name, by, asked.questions)
+    answers = steps.make_answers(get_run_logger(), asked.name, by, asked.questions)
     counts = {key: answers.counts[key] for key in ("answers", "tokens")}
     made = {"name": asked.name, "model": by.model, "path": str(answers.path), "reused": answers.reused}
     return made | counts
 
 
-def build_flow(kind: str, builder: Builder) -> Flow[..., Any]:
+def build_flow(kind: str) -> Flow[..., Any]:
     """Return the flow that builds stores of a kind."""
+    builder = builder_of(kind)
+    assert builder is not None
     models: list[type[Options]] = [Texts, builder.sources, builder.options]
     models.insert(1, Answered if issubclass(builder.sources, ModelSources) else Spelling)
     models += [Head, Publishing] if builder.counted else [Publishing]
@@ -96,19 +99,22 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
         else:
             source = _tokens(ledger, name, corpus, given)
             builds = [source.built]
-        builds.append(tasks.make_store(ledger, kind, options, by, source))
+        builds.append(steps.make_store(ledger, kind, options, by, source))
         return _finish(ledger, name, builds, publishing.changed(release=release))
 
 
-def store_flows() -> list[Flow[..., Any]]:
-    """Return a flow for each kind of store that has a builder."""
-    builders = {kind: builder_of(kind) for kind in KINDS}
-    return [build_flow(kind, builder) for kind, builder in builders.items() if builder]
+build_rest, build_crest, build_dresd = build_flow("rest"), build_flow("crest"), build_flow("dresd")
+FLOWS = tokenize_corpus, count_ngrams, generate_responses, build_rest, build_crest, build_dresd
 
 
-FLOWS = {each.name: each for each in (tokenize_corpus, count_ngrams, generate_responses, *store_flows())}
-"""The flows of this module by name; each is also an attribute of the module, where Prefect finds it."""
-globals().update({each.fn.__name__: each for each in FLOWS.values()})
+def resolve_name(name: str | None, *, demo: bool) -> str:
+    """Return the name of a store: the given one, else `demo`, but only for the demonstration corpus."""
+    if name is None and not demo:
+        raise BuildError(
+            "a store of your own texts needs a name: --param name=chat, or a collection (`draftstore corpus add chat "
+            "PATH`), whose name the flow rebuild uses"
+        )
+    return name or DEMO
 
 
 def _is_demo(corpus: Corpus, given: dict[str, Any]) -> bool:
@@ -119,20 +125,20 @@ def _is_demo(corpus: Corpus, given: dict[str, Any]) -> bool:
 def _tokens(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> Tokens:
     """Find or make the token shards of a corpus, with the named tokenizer or the model's."""
     tokenizer = given.get("tokenizer", given.get("model"))
-    return tasks.make_tokens(ledger, name, corpus, tokenizer)
+    return steps.make_tokens(ledger, name, corpus, tokenizer)
 
 
 def _rest(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> list[Built]:
     """Register the REST store `rest`, or build the corpus's; return the builds, the store last."""
     if given["rest"] is not None:
-        return [tasks.use_rest(ledger, given["rest"])]
+        return [steps.use_rest(ledger, given["rest"])]
     tokens, options = _tokens(ledger, name, corpus, given), RestOptions.take(given, name=name, corpus=())
-    return [tokens.built, tasks.make_store(ledger, REST, options, Workers.take(given), tokens)]
+    return [tokens.built, steps.make_store(ledger, REST, options, Workers.take(given), tokens)]
 
 
 def _count(ledger: Ledger, name: str, rest: Built, given: dict[str, Any]) -> Built:
     """Count the n-grams of a REST store."""
-    return tasks.make_counts(ledger, name, rest, given["max_n"], given["head"])
+    return steps.make_counts(ledger, name, rest, given["max_n"], given["head"])
 
 
 def _answered(ledger: Ledger, name: str, corpus: Corpus, by: ModelSources, asked: Answered) -> Corpus:
@@ -140,7 +146,7 @@ def _answered(ledger: Ledger, name: str, corpus: Corpus, by: ModelSources, asked
     if asked.questions is None:
         return corpus
     responder = Responder(model=by.model, dtype=by.model_dtype, device=by.device, batch=asked.batch)
-    answers = tasks.make_answers(ledger.logger, name, responder, asked.questions)
+    answers = steps.make_answers(ledger.logger, name, responder, asked.questions)
     return corpus.changed(paths=[*corpus.paths, answers.path])
 
 
@@ -153,7 +159,7 @@ def _finish(
     """Move the release, if there is one, to the last build; remove all but `keep` old builds."""
     release = publishing.release
     if release is not None:
-        tasks.publish(ledger, release, builds[-1], publishing.force)
+        steps.publish(ledger, release, builds[-1], publishing.force)
     if publishing.keep is not None:
-        tasks.prune(ledger, publishing.keep)
+        steps.prune(ledger, publishing.keep)
     return {"name": name, "release": release, **builds[-1].summary()}

@@ -1,141 +1,77 @@
-"""The steps of the flows, without the orchestrator: each finds or makes one store and registers it."""
+"""The Prefect tasks of the flows: steps of `schema.renewal`, few and coarse, each retried on transient failures.
 
-import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+Transient are interrupted I/O and a database that is down. Bad input, wrong parameters, a full disk or missing
+permissions are permanent.
+"""
+
+from collections.abc import Callable
+from errno import EAGAIN, EBUSY, EHOSTUNREACH, EIO, ENETDOWN, ENETUNREACH, ESTALE
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
 
 from draftstore.answers.prompts import ResponseOptions
-from draftstore.answers.responses import Responder, Responses, make_responses, weights_fingerprint
-from draftstore.hf.loading import load_model
-from draftstore.options import Options
-from draftstore.storage.manifest import load_manifest, manifest_digest, model_name
-from draftstore.storage.progress import tokenizing
-from draftstore.stores.building import Materials, ModelSources, Workers
-from draftstore.stores.crest.counts import KIND as NGRAMS
-from draftstore.stores.crest.counts import CountOptions, build_counts
-from draftstore.stores.crest.entries import POSTGRES
-from draftstore.stores.registry import builder_of
-from draftstore.stores.rest.store import KIND as REST
-from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import KIND as TOKENS
-from draftstore.text.tokenizing import CorpusOptions, build_tokens, corpus_plan
-from pipelines.corpora import resolve_corpus, resolve_tokenizer
-from pipelines.ledger import Built, Ledger, Request, when_free
-from pipelines.parameters import Corpus
-from pipelines.places import store_path
-from pipelines.progress import Logger, StepLog, StepLogs
+from draftstore.answers.responses import Responder, Responses, make_responses
+from draftstore.text.tokenizing import CorpusOptions
+from pipelines.parameters import Corpus, names_parameters
+from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
+from schema.db.failures import translate
 from schema.db.home import data_home
-from schema.statistics.loading import load_statistics
+from schema.renewal import lagging, live, making, publishing, rest, survey
+from schema.renewal.demonstration import resolve_tokenizer, write_demonstration
+from schema.renewal.ledger import Ledger, when_free
+from schema.renewal.making import Tokens
+from schema.renewal.progress import Logger, StepLog
+
+TRANSIENT = DatabaseAwayError, DatabaseTimeoutError, ConnectionError, TimeoutError
+CODES = EAGAIN, EBUSY, EHOSTUNREACH, EIO, ENETDOWN, ENETUNREACH, ESTALE
+DELAYS = (2.0, 10.0, 30.0, 60.0)
+"""Seconds before each new attempt: together longer than a database takes to restart."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokens:
-    """The token shards of a corpus and their settings, shared by all stores built from them."""
+def is_transient(error: BaseException | None) -> bool:
+    """Return True if the step may succeed on a retry, judging by the error or its causes."""
+    if error is None:
+        return False
+    if isinstance(translate(error) or error, TRANSIENT) or getattr(error, "errno", None) in CODES:
+        return True
+    return is_transient(error.__cause__ or (None if error.__suppress_context__ else error.__context__))
 
-    built: Built
-    options: CorpusOptions
-    tokenizer: TextTokenizer
-    parameters: dict[str, Any]  # for the catalogue
+
+def worth_a_retry(_task: Any, _run: Any, state: Any) -> bool:
+    """Return True if the error of a failed task is transient."""
+    return is_transient(state.data) if isinstance(state.data, BaseException) else False
 
 
+def step(name: str, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Make a task of a step."""
+
+    def decorate(function: Callable[P, R]) -> Task[P, R]:
+        return task(
+            name=name, retries=len(DELAYS), retry_delay_seconds=list(DELAYS), retry_condition_fn=worth_a_retry,
+            cache_policy=NO_CACHE, persist_result=False, **options,
+        )(names_parameters()(function))  # fmt: skip
+
+    return decorate
+
+
+@step("tokenize")
 def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Tokens:
-    """Find or make the token shards of a corpus."""
+    """Find or make the token shards of a corpus, by default of the demonstration corpus."""
     home = data_home()
-    corpus = resolve_corpus(corpus, home)
-    loaded = resolve_tokenizer(tokenizer, home)
+    if not corpus.paths:
+        corpus = corpus.changed(paths=[write_demonstration(home)])
     options = CorpusOptions.of(corpus, corpus=tuple(corpus.paths), name=name).settled()
-    return tokenize(ledger, options, loaded, corpus.model_dump(mode="json"))
+    return making.make_tokens(
+        ledger, options, resolve_tokenizer(tokenizer, home), corpus.model_dump(mode="json")
+    )
 
 
-def tokenize(
-    ledger: Ledger, options: CorpusOptions, tokenizer: TextTokenizer, parameters: dict[str, Any]
-) -> Tokens:
-    """Find or make the token shards of the texts that `options` name."""
-    path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
-
-    def make(_build_id: int, logs: StepLogs) -> None:
-        build_tokens(options, tokenizer, path, on_progress=tokenizing(logs.step))
-
-    built = ledger.build(Request(TOKENS, options.name, path, parameters), make)
-    return Tokens(built, options, tokenizer, parameters)
-
-
-def make_store(
-    ledger: Ledger, kind: str, options: Any, by: Workers | ModelSources, source: Tokens | Built
-) -> Built:
-    """Find or build a store of a kind from the token shards of a corpus, or from a REST store.
-
-    `source` determines how texts are read, not `options`; `by` is the number of processes or the model that reads them.
-    """
-    builder = builder_of(kind)
-    assert builder is not None
-    own = parameters_of(options, by)
-    if isinstance(source, Tokens):
-        options = options.model_copy(update={**dict(source.options), "name": options.name})
-        made_of, parameters = corpus_plan(options, source.tokenizer), source.parameters | own
-    else:
-        made_of, parameters = {"source": manifest_digest(source.path)}, own
-    path = store_path(data_home(), kind, options.name, **made_of, **own)
-    backends = tuple(own.get("backends", ()))
-
-    def make(build_id: int, logs: StepLogs) -> None:
-        with _materials(by, source) as made:
-            builder.build(options, made, path, progress=logs.step)
-        if POSTGRES not in backends:  # with it, the build has loaded them
-            load_statistics(build_id, path, progress=logs.step("loading", "n-grams"))
-
-    built = source.built if isinstance(source, Tokens) else source
-    return ledger.build(Request(kind, options.name, path, parameters, built.build_id, backends), make)
-
-
-def parameters_of(options: Options, by: Options) -> dict[str, Any]:
-    """Return what determines a store besides its texts and name, as JSON values: its options and the model."""
-    own = options.plan(*CorpusOptions.model_fields)
-    if isinstance(by, ModelSources):
-        weights = weights_fingerprint(by.model)
-        own |= {"model": model_name(by.model), "weights": weights, "model_dtype": by.model_dtype}
-    return own
-
-
-@contextmanager
-def _materials(by: Workers | ModelSources, source: Tokens | Built) -> Iterator[Materials]:
-    """Load the materials of a store."""
-    tokens, tokenizer = (source.built.path, source.tokenizer) if isinstance(source, Tokens) else (None, None)
-    if isinstance(by, ModelSources):
-        loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
-        from draftstore.hf.states import ModelStates  # imports torch
-
-        states = ModelStates(loaded, batch_tokens=by.batch_tokens)
-        yield Materials(tokenizer, tokens, states)
-        return
-    rest = None if isinstance(source, Tokens) else source.path
-    yield Materials(tokenizer, tokens, rest=rest, workers=by.workers)
-
-
-def use_rest(ledger: Ledger, path: Path) -> Built:
-    """Register a finished REST store, unless it is registered."""
-    path = path.resolve()
-    manifest = load_manifest(path, REST)
-    request = Request(REST, manifest.name, path, manifest.parameters)
-    return ledger.build(request, lambda _build_id, _logs: None)
-
-
-def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -> Built:
-    """Find or make the n-gram counts of a REST store, in files and in the database."""
-    source = manifest_digest(rest.path)
-    path = store_path(data_home(), NGRAMS, name, source=source, max_n=max_n, head=head)
-
-    def make(build_id: int, logs: StepLogs) -> None:
-        build_counts(rest.path, path, CountOptions(max_n=max_n), name=name, progress=logs.step)
-        load_statistics(build_id, path, head=head, progress=logs.step("loading", "n-grams"))
-
-    request = Request(NGRAMS, name, path, {"max_n": max_n, "head": head}, rest.build_id)
-    return ledger.build(request, make)
-
-
+@step("answer prompts")
 def make_answers(logger: Logger, name: str, by: Responder, questions: ResponseOptions) -> Responses:
     """Find the answers of a model under a name or decode them; other answers under this name are replaced."""
     path = data_home() / "corpora" / name / "answers.jsonl.zst"
@@ -149,3 +85,14 @@ def make_answers(logger: Logger, name: str, by: Responder, questions: ResponseOp
     made = when_free(decode, path, logger)
     logger.info("answers in %s: %s", path, f"{made.counts['answers']:,}")
     return made
+
+
+make_store = step("build store", task_run_name="build {kind} store")(making.make_store)
+make_counts = step("count n-grams")(making.make_counts)
+use_rest = step("open REST store")(making.use_rest)
+take_survey = step("scan collection")(survey.survey)
+renew_rest = step("renew REST store")(rest.renew_rest)
+put_to_rest = step("put live logs to rest")(live.put_to_rest)
+make_lagging = step("build lagging store", task_run_name="build {store.kind} store")(lagging.make_lagging)
+publish = step("publish")(publishing.publish)
+prune = step("remove old builds")(publishing.prune)

@@ -46,12 +46,13 @@ from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
 from pipelines import steps
-from pipelines.ledger import Built, Ledger
-from pipelines.rebuilding import renew_rest, survey
 from schema.collections.collecting import NewSource, add_sources, list_collections
 from schema.db.database import migrate
 from schema.db.embedded import stop
 from schema.db.home import HOME_VARIABLE
+from schema.renewal.ledger import Built, Ledger
+from schema.renewal.rest import renew_rest
+from schema.renewal.survey import survey
 
 NAME = "chat"
 NGRAMS, QUICK_NGRAMS = 100_000, 1_000

@@ -21,7 +21,7 @@ SETTLED_NS = 2 * 10**9
 """Minimum age of a change for the times to reveal a later one: file system timestamps are coarse."""
 
 
-def file_identity(path: Path, *, rehash: bool = False) -> str:
+def file_identity(path: Path) -> str:
     """Return the SHA-256 of a file, or its size and mtime if it cannot be read."""
     stat = path.stat()
     state = [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
@@ -29,7 +29,7 @@ def file_identity(path: Path, *, rehash: bool = False) -> str:
         if stat.st_size <= SMALL_BYTES:
             return hash_file(path)
         kept = _kept_hash(path)
-        if not rehash and (found := _read(kept)) is not None and found.get("state") == state:
+        if (found := _read(kept)) is not None and found.get("state") == state:
             return str(found["sha256"])
         digest = hash_file(path)
     except OSError:

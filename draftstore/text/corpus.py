@@ -90,15 +90,14 @@ def corpus_fingerprint(
     paths: Sequence[Path],
     *,
     glob: str | Sequence[str] = SOURCE_PATTERNS,
-    rehash: bool = False,
     **options: str | int | bool,
 ) -> str:
     """Return the identity of a corpus: SHA-256 over its files' paths and contents, and how it is read.
 
-    It decides whether a build can resume or is done. Large files are read again only with `rehash` or after a change.
+    It decides whether a build can resume or is done.
     """
     files = [
-        (str(file.path.resolve()), file.name, file_identity(file.path, rehash=rehash))
+        (str(file.path.resolve()), file.name, file_identity(file.path))
         for file in find_files(paths, glob, ReadReport())
     ]
     return hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()

@@ -24,7 +24,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field
 
 from draftstore.errors import BuildError, NoTextError
-from draftstore.options import EXPERT, Options, Shown
+from draftstore.options import Options, Shown
 from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import (
     MANIFEST_NAME,
@@ -88,9 +88,6 @@ class ReadOptions(Options):
     allow_truncated: bool = Field(
         False, description="Build from truncated or damaged files, up to the damage, instead of failing."
     )
-    rehash: Annotated[bool, EXPERT] = Field(
-        False, description="Read large files even if size and times are unchanged."
-    )
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -132,9 +129,7 @@ class CorpusOptions(ReadOptions, Named):
 
     def inputs(self) -> str:
         """Return the identity of the corpus files and of how they are read."""
-        return self.fingerprint or corpus_fingerprint(
-            self.corpus, glob=self.patterns, rehash=self.rehash, **self.how
-        )
+        return self.fingerprint or corpus_fingerprint(self.corpus, glob=self.patterns, **self.how)
 
     def settled(self) -> Self:
         """Return a copy with the current identity of the corpus, for several builds of one corpus."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from draftstore.stores.registry import open_store
-from pipelines.renewal import Distilling
+from pipelines.rebuild import Distilling
 from schema.db.database import READER_VARIABLE, URL_VARIABLE
 from schema.db.home import HOME_VARIABLE
 from tests import ROOT
@@ -152,7 +152,7 @@ def test_the_pages_in_order_end_in_a_proof(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from pipelines.renewal import rebuild  # after the orchestrator
+    from pipelines.rebuild import rebuild  # after the orchestrator
 
     (block,) = re.findall(
         r"^```sh\n(prefect .+?prove-removed.+?)^```", read_page("docs/corpora.md").text, re.M | re.S

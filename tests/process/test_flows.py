@@ -34,12 +34,9 @@ from draftstore.text.python_source import Source
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
-from pipelines import ledger as ledgers
-from pipelines import steps
-from pipelines.ledger import Ledger
 from pipelines.parameters import Corpus
-from pipelines.renewal import Dense, Distilling
-from pipelines.retries import is_transient
+from pipelines.rebuild import Dense, Distilling
+from pipelines.steps import is_transient, make_tokens
 from schema.catalogue import CatalogueError, rollback
 from schema.cli.corpora import corpus
 from schema.cli.releases import releases
@@ -47,6 +44,9 @@ from schema.collections.collecting import NewSource, add_sources
 from schema.db.database import connect, migrate
 from schema.db.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
 from schema.db.home import HOME_VARIABLE
+from schema.renewal import ledger as ledgers
+from schema.renewal import making
+from schema.renewal.ledger import Ledger
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder, write_texts
 from tests.fakes.servers import PostgresServer
 from tests.fakes.waiting import until
@@ -111,9 +111,9 @@ def orchestrator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def flows(orchestrator: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the flows, whose tasks wait but a moment between attempts."""
-    from pipelines import flows, tasks
+    from pipelines import flows, steps
 
-    for task in (tasks.make_tokens, tasks.make_counts, tasks.make_store, tasks.make_answers, tasks.publish):
+    for task in (steps.make_tokens, steps.make_counts, steps.make_store, steps.make_answers, steps.publish):
         monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
     return flows
 
@@ -148,7 +148,7 @@ def require_whole(store: Path | None) -> None:
 def test_a_run_is_named_after_what_it_builds(flows: Any, site: Site) -> None:
     from prefect.client.orchestration import get_client
 
-    from pipelines.renewal import rebuild
+    from pipelines.rebuild import rebuild
 
     flows.tokenize_corpus(**site.request)
     rebuild()
@@ -189,7 +189,7 @@ class TestBuildRest:
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tokenizing = Mock(wraps=build_tokens)
-        monkeypatch.setattr(steps, "build_tokens", tokenizing)
+        monkeypatch.setattr(making, "build_tokens", tokenizing)
         site.corpus.write_text('{"text": "fine"}\n{"text": 7}\n', encoding="utf-8")
         strict = site.request["corpus"].model_copy(update={"strict": True})
         with pytest.raises(CorpusError, match="line 2"):
@@ -282,7 +282,7 @@ class TestBuildCrest:
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sources = [Source("a.py", site.corpus.read_text())]
-        monkeypatch.setattr("pipelines.corpora._library_sources", lambda: sources)
+        monkeypatch.setattr("schema.renewal.demonstration._library_sources", lambda: sources)
         tokenizer = str(site.tokenizer)
         for _ in range(2):
             demo = flows.build_rest(tokenizer=tokenizer, release="{name}")
@@ -308,10 +308,10 @@ class TestRebuild:
     @pytest.fixture
     def rebuild(self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         """Return the flow, for a collection of the site's corpus."""
-        from pipelines import tasks
-        from pipelines.renewal import rebuild
+        from pipelines import steps
+        from pipelines.rebuild import rebuild
 
-        for task in (tasks.survey, tasks.renew_rest, tasks.gather_tokens):
+        for task in (steps.take_survey, steps.renew_rest, steps.make_lagging):
             monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
         with Ledger() as ledger, ledger.session() as session:
             add_sources(session, "small", [NewSource(place=str(site.corpus))], str(site.tokenizer))
@@ -493,9 +493,9 @@ class TestLedger:
             return result
 
         def build(ledger: Ledger) -> None:
-            tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
+            tokens = make_tokens.fn(ledger, "small", site.request["corpus"], str(site.tokenizer))
             options = RestOptions(name="small", corpus=(), segment_tokens=1 << 20)
-            steps.make_store(ledger, "rest", options, Workers(workers=1), tokens)
+            making.make_store(ledger, "rest", options, Workers(workers=1), tokens)
 
         monkeypatch.setattr(rest_module, "build_rest", second_run)
         with Ledger() as ledger:
@@ -509,14 +509,14 @@ class TestLedger:
     def test_what_the_other_run_has_made_is_found(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def make() -> bool:
             with Ledger() as ledger:
-                tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
+                tokens = make_tokens.fn(ledger, "small", site.request["corpus"], str(site.tokenizer))
             return tokens.built.reused
 
         def taken(*_: Any, **__: Any) -> None:
-            monkeypatch.setattr(steps, "build_tokens", build_tokens)
+            monkeypatch.setattr(making, "build_tokens", build_tokens)
             raise BuildRunningError("another build is running")
 
-        monkeypatch.setattr(steps, "build_tokens", taken)
+        monkeypatch.setattr(making, "build_tokens", taken)
         monkeypatch.setattr(ledgers, "sleep", lambda _: made.append(make()))
         made: list[bool] = []
         assert make()
@@ -527,9 +527,9 @@ class TestLedger:
 def test_a_database_that_is_away_for_a_while_or_for_good(
     flows: Any, site: Site, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines import tasks
+    from pipelines import steps
 
-    for task in (tasks.make_store, tasks.publish):  # a busy machine takes its time to recover a database
+    for task in (steps.make_store, steps.publish):  # a busy machine takes its time to recover a database
         monkeypatch.setattr(task, "retry_delay_seconds", [1.0, 3.0, 15.0, 45.0])
     migrate()
     request = {**site.crest, "backend": "both"}
@@ -557,7 +557,7 @@ def test_a_database_that_is_away_for_a_while_or_for_good(
     before = live()
     site.write(seed=2)
     stop_during_the_next_build(lambda: None)
-    monkeypatch.setattr(tasks.make_store, "retry_delay_seconds", [0.1])
+    monkeypatch.setattr(steps.make_store, "retry_delay_seconds", [0.1])
     with pytest.raises(DatabaseAwayError, match="does not answer"):
         flows.build_crest(**request)
     own_server.start()

@@ -19,11 +19,7 @@ from draftstore.stores.rest import updating
 from draftstore.text.digests import digest_keys, identify, stack_digests
 from draftstore.text.records import Document
 from draftstore.text.scans import documents_of
-from pipelines import rebuilding, releasing, steps
-from pipelines.ledger import Built, Ledger
-from pipelines.rebuilding import Change, LaggingStore, gather_tokens, is_due, renew_rest, survey
-from pipelines.renewal import Distilling
-from pipelines.steps import parameters_of
+from pipelines.rebuild import Distilling
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
 from schema.catalogue.publishing import Transaction
@@ -32,6 +28,13 @@ from schema.collections.collecting import NewSource, add_sources
 from schema.collections.removal_files import collection_folder
 from schema.db.database import make_engine
 from schema.db.home import HOME_VARIABLE
+from schema.renewal import making, publishing
+from schema.renewal import rest as renewing
+from schema.renewal import survey as surveying
+from schema.renewal.lagging import LaggingStore, is_due
+from schema.renewal.ledger import Built, Ledger
+from schema.renewal.rest import Change, renew_rest
+from schema.renewal.survey import survey, tokenize_all
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.reference import plain_digest
 from tests.unit.hf.test_loading import model_folder
@@ -70,7 +73,7 @@ class Site:
             return renew_rest(ledger, surveyed, 1)
 
     def due(self, options: CrestOptions, after: float) -> bool:
-        return self.lags(LaggingStore(options.name, "crest", parameters_of(options, WORKERS), after))
+        return self.lags(LaggingStore("crest", options, WORKERS, after))
 
     def lags(self, store: LaggingStore) -> bool:
         with Ledger() as ledger:
@@ -79,9 +82,9 @@ class Site:
     def embed(self, options: DresdOptions, by: ModelSources) -> Built:
         """Make and publish the dense store."""
         with Ledger() as ledger:
-            tokens = gather_tokens(ledger, survey(ledger, "small", 1 << 20, by.model))
-            dense = steps.make_store(ledger, "dresd", options, by, tokens)
-            releasing.publish(ledger, options.name, dense)
+            tokens = tokenize_all(ledger, survey(ledger, "small", 1 << 20, by.model))
+            dense = making.make_store(ledger, "dresd", options, by, tokens)
+            publishing.publish(ledger, options.name, dense)
             return dense
 
 
@@ -114,7 +117,7 @@ def test_only_what_changed_is_tokenized(site: Site, monkeypatch: pytest.MonkeyPa
             read.append(document.id)
             yield document
 
-    monkeypatch.setattr(rebuilding, "documents_of", noted)
+    monkeypatch.setattr(surveying, "documents_of", noted)
     site.write(1, range(43, 53))
     second, change = site.rebuild()
     assert sorted(read) == ["d50", "d51", "d52"]
@@ -142,7 +145,7 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     def kill(*_: Any, **__: Any) -> None:
         raise Killed
 
-    for module, name in ((updating, "merge_segment"), (updating, "seal_store"), (rebuilding, "remove")):
+    for module, name in ((updating, "merge_segment"), (updating, "seal_store"), (renewing, "remove")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, kill)
             with pytest.raises(Killed):
@@ -194,7 +197,7 @@ def test_what_was_removed_stays_out_whatever_renders_and_tokenizes_it(site: Site
     options = CrestOptions(name="small-crest", max_n=3, ngrams=500)
     before, _ = site.rebuild()
     with Ledger() as ledger:
-        releasing.publish(ledger, options.name, steps.make_store(ledger, "crest", options, WORKERS, before))
+        publishing.publish(ledger, options.name, making.make_store(ledger, "crest", options, WORKERS, before))
     assert not site.due(options, after=1.0)
     take_down("c3")
     left = set(
@@ -205,8 +208,8 @@ def test_what_was_removed_stays_out_whatever_renders_and_tokenizes_it(site: Site
         built, change = site.rebuild()
         assert held(built.path) == left
         with Ledger() as ledger:
-            crest = steps.make_store(ledger, "crest", options, WORKERS, built)
-            releasing.publish(ledger, options.name, crest, ["tokenizer"])
+            crest = making.make_store(ledger, "crest", options, WORKERS, built)
+            publishing.publish(ledger, options.name, crest, ["tokenizer"])
         assert not site.due(options, after=1.0)
         return built, change
 
@@ -267,10 +270,10 @@ def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) ->
     def publish() -> None:
         rest, _ = site.rebuild()
         with Ledger() as ledger:
-            crest = steps.make_store(ledger, "crest", options, WORKERS, rest)
+            crest = making.make_store(ledger, "crest", options, WORKERS, rest)
             assert site.due(options, 0.0)  # killed, or refused, before it went live
-            releasing.publish(ledger, "small", rest)
-            releasing.publish(ledger, "small-crest", crest)
+            publishing.publish(ledger, "small", rest)
+            publishing.publish(ledger, "small-crest", crest)
 
     assert site.due(options, 1.0)
     publish()
@@ -293,7 +296,7 @@ def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site
     target = ModelSources(model=str(model_folder))
 
     def due(after: float, options: DresdOptions = options, target: ModelSources = target) -> bool:
-        return site.lags(LaggingStore("small-dense", "dresd", parameters_of(options, target), after))
+        return site.lags(LaggingStore("dresd", options, target, after))
 
     assert due(1.0)
     first = site.embed(options, target)

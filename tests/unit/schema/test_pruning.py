@@ -10,10 +10,10 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from draftstore.storage.locks import StoreLease
-from pipelines.places import store_path
 from schema import catalogue
 from schema.catalogue import Pruning, pruning
 from schema.models import Build
+from schema.renewal.making import store_path
 from tests.fakes.databases import write_store
 
 

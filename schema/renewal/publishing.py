@@ -1,26 +1,50 @@
-"""The last steps of the flows: releases move to new builds, and old builds are removed."""
+"""Releases move to new builds, and say what else must be renewed."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from pipelines.corpora import DEMO_FILE
-from pipelines.ledger import Built, Ledger
 from schema import catalogue
 from schema.catalogue.gates import replay_rows
 from schema.catalogue.lineage import source_places
+from schema.catalogue.releases import is_rolled_back
 from schema.collections import releasing
 from schema.collections.collecting import list_collections, releases_of
 from schema.db.home import data_home
 from schema.models import Release
+from schema.renewal.demonstration import is_demonstration
+from schema.renewal.ledger import Built, Ledger
 
 
-def prune(ledger: Ledger, keep: int) -> None:
-    """Remove all but `keep` builds of each kind and name, and the leftovers of killed ones."""
-    found = catalogue.prune(ledger.session, data_home(), keep)
-    for removal in found.removed:
-        ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
-    for path in found.in_use:
-        ledger.logger.info("in use, kept: %s", path)
+def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> None:
+    """Point a release at a verified build, unless it already points there; log what the gates measured.
+
+    Raises:
+        CatalogueError: the store fails verification, or is a demonstration and the release is not, or the release
+            already points there and the build holds removed documents.
+        RefusedError: the build is too different from the live one, performs worse, or holds removed documents.
+        DatabaseError: the database cannot be used.
+    """
+    if is_demonstration(built.manifest.corpus.get("sources", [])):
+        require_free(ledger, release)
+    moved = releasing.publish(ledger.session, release, built.build_id, force=force)
+    for sentence in moved.verdict.sentences():
+        ledger.logger.warning("release %s: %s", release, sentence)
+    for row in replay_rows(moved.build, moved.live):
+        ledger.logger.info("%(recording)s: accepted length %(accepted_length).3f with build %(build)d", row)
+    ledger.logger.info("the release %s points at build %d", release, built.build_id)
+    require_renewed(ledger, [release], force)
+
+
+def stays_rolled_back(ledger: Ledger, release: str, built: Built) -> bool:
+    """Return True if a release was rolled back from a build to one without removed documents, and say so."""
+    with ledger.session() as session:
+        rolled_back = is_rolled_back(session, release, built.build_id)
+    if not rolled_back or holds_removed(ledger, release):
+        return False
+    ledger.logger.warning(
+        "release %s was rolled back from build %d and stays until the sources change: "
+        "`draftstore releases publish %s %d` moves it", release, built.build_id, release, built.build_id,
+    )  # fmt: skip
+    return True
 
 
 def require_free(ledger: Ledger, release: str) -> None:
@@ -29,7 +53,7 @@ def require_free(ledger: Ledger, release: str) -> None:
         collections = [each.name for each in list_collections(session) if release in releases_of(each.name)]
         owners = [f"the collection {name}" for name in collections]
         live = session.get(Release, release)
-        if live is not None and not _is_demonstration(source_places(live.build)):
+        if live is not None and not is_demonstration(source_places(live.build)):
             owners.append(f"build {live.build_id} ({live.build.kind} {live.build.name!r})")
     if owners:
         raise catalogue.CatalogueError(
@@ -50,31 +74,6 @@ def require_kind(ledger: Ledger, release: str, kind: str) -> None:
         )
 
 
-def _is_demonstration(sources: Sequence[str]) -> bool:
-    """Return True if the only source is the demonstration corpus, in any data folder."""
-    return {Path(source).name for source in sources} == {DEMO_FILE}
-
-
-def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> None:
-    """Point a release at a verified build, unless it already points there; log what the gates measured.
-
-    Raises:
-        CatalogueError: the store fails verification, or is a demonstration and the release is not, or the release
-            already points there and the build holds removed documents.
-        RefusedError: the build is too different from the live one, performs worse, or holds removed documents.
-        DatabaseError: the database cannot be used.
-    """
-    if _is_demonstration(built.manifest.corpus.get("sources", [])):
-        require_free(ledger, release)
-    moved = releasing.publish(ledger.session, release, built.build_id, force=force)
-    for sentence in moved.verdict.sentences():
-        ledger.logger.warning("release %s: %s", release, sentence)
-    for row in replay_rows(moved.build, moved.live):
-        ledger.logger.info("%(recording)s: accepted length %(accepted_length).3f with build %(build)d", row)
-    ledger.logger.info("the release %s points at build %d", release, built.build_id)
-    require_renewed(ledger, [release], force)
-
-
 def holds_removed(ledger: Ledger, release: str) -> str | None:
     """Say which removed documents the live build of a release holds, if it holds any."""
     with ledger.session() as session:
@@ -92,3 +91,12 @@ def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str
                 f"`dense`), remove the documents from its own collection, too (`draftstore corpus remove`), or "
                 f"`draftstore releases remove {release}`"
             )
+
+
+def prune(ledger: Ledger, keep: int) -> None:
+    """Remove all but `keep` builds of each kind and name, and the leftovers of killed ones."""
+    found = catalogue.prune(ledger.session, data_home(), keep)
+    for removal in found.removed:
+        ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
+    for path in found.in_use:
+        ledger.logger.info("in use, kept: %s", path)

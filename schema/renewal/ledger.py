@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import BuildRunningError, DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest, load_manifest
-from pipelines.progress import Logger, StepLogs
 from schema.catalogue import CatalogueError, fail_build, fail_cut_off, find_build, finish_build, start_build
 from schema.db.database import make_engine
+from schema.renewal.progress import Logger, StepLogs
 
 POLL_SECONDS = 5.0
 T = TypeVar("T")

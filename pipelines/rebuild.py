@@ -8,7 +8,7 @@ Its cost depends on what changed; if nothing did, it does nothing. It may be kil
 collection fails, the others are still processed; the run then fails with the first error.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import get_run_logger
@@ -21,15 +21,14 @@ from draftstore.stores.crest.store import KIND as CREST
 from draftstore.stores.dresd.build import DresdOptions, VectorOptions
 from draftstore.stores.dresd.store import KIND as DRESD
 from draftstore.stores.rest.build import Segments
-from pipelines import tasks
-from pipelines.ledger import Built, Ledger
+from pipelines import steps
 from pipelines.parameters import Checks, Head, Name, flow_of
-from pipelines.rebuilding import LaggingStore, Survey, is_due
-from pipelines.releasing import holds_removed, require_renewed
-from pipelines.steps import parameters_of
-from schema.catalogue.releases import is_rolled_back
-from schema.collections.collecting import TREES, VECTORS, list_collections, releases_of
+from schema.collections.collecting import TREES, VECTORS, releases_of
 from schema.collections.live_logs import live_logs
+from schema.renewal.lagging import LaggingStore, is_due
+from schema.renewal.ledger import Ledger
+from schema.renewal.publishing import require_renewed, stays_rolled_back
+from schema.renewal.survey import collection_names
 
 
 class Distilling(TreeOptions, Head):
@@ -72,6 +71,17 @@ class Renewing(Segments, Workers):
         description="The DReSD store of the same documents, published as NAME-dense. None: no such store.",
     )
 
+    def lagging(self, name: str) -> dict[str, LaggingStore]:
+        """Return the stores beside a collection's REST store, by their names in the result."""
+        stores: dict[str, LaggingStore] = {}
+        if trees := self.distilling:
+            options, workers = CrestOptions.of(trees, name=name + TREES), Workers(workers=self.workers)
+            stores["crest"] = LaggingStore(CREST, options, workers, trees.after, trees.head)
+        if vectors := self.dense:
+            dense = DresdOptions.of(vectors, name=name + VECTORS, corpus=())
+            stores["dense"] = LaggingStore(DRESD, dense, ModelSources.of(vectors), vectors.after)
+        return stores
+
 
 @flow_of("rebuild", Renewing, Checks)
 def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **given: Any) -> list[dict[str, Any]]:
@@ -80,15 +90,15 @@ def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **given: Any)
     results: list[dict[str, Any]] = []
     failures: list[Exception] = []
     with Ledger(get_run_logger()) as ledger:
-        names = renewing.collections or _all_names(ledger)
+        names = renewing.collections or collection_names(ledger)
         for name in names:
             try:
-                results.append(_rebuild(ledger, name, renewing, force))
+                results.append(renew(ledger, name, renewing, force))
             except (DraftstoreError, OSError) as error:  # the others are still renewed
                 ledger.logger.error("collection %s: %s", name, error)  # noqa: TRY400 - a sentence for the user
                 failures.append(error)
         if names and keep is not None:
-            tasks.prune(ledger, keep)
+            steps.prune(ledger, keep)
         if failures:
             raise failures[0]
     if not results:
@@ -96,72 +106,39 @@ def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **given: Any)
     return results
 
 
-def _all_names(ledger: Ledger) -> list[str]:
-    """Return the names of all collections."""
-    with ledger.session() as session:
-        return [collection.name for collection in list_collections(session)]
-
-
-def _rebuild(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]) -> dict[str, Any]:
+def renew(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]) -> dict[str, Any]:
     """Bring the stores of one collection up to date; return what was done."""
-    dense, log = renewing.dense, ledger.logger.info
-    surveyed = tasks.survey(ledger, name, renewing.segment_tokens, None if dense is None else dense.model)
-    rest, change = tasks.renew_rest(ledger, surveyed, renewing.workers)
-    log(
-        "collection %s: %s", name, f"nothing new: build {rest.build_id} stays" if rest.reused else str(change)
+    # 1. Scan the sources: files that did not change are not read again. Rules and removals say what is wanted.
+    surveyed = steps.take_survey(
+        ledger, name, renewing.segment_tokens, renewing.dense.model if renewing.dense else None
     )
-    _publish(ledger, name, rest, force)
+
+    # 2. Make the REST store from the last one: drop what is no longer wanted, tokenize and sort what is new. What a
+    #    store holds names its folder, so that a store of the same documents is found and a killed build resumes.
+    rest, change = steps.renew_rest(ledger, surveyed, renewing.workers)
+    said = f"nothing new: build {rest.build_id} stays" if rest.reused else str(change)
+    ledger.logger.info("collection %s: %s", name, said)
     result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
+
+    # 3. Verify and compare it with the live one, and move the release, unless someone rolled back from this build.
+    if not stays_rolled_back(ledger, name, rest):
+        steps.publish(ledger, name, rest, force)
+
+    # 4. What the release holds now leaves the live memory, and what was removed leaves its logs.
     if live_logs(surveyed.collection):
-        result["live"] = tasks.put_to_rest(ledger, surveyed)
-        log("collection %s: %d segments of live logs put to rest, %d deleted", name, *result["live"].values())
-    for key, store, make in _lagging(ledger, surveyed, rest, renewing):
+        result["live"] = steps.put_to_rest(ledger, surveyed)
+        numbers = result["live"].values()
+        ledger.logger.info("collection %s: %d segments of live logs put to rest, %d deleted", name, *numbers)
+
+    # 5. The stores that lag behind, the same way, if enough has changed.
+    for key, store in renewing.lagging(name).items():
         result[key] = None
         if is_due(ledger, surveyed, store):
-            built = make()
-            _publish(ledger, store.release, built, force)
+            built = steps.make_lagging(ledger, surveyed, rest, store)
+            if not stays_rolled_back(ledger, store.options.name, built):
+                steps.publish(ledger, store.options.name, built, force)
             result[key] = built.summary()
-        else:
-            log(
-                "%s: less than %.0f %% of documents are new since its build", store.release, 100 * store.after
-            )
+
+    # 6. Fail if a release still holds removed documents.
     require_renewed(ledger, releases_of(name), force)
     return result
-
-
-def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> None:
-    """Move a release to a build, unless it was rolled back from that one to one without removed documents."""
-    with ledger.session() as session:
-        rolled_back = is_rolled_back(session, release, built.build_id)
-    if not rolled_back or holds_removed(ledger, release):
-        tasks.publish(ledger, release, built, force)
-        return
-    ledger.logger.warning(
-        "release %s was rolled back from build %d and stays until the sources change: "
-        "`draftstore releases publish %s %d` moves it", release, built.build_id, release, built.build_id,
-    )  # fmt: skip
-
-
-def _lagging(
-    ledger: Ledger, surveyed: Survey, rest: Built, renewing: Renewing
-) -> Iterator[tuple[str, LaggingStore, Callable[[], Built]]]:
-    """Yield the stores beside the REST store: the name in the result, when it is due, and its builder."""
-    name, distilling, dense = surveyed.contents.name, renewing.distilling, renewing.dense
-    if distilling is not None:
-        trees, workers = CrestOptions.of(distilling, name=name + TREES), Workers(workers=renewing.workers)
-
-        def distil() -> Built:
-            tasks.make_counts(ledger, name, rest, distilling.max_n, distilling.head)
-            return tasks.make_store(ledger, CREST, trees, workers, rest)
-
-        parameters = parameters_of(trees, workers)
-        yield "crest", LaggingStore(trees.name, CREST, parameters, distilling.after), distil
-    if dense is not None:
-        vectors, model = DresdOptions.of(dense, name=name + VECTORS, corpus=()), ModelSources.of(dense)
-
-        def embed() -> Built:
-            tokens = tasks.gather_tokens(ledger, surveyed)
-            return tasks.make_store(ledger, DRESD, vectors, model, tokens)
-
-        parameters = parameters_of(vectors, model)
-        yield "dense", LaggingStore(vectors.name, DRESD, parameters, dense.after), embed

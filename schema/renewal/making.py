@@ -1,0 +1,142 @@
+"""Finding or making one store and registering it.
+
+Each content has its directory, never that of a live store:
+
+    DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT  a store; the fingerprint is of its inputs and parameters
+
+So the same request finds what an earlier run finished, or resumes it; another corpus, option or version of draftstore
+gets its own directory beside the old one, which `draftstore catalogue prune` removes once it is no longer needed.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import draftstore
+from draftstore.answers.responses import weights_fingerprint
+from draftstore.hf.loading import load_model
+from draftstore.options import Options
+from draftstore.storage.manifest import FORMAT_VERSION, load_manifest, manifest_digest, model_name
+from draftstore.storage.progress import tokenizing
+from draftstore.stores.building import Materials, ModelSources, Workers
+from draftstore.stores.crest.counts import KIND as NGRAMS
+from draftstore.stores.crest.counts import CountOptions, build_counts
+from draftstore.stores.crest.entries import POSTGRES
+from draftstore.stores.registry import builder_of
+from draftstore.stores.rest.store import KIND as REST
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import KIND as TOKENS
+from draftstore.text.tokenizing import CorpusOptions, build_tokens, corpus_plan
+from schema.db.home import data_home
+from schema.renewal.ledger import Built, Ledger, Request
+from schema.renewal.progress import StepLogs
+from schema.statistics.loading import load_statistics
+
+DIGITS = 16
+Sources = Workers | ModelSources
+"""What reads the texts of a store: a number of processes, or a model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """The token shards of a corpus and their settings, shared by all stores built from them."""
+
+    built: Built
+    options: CorpusOptions
+    tokenizer: TextTokenizer
+    parameters: dict[str, Any]  # for the catalogue
+
+
+def store_path(home: Path, kind: str, name: str, **made_of: object) -> Path:
+    """Return the directory of a store under `home`; `made_of` determines its content, JSON values."""
+    ingredients = [kind, FORMAT_VERSION, draftstore.__version__, made_of]
+    digest = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
+    return home / "stores" / name / f"{kind}-{digest[:DIGITS]}"
+
+
+def make_tokens(
+    ledger: Ledger, options: CorpusOptions, tokenizer: TextTokenizer, parameters: dict[str, Any]
+) -> Tokens:
+    """Find or make the token shards of the texts that `options` name."""
+    path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
+
+    def make(_build_id: int, logs: StepLogs) -> None:
+        build_tokens(options, tokenizer, path, on_progress=tokenizing(logs.step))
+
+    built = ledger.build(Request(TOKENS, options.name, path, parameters), make)
+    return Tokens(built, options, tokenizer, parameters)
+
+
+def make_store(ledger: Ledger, kind: str, options: Any, by: Sources, source: Tokens | Built) -> Built:
+    """Find or build a store of a kind from the token shards of a corpus, or from a REST store.
+
+    `source` determines how texts are read, not `options`; `by` is the number of processes or the model that reads them.
+    """
+    builder = builder_of(kind)
+    assert builder is not None
+    own = parameters_of(options, by)
+    if isinstance(source, Tokens):
+        options = options.model_copy(update={**dict(source.options), "name": options.name})
+        made_of, parameters = corpus_plan(options, source.tokenizer), source.parameters | own
+    else:
+        made_of, parameters = {"source": manifest_digest(source.path)}, own
+    path = store_path(data_home(), kind, options.name, **made_of, **own)
+    backends = tuple(own.get("backends", ()))
+
+    def make(build_id: int, logs: StepLogs) -> None:
+        with _materials(by, source) as made:
+            builder.build(options, made, path, progress=logs.step)
+        if POSTGRES not in backends:  # with it, the build has loaded them
+            load_statistics(build_id, path, progress=logs.step("loading", "n-grams"))
+
+    built = source.built if isinstance(source, Tokens) else source
+    return ledger.build(Request(kind, options.name, path, parameters, built.build_id, backends), make)
+
+
+def parameters_of(options: Options, by: Sources) -> dict[str, Any]:
+    """Return what determines a store besides its texts and name, as JSON values: its options and the model."""
+    own = options.plan(*CorpusOptions.model_fields)
+    if isinstance(by, ModelSources):
+        weights = weights_fingerprint(by.model)
+        own |= {"model": model_name(by.model), "weights": weights, "model_dtype": by.model_dtype}
+    return own
+
+
+@contextmanager
+def _materials(by: Sources, source: Tokens | Built) -> Iterator[Materials]:
+    """Load the materials of a store."""
+    tokens, tokenizer = (source.built.path, source.tokenizer) if isinstance(source, Tokens) else (None, None)
+    if isinstance(by, ModelSources):
+        loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
+        from draftstore.hf.states import ModelStates  # imports torch
+
+        states = ModelStates(loaded, batch_tokens=by.batch_tokens)
+        yield Materials(tokenizer, tokens, states)
+        return
+    rest = None if isinstance(source, Tokens) else source.path
+    yield Materials(tokenizer, tokens, rest=rest, workers=by.workers)
+
+
+def use_rest(ledger: Ledger, path: Path) -> Built:
+    """Register a finished REST store, unless it is registered."""
+    path = path.resolve()
+    manifest = load_manifest(path, REST)
+    request = Request(REST, manifest.name, path, manifest.parameters)
+    return ledger.build(request, lambda _build_id, _logs: None)
+
+
+def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -> Built:
+    """Find or make the n-gram counts of a REST store, in files and in the database."""
+    source = manifest_digest(rest.path)
+    path = store_path(data_home(), NGRAMS, name, source=source, max_n=max_n, head=head)
+
+    def make(build_id: int, logs: StepLogs) -> None:
+        build_counts(rest.path, path, CountOptions(max_n=max_n), name=name, progress=logs.step)
+        load_statistics(build_id, path, head=head, progress=logs.step("loading", "n-grams"))
+
+    request = Request(NGRAMS, name, path, {"max_n": max_n, "head": head}, rest.build_id)
+    return ledger.build(request, make)

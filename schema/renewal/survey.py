@@ -1,0 +1,125 @@
+"""What a collection holds today: a scan of its sources, and the token ids of its documents."""
+
+import dataclasses
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import CorpusError, NoTextError, TokenizerError
+from draftstore.storage.progress import Progress, tokenizing
+from draftstore.stores.rest.updating import Contents
+from draftstore.text.digests import digest_keys
+from draftstore.text.encoding import tokenize_corpus
+from draftstore.text.scans import Scan, documents_of
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizing import CorpusOptions, Gathered, made_with
+from draftstore.text.tokens import TokenShards, open_shards
+from schema.collections.collecting import (
+    get_collection,
+    list_collections,
+    open_tokenizer,
+    scan_collection,
+    wanted_of,
+)
+from schema.collections.models import Collection
+from schema.db.home import data_home
+from schema.renewal.demonstration import resolve_tokenizer
+from schema.renewal.ledger import Ledger
+from schema.renewal.making import Tokens, make_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a collection holds today: all documents, and those to be in its store, under its name."""
+
+    collection: Collection
+    scan: Scan
+    contents: Contents
+    tokenizer: TextTokenizer
+
+    def order_of(self, digests: NDArray[np.uint8]) -> str:
+        """Return the identity of some documents, their order and ids, by which an interrupted call resumes."""
+        files = repr([(file.name, file.identity) for file in self.scan.files])
+        return hashlib.sha256(digests.tobytes() + files.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def collection_names(ledger: Ledger) -> list[str]:
+    """Return the names of all collections."""
+    with ledger.session() as session:
+        return [collection.name for collection in list_collections(session)]
+
+
+def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = None) -> Survey:
+    """Scan a collection's sources for stores of its documents and, if a model is named, of its states over them.
+
+    Raises:
+        CatalogueError: there is no such collection.
+        CorpusError: a source cannot be read, or no document is wanted.
+        TokenizerError: the collection has another tokenizer than the model.
+    """
+    with ledger.session() as session:
+        collection = get_collection(session, name)
+        session.expunge_all()
+    named = open_tokenizer(collection)
+    tokenizer = named or resolve_tokenizer(None, data_home())
+    own = None if model is None else load_tokenizer(model)
+    if own and (own.fingerprint, own.bos_ids) != (tokenizer.fingerprint, tokenizer.bos_ids):
+        raise TokenizerError(
+            f"the collection {name} has the tokenizer {tokenizer.name!r}, which is not that of the model {model}: "
+            f"`draftstore corpus add {name} --tokenizer {model}` changes it"
+        )
+    scan = scan_collection(collection, named)  # without a tokenizer, only texts can be read
+    scan.require_documents(name)
+    digests = wanted_of(collection, scan)
+    ledger.logger.info(
+        "collection %s: %s files, %s of them read, %s documents wanted",
+        name, f"{len(scan.files):,}", f"{scan.read:,}", f"{len(digests):,}",
+    )  # fmt: skip
+    if not len(digests):
+        raise CorpusError(f"the collection {name} has no documents: `draftstore corpus show {name}`")
+    keys, first = np.unique(scan.keys, return_index=True)  # each document once
+    facts = {
+        "sources": [source.place for source in collection.sources],
+        "characters": int(scan.column("characters")[first[np.isin(keys, digest_keys(digests))]].sum()),
+        **scan.report.facts(),
+    }
+    files = tuple(Path(file.path) for file in scan.files)
+    return Survey(collection, scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
+
+
+def tokenize_some(
+    surveyed: Survey, digests: NDArray[np.uint8], folder: Path, progress: Progress
+) -> TokenShards | None:
+    """Write documents, uint8 [n, 16], as token shards to a folder, or resume; None if there are none."""
+    if not len(digests):
+        return None
+    try:
+        return tokenize_corpus(
+            documents_of(surveyed.scan, digests),
+            surveyed.tokenizer,
+            folder,
+            corpus_fingerprint=surveyed.order_of(digests) + json.dumps(made_with(surveyed.tokenizer)),
+            source=f"the collection {surveyed.contents.name}",
+            on_progress=tokenizing(progress),
+        )
+    except NoTextError:  # some tokenizers give no tokens for some texts, which are then new in every rebuild
+        return open_shards(folder)
+
+
+def tokenize_all(ledger: Ledger, surveyed: Survey) -> Tokens:
+    """Find or make the token shards of all documents of a collection, in the order of its sources."""
+    contents = surveyed.contents
+    gathered = Gathered(
+        partial(documents_of, surveyed.scan, contents.digests),
+        surveyed.order_of(contents.digests),
+        contents.sources,
+        contents.corpus,
+    )
+    options = CorpusOptions(
+        corpus=(), name=contents.name, fingerprint=contents.fingerprint, gathered=gathered
+    )
+    return make_tokens(ledger, options, surveyed.tokenizer, {"collection": contents.name})

@@ -84,11 +84,11 @@ _METRICS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def serve_metrics(figures: DraftFigures, address: str | int) -> int:
+def serve_metrics(figures: DraftFigures, address: str) -> int:
     """Serve metrics in the text format of Prometheus; return the port."""
     with needs_extra("prometheus-client", "services"):
         from prometheus_client import CollectorRegistry, start_http_server
-    host, _, digits = str(address).rpartition(":")
+    host, _, digits = address.rpartition(":")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(figures)
     try:

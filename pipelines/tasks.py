@@ -6,7 +6,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from pipelines import rebuilding, releasing, steps
-from pipelines.parameters import names_parameters
 from pipelines.retries import DELAYS, is_transient
 
 
@@ -23,16 +22,14 @@ OPTIONS: dict[str, Any] = {
     "persist_result": False,
 }
 
-named = names_parameters()
-
-make_tokens = task(name="tokenize", **OPTIONS)(named(steps.make_tokens))
-make_store = task(name="build store", task_run_name="build {kind} store", **OPTIONS)(named(steps.make_store))
-use_rest = task(name="open REST store", **OPTIONS)(named(steps.use_rest))
-make_counts = task(name="count n-grams", **OPTIONS)(named(steps.make_counts))
-survey = task(name="scan collection", **OPTIONS)(named(rebuilding.survey))
-renew_rest = task(name="renew REST store", **OPTIONS)(named(rebuilding.renew_rest))
-put_to_rest = task(name="put live logs to rest", **OPTIONS)(named(rebuilding.put_to_rest))
-gather_tokens = task(name="tokenize collection", **OPTIONS)(named(rebuilding.gather_tokens))
-make_answers = task(name="answer prompts", **OPTIONS)(named(steps.make_answers))
-prune = task(name="remove old builds", **OPTIONS)(named(releasing.prune))
-publish = task(name="publish", **OPTIONS)(named(releasing.publish))
+make_tokens = task(name="tokenize", **OPTIONS)(steps.make_tokens)
+make_store = task(name="build store", task_run_name="build {kind} store", **OPTIONS)(steps.make_store)
+use_rest = task(name="open REST store", **OPTIONS)(steps.use_rest)
+make_counts = task(name="count n-grams", **OPTIONS)(steps.make_counts)
+survey = task(name="scan collection", **OPTIONS)(rebuilding.survey)
+renew_rest = task(name="renew REST store", **OPTIONS)(rebuilding.renew_rest)
+put_to_rest = task(name="put live logs to rest", **OPTIONS)(rebuilding.put_to_rest)
+gather_tokens = task(name="tokenize collection", **OPTIONS)(rebuilding.gather_tokens)
+make_answers = task(name="answer prompts", **OPTIONS)(steps.make_answers)
+prune = task(name="remove old builds", **OPTIONS)(releasing.prune)
+publish = task(name="publish", **OPTIONS)(releasing.publish)

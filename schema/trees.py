@@ -84,8 +84,9 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
     pool.close()
     raise StoreError(
         f"the database holds no trees of {path} (manifest {digest[:12]}; its backends are "
-        f"{', '.join(manifest.parameters.get('backends', [])) or 'unknown'}): build it with --backend postgres, "
-        "or set DRAFTSTORE_DATABASE_URL to the database that it was built in"
+        f"{', '.join(manifest.parameters.get('backends', [])) or 'unknown'}): set DRAFTSTORE_DATABASE_URL to the "
+        "database that it was built in, or build it with postgres",
+        "backend",
     )
 
 

@@ -144,9 +144,13 @@ def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Response
         if origin["plan"] == plan and origin["sha256"] == hash_file(out):
             return Responses(out, origin["counts"], [], reused=True)
     except (LookupError, OSError, ValueError):
-        raise BuildError(f"{out} was not written by `draftstore responses`: choose another --out") from None
+        raise BuildError(
+            f"{out} was not written by `draftstore responses`: choose another file", "out"
+        ) from None
     if not overwrite:
-        raise BuildError(f"{out} exists and holds other answers: choose another --out, or pass --overwrite")
+        raise BuildError(
+            f"{out} exists and holds other answers: choose another file, or replace it", "overwrite"
+        )
     return None
 
 

@@ -77,7 +77,7 @@ class EngineConfig(Sources):
         try:
             return config.changed(**found)
         except DraftstoreError as error:
-            raise EngineError(f"{PREFIX}...: {error}") from None
+            raise EngineError(error.spelled(lambda name: PREFIX + name.upper())) from None
 
     @classmethod
     def _from_file(cls, path: Path) -> Self:

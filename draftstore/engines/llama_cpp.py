@@ -161,9 +161,9 @@ def export_cache(
         StoreError: the store cannot be opened, or is of another kind.
     """
     if out.is_dir():
-        raise BuildError(f"{out} is a directory: --out takes the name of a file")
+        raise BuildError(f"{out} is a directory: name a file", "out")
     if out.exists() and not overwrite:
-        raise BuildError(f"{out} exists: choose another --out, or pass --overwrite")
+        raise BuildError(f"{out} exists: choose another file, or replace it", "overwrite")
     manifest = load_manifest(store)
     out.parent.mkdir(parents=True, exist_ok=True)
     whole, max_bytes, on_rows = options.whole, options.max_bytes, progress("counting", "rows")
@@ -174,28 +174,29 @@ def export_cache(
             values, words = _write(file, _tables(store, manifest, on_rows), options.min_count, whole=whole)
             kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
             if not len(kept):
-                raise BuildError(_why_nothing(store, options, max_bytes if len(words) else None))
+                raise _nothing(store, options, max_bytes if len(words) else None)
     finally:
         lease.close()
     followers = int((kept - HEAD).sum()) // 2
     return Export(out, len(kept), followers, len(words) - len(kept), 4 * int(kept.sum()))
 
 
-def _why_nothing(store: Path, options: ExportOptions, max_bytes: int | None) -> str:
+def _nothing(store: Path, options: ExportOptions, max_bytes: int | None) -> BuildError:
     """Explain why no record is left, and what to do; `max_bytes` is None if that is not the reason."""
     if max_bytes is not None:
-        return f"no pair of tokens fits into {max_bytes:,} bytes: raise --max-bytes"
+        return BuildError(f"no pair of tokens fits into {max_bytes:,} bytes: allow more", "max_bytes")
     found = f"no pair of tokens in {store} has a follower that occurs {options.min_count:,} times"
-    if options.whole:
-        return f"{found}: lower --min-count"
-    return f"{found} and makes up half of all followers: lower --min-count, or pass --all"
+    half = "" if options.whole else " and makes up half of all followers"
+    return BuildError(f"{found}{half}: allow rarer ones", "min_count")
 
 
 def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramTable]:
     """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table."""
     if manifest.kind == COUNTS:
         if manifest.parameters["max_n"] < 3:
-            raise StoreError(f"{store} counts n-grams of at most two tokens: count again with --max-n 3")
+            raise StoreError(
+                f"{store} counts n-grams of at most two tokens: count again those of three", "max_n"
+            )
         yield from _counted(store / parquet_name(3), on_rows)
     elif manifest.kind == REST:
         index = RestStore.open(store).index

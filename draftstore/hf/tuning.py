@@ -152,7 +152,8 @@ def measure(
     raise CurveError(
         f"forward passes over {counted(worst, 'row')} took {1000 * min(times[worst]):.1f} ms at best, and most of them "
         f"at least {1000 * _quartile(times[worst]):.1f} ms, so no curve is stored: stop other work on this machine "
-        "and measure again (--spread allows larger differences)"
+        "and measure again, or allow larger differences",
+        "spread",
     )
 
 

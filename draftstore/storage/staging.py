@@ -131,7 +131,9 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
         try:
             read_manifest(out)
         except StoreError as error:
-            raise BuildError(f"only stores can be overwritten, but {error}: choose another --out") from None
+            raise BuildError(
+                f"only stores can be overwritten, but {error}: choose another folder", "out"
+            ) from None
         with _free(out):
             return None
     try:
@@ -139,7 +141,9 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     except StoreError:
         manifest = None
     if manifest is None or manifest.name != name or manifest.parameters.get("plan") != plan:
-        raise BuildError(f"{out} exists and is another build: choose another --out, or pass --overwrite")
+        raise BuildError(
+            f"{out} exists and is another build: choose another folder, or replace it", "overwrite"
+        )
     return manifest
 
 
@@ -149,7 +153,8 @@ def _free(out: Path) -> Iterator[None]:
     with exclusive(out) as free:
         if not free:
             raise BuildError(
-                f"{out} is open in another process: stop it before overwriting the store, or choose another --out"
+                f"{out} is open in another process: stop it before overwriting the store, or choose another folder",
+                "out",
             )
         yield
 

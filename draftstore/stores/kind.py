@@ -100,7 +100,7 @@ class Kind:
         """
         if backend is not None:
             raise StoreError(
-                f"{path} is a store of kind {self.name!r}, which has no backends: omit --backend"
+                f"{path} is a store of kind {self.name!r}, which has no backends: omit it", "backend"
             )
         return self.open_files(path)
 

@@ -74,7 +74,7 @@ def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Reco
             f"the recording {rule.name!r} already exists: `draftstore recordings remove {rule.name}` removes it"
         )
     if not releases:
-        raise CatalogueError(f"the recording {rule.name!r} applies to no release: name one with --release")
+        raise CatalogueError(f"the recording {rule.name!r} applies to no release: name one", "release")
     settled = {"path": str(rule.path.resolve()), "releases": list(dict.fromkeys(releases))}
     recording = Recording(**rule.model_dump() | settled)
     session.add(recording)

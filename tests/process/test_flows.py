@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import click
+import polars
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -206,16 +207,16 @@ class TestBuildRest:
         state = flows.build_rest(**site.request, release="live", return_state=True)
         assert state.name == "Failed"
         assert re.match(r"build \d+ does not go live as live: corpus: ", state.message)
-        assert state.message.endswith('override it with the parameter force=["corpus", "tokens"]')
-        assert "parameter force" in caplog.text
+        assert state.message.endswith("override corpus,tokens (the parameter force)")
         assert "--force" not in caplog.text
 
     def test_an_option_of_how_texts_are_read_is_a_key_of_the_parameter_corpus(
         self, flows: Any, site: Site
     ) -> None:
-        site.corpus.write_text('{"prompt": "no such column"}\n', encoding="utf-8")
-        state = flows.build_rest(**site.request, return_state=True)
-        assert "the parameter corpus." in state.message
+        texts = site.corpus.with_name("texts.parquet")
+        polars.DataFrame({"prompt": ["no such column"]}).write_parquet(texts)
+        state = flows.build_rest(**site.request | {"corpus": Corpus(paths=[texts])}, return_state=True)
+        assert state.message.endswith("(the parameter corpus.column)")
 
     def test_reading_that_fails_once_is_tried_again(
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch

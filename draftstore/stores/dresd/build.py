@@ -111,7 +111,8 @@ def build_dresd(
     if options.dims > source.hidden_size:
         raise BuildError(
             f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: choose "
-            "fewer (--dims)"
+            "fewer",
+            "dims",
         )
     build = TextBuild(
         options, tokenizer, _plan(options, tokenizer, source), taken=tokens, on_progress=tokenizing(progress)
@@ -119,7 +120,8 @@ def build_dresd(
     window = build.plan["max_length"] - len(tokenizer.bos_ids)
     if window < 1:
         raise BuildError(
-            f"windows of {build.plan['max_length']} tokens have no room after BOS: use longer ones (--max-length)"
+            f"windows of {build.plan['max_length']} tokens have no room after BOS: use longer ones",
+            "max_length",
         )
 
     def fill(partial: Path) -> ReadReport:
@@ -206,7 +208,8 @@ def _find_passages(
     if passages.total <= dims:
         raise BuildError(
             f"the corpus yields {passages.total:,} hidden states followed by two tokens, too few for vectors of "
-            f"{dims:,} dimensions: give more text, or fewer dimensions (--dims)"
+            f"{dims:,} dimensions: give more text, or fewer dimensions",
+            "dims",
         )
     return tokens, passages
 

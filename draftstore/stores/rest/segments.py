@@ -137,8 +137,10 @@ def sort_segments(
             on_sorted(done, total)
     except (BrokenProcessPool, MemoryError):
         raise BuildError(
-            "a sorting process was killed, perhaps because memory ran out: run the command again with fewer "
-            "--workers or smaller --segment-tokens; it resumes where it stopped"
+            "a sorting process was killed, perhaps because memory ran out: run this again, which resumes, "
+            "with fewer processes or smaller segments",
+            "workers",
+            "segment_tokens",
         ) from None
 
 

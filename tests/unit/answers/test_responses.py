@@ -284,7 +284,7 @@ def test_other_settings_start_anew_if_asked_to(
     first = make(options, model_folder, out)
     again = make(options, model_folder, out)
     assert (again.reused, again.counts) == (True, first.counts)
-    with pytest.raises(BuildError, match="holds other answers: choose another --out, or pass --overwrite"):
+    with pytest.raises(BuildError, match=r"holds other answers: .* \(overwrite\)"):
         make(other, model_folder, out)
     assert make(other, model_folder, out, overwrite=True).counts["tokens"] < first.counts["tokens"]
     monkeypatch.setattr(responses, "load_model", None)

@@ -235,7 +235,7 @@ class TestGates:
         others = set(CHECKS) - {check}
         for force in ((), others):
             with pytest.raises(
-                RefusedError, match=f"does not go live as chat: {check}: .*--force {check}$"
+                RefusedError, match=f"does not go live as chat: {check}: .*override {check} \\(force\\)$"
             ) as caught:
                 publish(session, "chat", two.id, force=force)
             assert reason in caught.value.refusals[check]

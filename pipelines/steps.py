@@ -1,19 +1,17 @@
 """The steps of the flows, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftstore.answers.prompts import ResponseOptions
 from draftstore.answers.responses import Responder, Responses, make_responses, weights_fingerprint
-from draftstore.hf.loading import load_model
+from draftstore.hf.loading import materials
 from draftstore.options import Options
 from draftstore.storage.manifest import load_manifest, manifest_digest, model_name
 from draftstore.storage.progress import tokenizing
-from draftstore.stores.building import Materials, ModelSources, Workers
+from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.counts import KIND as NGRAMS
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.crest.entries import POSTGRES
@@ -82,8 +80,11 @@ def make_store(
     backends = tuple(own.get("backends", ()))
 
     def make(build_id: int, logs: StepLogs) -> None:
-        with _materials(by, source) as made:
-            builder.build(options, made, path, progress=logs.step)
+        if isinstance(source, Tokens):
+            made = materials(by, tokenizer=source.tokenizer, tokens=source.built.path)
+        else:
+            made = materials(by, rest=source.path)
+        builder.build(options, made, path, progress=logs.step)
         if POSTGRES not in backends:  # with it, the build has loaded them
             load_statistics(build_id, path, progress=logs.step("loading", "n-grams"))
 
@@ -98,21 +99,6 @@ def parameters_of(options: Options, by: Options) -> dict[str, Any]:
         weights = weights_fingerprint(by.model)
         own |= {"model": model_name(by.model), "weights": weights, "model_dtype": by.model_dtype}
     return own
-
-
-@contextmanager
-def _materials(by: Workers | ModelSources, source: Tokens | Built) -> Iterator[Materials]:
-    """Load the materials of a store."""
-    tokens, tokenizer = (source.built.path, source.tokenizer) if isinstance(source, Tokens) else (None, None)
-    if isinstance(by, ModelSources):
-        loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
-        from draftstore.hf.states import ModelStates  # imports torch
-
-        states = ModelStates(loaded, batch_tokens=by.batch_tokens)
-        yield Materials(tokenizer, tokens, states)
-        return
-    rest = None if isinstance(source, Tokens) else source.path
-    yield Materials(tokenizer, tokens, rest=rest, workers=by.workers)
 
 
 def use_rest(ledger: Ledger, path: Path) -> Built:

@@ -12,13 +12,12 @@ from rich.progress import Progress as Bars
 from draftstore.cli.common import bytes_text, count_progress, status
 from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
-from draftstore.errors import counted, needs_extra
-from draftstore.hf.loading import EXTRA, load_model
-from draftstore.options import Options
+from draftstore.errors import counted
+from draftstore.hf.loading import materials
 from draftstore.storage.progress import Progress
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
-from draftstore.stores.building import Materials, ModelSources, TextSources
+from draftstore.stores.building import Materials, TextSources
 from draftstore.stores.kind import Builder
 from draftstore.stores.registry import KINDS, builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources, build_rest
@@ -62,30 +61,25 @@ def command_of(kind: str, builder: Builder) -> click.Command:
     def command(sources: Any, options: Any, out: Path, overwrite: bool, as_json: bool) -> None:
         begin = time.perf_counter()
         options = options.model_copy(update={"name": options.name or out.name})
-        with build_bars() as progress, _materials(sources, out, progress) as made:
+        with build_bars() as progress:
+            made = _materials(sources, out, progress)
             result = builder.build(options, made, out, overwrite=overwrite, progress=progress)
         report_build(result, time.perf_counter() - begin, as_json)
 
     return command
 
 
-@contextmanager
-def _materials(sources: Options, out: Path, progress: Progress) -> Iterator[Materials]:
+def _materials(sources: Any, out: Path, progress: Progress) -> Materials:
     """Load the materials of a store; build a missing REST store beside the new store."""
     match sources:
         case TextSources():
-            yield Materials(tokenizer=load_tokenizer(sources.tokenizer), workers=sources.workers)
-        case ModelSources():
-            with needs_extra("torch", EXTRA):
-                from draftstore.hf.states import ModelStates
-            with status(f"loading {printable(sources.model)}"):
-                loaded = load_model(sources.model, device=sources.device, dtype=sources.model_dtype)
-                states = ModelStates(loaded, batch_tokens=sources.batch_tokens)
-            yield Materials(tokenizer=loaded.text, states=states)
+            return materials(sources, tokenizer=load_tokenizer(sources.tokenizer))
         case RestSources():
             _require_source(sources)
             rest = sources.rest or _build_rest(sources, out.with_name(f"{out.name}-rest"), progress)
-            yield Materials(rest=rest, workers=sources.workers)
+            return materials(sources, rest=rest)
+    with status(f"loading {printable(sources.model)}"):
+        return materials(sources)
 
 
 def _require_source(sources: RestSources) -> None:

@@ -152,6 +152,12 @@ def require_limits(
             raise error(f"{what} with {name} = {value:{digits}}: expected {expected}")
 
 
+def require_vocabulary(size: int) -> None:
+    """Refuse a vocabulary whose ids do not fit in int32."""
+    if not 1 <= size < 2**31:
+        raise TokenRangeError(f"a vocabulary of {size:,} ids: expected 1 to {2**31 - 1:,}")
+
+
 def type_name(value: object) -> str:
     """Return the type of a value with an article: `a str`, `an int`."""
     name = type(value).__name__

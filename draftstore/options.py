@@ -67,6 +67,19 @@ def parsed(parse: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(lambda given: parse(given) if isinstance(given, str) else given)
 
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,61}"
+"""Names of releases, collections, live stores and served stores."""
+
+
+def require_name(name: str, what: str, error: type[DraftstoreError] = DraftstoreError) -> None:
+    """Refuse a new name of `what` that is not a `NAME`."""
+    if not re.fullmatch(NAME, name):
+        raise error(
+            f"{name!r} cannot be the name of {what}: expected at most 62 letters, digits, '.', '_' and '-', with a "
+            "letter or digit first"
+        )
+
+
 class Shown(NamedTuple):
     """How a field is presented to users if its name, type, description and default do not suffice.
 

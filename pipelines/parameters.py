@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from prefect import Flow, flow
 from prefect.runtime import flow_run
@@ -19,15 +19,13 @@ from pydantic.fields import FieldInfo
 
 from draftstore.answers.responses import Batching, ResponseOptions
 from draftstore.errors import DraftstoreError
-from draftstore.options import Options, Shown
+from draftstore.options import NAME, Options, Shown
 from draftstore.stores.building import TOKENIZER, TOKENIZERS
 from draftstore.text.tokenizing import CORPUS, CorpusOptions, ReadOptions
+from schema.catalogue.gates import CHECKS
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["chat-vicuna"])]
-Gate = Literal[
-    "tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "removed", "replay"
-]
-"""Names of `schema.catalogue.gates.CHECKS`."""
+Name = Annotated[str, Field(pattern=f"^{NAME}$", examples=["chat-vicuna"])]
+Gate = Annotated[str, Field(pattern=f"^({'|'.join(CHECKS)})$", json_schema_extra={"enum": [*CHECKS]})]
 
 
 class Corpus(ReadOptions):
@@ -110,7 +108,7 @@ class Publishing(Checks):
 
     release: str | None = Field(
         None,
-        pattern=r"^([A-Za-z0-9]|\{name\})[A-Za-z0-9._-]{0,62}$",
+        pattern=rf"^({NAME}|\{{name\}}[A-Za-z0-9._-]*)$",
         description="The release to point at the store once it is verified; {name} stands for the name. None: "
         "none.",
         examples=["chat-vicuna", "{name}", "{name}-dresd"],

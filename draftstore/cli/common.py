@@ -29,9 +29,8 @@ from draftstore.options import Options, Shown
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest
 from draftstore.stores.crest.entries import Backend
 from draftstore.stores.registry import Store, open_store, strategies_of
-from draftstore.stores.rest.store import BUDGET
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 
 STORE = click.Path(path_type=Path)
 LINE_SECONDS = 5

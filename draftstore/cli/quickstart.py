@@ -21,7 +21,7 @@ from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.registry import Store
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.stores.rest.store import BUDGET, RestStore
+from draftstore.stores.rest.store import RestStore
 from draftstore.text.drawing import TreeText
 from draftstore.text.python_source import (
     HELD_OUT,
@@ -34,7 +34,7 @@ from draftstore.text.python_source import (
     write_recordings,
 )
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 
 CONTEXT_TOKENS = 24
 DRAWN_NODES = 24

@@ -29,6 +29,7 @@ from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.errors import DraftTreeError
 from draftstore.jit import as_input, kernel
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import LEVEL_PROBS, LEVELS_PER_OCTAVE, DraftTree
 from draftstore.trees.walk import steps_below
 
@@ -44,7 +45,7 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 class CostPlanner:
     """The planner that maximises tokens per second."""
 
-    def __init__(self, curve: CostCurve, budget: int = 64) -> None:
+    def __init__(self, curve: CostCurve, budget: int = BUDGET) -> None:
         """Plan with the curve of the model on this device, for drafts of at most `budget` nodes."""
         self._curve, self._budget = curve, budget
         self.begin()

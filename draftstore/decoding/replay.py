@@ -30,6 +30,7 @@ from draftstore.errors import CorpusError, ReplayError, TokenizerError
 from draftstore.text.chat import Message, as_messages
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 MAX_OUTPUT_TOKENS = 1024
@@ -181,7 +182,7 @@ def replay(
     drafter: Drafter,
     recordings: Iterable[Recording],
     *,
-    budget: int = 64,
+    budget: int = BUDGET,
     min_prob: float = 0.0,
     chain: int | None = None,
     learn: Callable[[Recording], None] = lambda _: None,

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError
 from draftstore.live.memory import TOKENS
+from draftstore.options import NAME
 
-_PATTERN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,254})(?:=(.+?))?(?::(\d{1,10}))?")
+_PATTERN = re.compile(rf"({NAME})(?:=(.+?))?(?::(\d{{1,10}}))?")
 LEAST = 1024
 """Tokens of the smallest memory."""
 

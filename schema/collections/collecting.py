@@ -12,7 +12,6 @@ Functions that take a session run in the caller's transaction. `scan_collection`
 
 import json
 import os
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError
-from draftstore.options import Bytes, Duration, Options, Shown
+from draftstore.options import Bytes, Duration, Options, Shown, require_name
 from draftstore.storage.files import escaped
 from draftstore.storage.mirroring import is_url, mirror
 from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
@@ -50,10 +49,8 @@ from schema.collections.removal_files import (
     remove_files,
     scan_path,
 )
-from schema.models import RELEASE_NAME, Release
+from schema.models import Release
 
-NAME_CHARACTERS = 200
-"""Folders and releases add a few characters to a collection's name."""
 TREES, VECTORS = DERIVED = ("-crest", "-dense")
 """Suffixes that `rebuild` appends to a collection's name for the releases of its stores."""
 
@@ -152,13 +149,10 @@ def add_sources(
         DraftstoreError: a file begins with a conversation, but there is no tokenizer.
         TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
     """
-    if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
-        raise CatalogueError(
-            f"{name!r} cannot be the name of a collection: expected letters, digits, '.', '_' and '-', with a letter "
-            f"or digit first, and at most {NAME_CHARACTERS} of them"
-        )
     settled = [source.settled() for source in sources]
     if session.scalars(select(Collection.id).filter_by(name=name)).one_or_none() is None:
+        for release in releases_of(name):
+            require_name(release, "a collection or of its releases", CatalogueError)
         _require_own_releases(session, name)
         session.add(Collection(name=name, identity=IDENTITY))
         session.flush()

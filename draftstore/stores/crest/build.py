@@ -45,7 +45,6 @@ from draftstore.stores.crest.packing import (
 from draftstore.stores.crest.selection import rank_ngrams
 from draftstore.stores.crest.store import (
     BACKOFF,
-    BUDGET,
     DICTIONARY_FILE,
     KEPT_FILE,
     KIND,
@@ -57,7 +56,7 @@ from draftstore.stores.rest.build import RestSources
 from draftstore.stores.rest.store import CONTINUATION, RestStore
 from draftstore.stores.rest.store import STRATEGIES as REST_STRATEGIES
 from draftstore.text.tokenizing import Named
-from draftstore.trees.frontier import MAX_DEPTH
+from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 
 DEFAULT_NGRAMS = 100_000
 RULES = {BACKOFF: REST_STRATEGIES["backoff"]._replace(rows=4096, floor=0.003), LONGEST: None}

@@ -19,7 +19,7 @@ from draftstore.live import log
 from draftstore.live.texts import identified
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
-from draftstore.storage.progress import tokenizing
+from draftstore.storage.progress import OnProgress
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
@@ -127,7 +127,7 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
 
     def make(_build_id: int, logs: StepLogs) -> None:
         with locked_directory(folder):
-            added = _tokenize(surveyed, change.added, folder / SHARDS, tokenizing(logs.step))
+            added = _tokenize(surveyed, change.added, folder / SHARDS, logs.step("tokenizing", "tokens"))
             update_rest(
                 contents, tokenizer, path,
                 base=change.base, added=added, workers=workers, progress=logs.step,
@@ -237,7 +237,7 @@ def gather_tokens(ledger: Ledger, surveyed: Survey) -> Tokens:
 
 
 def _tokenize(
-    surveyed: Survey, digests: NDArray[np.uint8], folder: Path, on_progress: Any
+    surveyed: Survey, digests: NDArray[np.uint8], folder: Path, on_progress: OnProgress
 ) -> TokenShards | None:
     """Write some documents of a collection as token shards."""
     if not len(digests):

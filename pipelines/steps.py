@@ -10,7 +10,6 @@ from draftstore.answers.responses import Responder, Responses, make_responses, w
 from draftstore.hf.loading import materials
 from draftstore.options import Options
 from draftstore.storage.manifest import load_manifest, manifest_digest, model_name
-from draftstore.storage.progress import tokenizing
 from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.counts import KIND as NGRAMS
 from draftstore.stores.crest.counts import CountOptions, build_counts
@@ -55,7 +54,7 @@ def tokenize(
     path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_tokens(options, tokenizer, path, on_progress=tokenizing(logs.step))
+        build_tokens(options, tokenizer, path, on_progress=logs.step("tokenizing", "tokens"))
 
     built = ledger.build(Request(TOKENS, options.name, path, parameters), make)
     return Tokens(built, options, tokenizer, parameters)
@@ -126,11 +125,10 @@ def make_answers(logger: Logger, name: str, by: Responder, questions: ResponseOp
     """Find the answers of a model under a name or decode them; other answers under this name are replaced."""
     path = data_home() / "corpora" / name / "answers.jsonl.zst"
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = StepLog(logger, "decoding", "answers")
     decode = partial(
         make_responses, questions, by.model, path,
         dtype=by.dtype, device=by.device, batch=by.batch, overwrite=True,
-        on_progress=lambda done, total, _tokens: log(done, total),
+        on_progress=StepLog(logger, "decoding", "answers"),
     )  # fmt: skip
     made = when_free(decode, path, logger)
     logger.info("answers in %s: %s", path, f"{made.counts['answers']:,}")

@@ -6,13 +6,14 @@ both ways.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psycopg
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, manifest_digest
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.crest.entries import Entries
 from schema.db.pooling import Pool
 
@@ -23,7 +24,6 @@ FIND_BUILD = (
 )
 
 Entry = tuple[bytes, bytes]
-Progress = Callable[[int, int], None]
 
 
 class PostgresEntries:
@@ -91,7 +91,7 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
 
 
 def load_store(
-    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Progress = lambda *_: None
+    path: Path, out: Path, manifest: Manifest, source: Entries, progress: OnProgress = ignore
 ) -> None:
     """Load a CREST store's trees and n-grams into the database and register it, in one transaction.
 

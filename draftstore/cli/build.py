@@ -1,15 +1,13 @@
 """`draftstore build`: a command for each kind of store that has a builder."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import Progress as Bars
 
-from draftstore.cli.common import bytes_text, count_progress, status
+from draftstore.cli.common import bytes_text, progress_bars, status
 from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
 from draftstore.errors import counted
@@ -61,7 +59,7 @@ def command_of(kind: str, builder: Builder) -> click.Command:
     def command(sources: Any, options: Any, out: Path, overwrite: bool, as_json: bool) -> None:
         begin = time.perf_counter()
         options = options.model_copy(update={"name": options.name or out.name})
-        with build_bars() as progress:
+        with progress_bars() as progress:
             made = _materials(sources, out, progress)
             result = builder.build(options, made, out, overwrite=overwrite, progress=progress)
         report_build(result, time.perf_counter() - begin, as_json)
@@ -95,38 +93,6 @@ def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
     options = RestOptions.of(sources, name=out.name)
     tokenizer = load_tokenizer(str(sources.tokenizer))
     return build_rest(options, tokenizer, out, workers=sources.workers, progress=progress).path
-
-
-@contextmanager
-def build_bars() -> Iterator[Progress]:
-    """Show one progress bar per step of a build, on stderr."""
-    with count_progress("") as bars:
-        yield lambda step, unit: Bar(bars, step, unit)
-
-
-class Bar:
-    """The progress bar of one step, shown from its first report on."""
-
-    def __init__(self, bars: Bars, title: str, unit: str) -> None:
-        self._bars, self._title, self._unit = bars, title, unit
-        self._task: int | None = None
-        self._begin, self._first = 0.0, 0
-
-    def __call__(self, done: int, total: int | None, detail: str = "") -> None:
-        """Report the amount done."""
-        now = time.perf_counter()
-        if self._task is None:
-            self._begin, self._first = now, done
-            self._task = self._bars.add_task(self._title, total=total, detail="")
-        rate = (done - self._first) / max(now - self._begin, 1e-9)
-        parts = [self._unit, detail, _per_second(rate) if done > self._first else ""]
-        shown = ", ".join(filter(None, parts))
-        self._bars.update(self._task, completed=done, total=total, detail=shown)  # type: ignore[arg-type]
-
-
-def _per_second(rate: float) -> str:
-    """Return a rate with a suitable number of digits: models are a hundred times slower than tokenizers."""
-    return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
 
 
 def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:

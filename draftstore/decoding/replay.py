@@ -14,7 +14,7 @@ Dense stores need the hidden states of the model, recorded with the output or re
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from draftstore.decoding.loop import Tally, Text, decode
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.text.chat import Message, as_messages
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
@@ -186,21 +187,22 @@ def replay(
     min_prob: float = 0.0,
     chain: int | None = None,
     learn: Callable[[Recording], None] = lambda _: None,
-    on_progress: Callable[[ReplayResult], None] = lambda _: None,
+    on_progress: OnProgress = ignore,
 ) -> ReplayResult:
     """Replay recordings with a drafter; ReplayError if it needs hidden states and a recording has none.
 
     Args:
         chain: verify a single path of each draft, of at most this many nodes; None: whole trees.
         learn: called with every output after its replay, for drafters that learn from earlier outputs.
-        on_progress: called after every output.
+        on_progress: called after every output with their number and, as a detail, the accepted length so far.
     """
     result = ReplayResult()
     planner = Fixed(budget, chain)
+    total = len(recordings) if isinstance(recordings, Sized) else None
     for recording in recordings:
         result.add(_replay_one(drafter, recording, planner, min_prob, result))
         learn(recording)
-        on_progress(result)
+        on_progress(result.rows, total, f"accepted length {result.accepted_length:.3f}")
     return result
 
 

@@ -14,7 +14,7 @@ otherwise an answer that is in the store once would never be drafted. A count al
 far, by 100 times its value; the whole table was no better at this (docs/llama-cpp.md).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -24,12 +24,12 @@ from pydantic import Field
 
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.options import Bytes, Options, Shown
-from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams, running_total
+from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams
 from draftstore.storage.access import denied_bits, deny
 from draftstore.storage.files import replacing
 from draftstore.storage.locks import StoreLease
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
-from draftstore.storage.progress import Progress, silent
+from draftstore.storage.progress import OnProgress, Progress, silent
 from draftstore.stores.crest.counts import KIND as COUNTS
 from draftstore.stores.crest.counts import parquet_name
 from draftstore.stores.rest.store import KIND as REST
@@ -45,8 +45,6 @@ HEAD = 5
 """Numbers of a record before its followers."""
 CUT_NGRAMS = 1 << 20
 """N-grams that are moved at a time if a limit in bytes excludes some."""
-
-OnRows = Callable[[int, int], None]
 
 
 class Followers(NamedTuple):
@@ -190,7 +188,7 @@ def _nothing(store: Path, options: ExportOptions, max_bytes: int | None) -> Buil
     return BuildError(f"{found}{half}: allow rarer ones", "min_count")
 
 
-def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramTable]:
+def _tables(store: Path, manifest: Manifest, on_rows: OnProgress) -> Iterator[NgramTable]:
     """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table."""
     if manifest.kind == COUNTS:
         if manifest.parameters["max_n"] < 3:
@@ -200,7 +198,7 @@ def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramT
         yield from _counted(store / parquet_name(3), on_rows)
     elif manifest.kind == REST:
         index = RestStore.open(store).index
-        for tables in count_ngrams(index, 3, on_rows=running_total(on_rows, len(index.suffixes))):
+        for tables in count_ngrams(index, 3, on_rows=on_rows):
             yield tables[2]
     else:
         raise StoreError(
@@ -209,7 +207,7 @@ def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramT
         )
 
 
-def _counted(path: Path, on_rows: OnRows) -> Iterator[NgramTable]:
+def _counted(path: Path, on_rows: OnProgress) -> Iterator[NgramTable]:
     """Yield the 3-grams of a Parquet file; those of a batch's last 2-gram are carried over to the next batch."""
     with needs_extra("pyarrow"):
         import pyarrow.parquet as pq

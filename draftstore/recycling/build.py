@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from draftstore.options import Shown
 from draftstore.recycling.paths import WIDTH
 from draftstore.recycling.store import KIND, MATRIX_FILE
-from draftstore.search.ngrams import count_ngrams, running_total
+from draftstore.search.ngrams import count_ngrams
 from draftstore.storage.files import remove
 from draftstore.storage.manifest import MANIFEST_NAME, manifest_digest, model_name, save_manifest
 from draftstore.storage.progress import Progress, silent
@@ -97,8 +97,7 @@ def build_recycling(
 def successors(store: RestStore, progress: Progress = silent) -> NDArray[np.int32]:
     """Return the most common successors of each token, ties by id, int32 [vocab_size, 8], padded with -1."""
     matrix = np.full((store.manifest.vocab_size, WIDTH), -1, np.int32)
-    on_rows = running_total(progress("counting", "tokens"), len(store.index.suffixes))
-    for _, bigrams in count_ngrams(store.index, 2, on_rows=on_rows):
+    for _, bigrams in count_ngrams(store.index, 2, on_rows=progress("counting", "tokens")):
         first, second = bigrams.tokens[:, 0], bigrams.tokens[:, 1]
         order = np.lexsort((second, -bigrams.counts, first))
         first, second = first[order], second[order]

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from draftstore.errors import CorpusError, MissingExtraError, needs_extra
 from draftstore.storage.files import fsync_path, load_json, remove, write_json
 from draftstore.storage.locks import lock
+from draftstore.storage.progress import OnProgress, ignore
 
 STATE = "mirror.json"
 STATES = TypeAdapter(dict[str, str])
@@ -60,7 +61,7 @@ def mirror(
     folder: Path,
     *,
     options: dict[str, Any] | None = None,
-    on_object: Callable[[int, int], None] = lambda _done, _all: None,
+    on_object: OnProgress = ignore,
 ) -> Mirrored:
     """Bring a folder up to date with the objects under a URL; an interrupted call resumes after its last batch.
 
@@ -102,7 +103,7 @@ def mirror(
 
 
 def _update(
-    system: Any, objects: dict[str, tuple[str, str]], folder: Path, on_object: Callable[[int, int], None]
+    system: Any, objects: dict[str, tuple[str, str]], folder: Path, on_object: OnProgress
 ) -> tuple[int, int]:
     """Fetch changed objects and remove deleted ones; return the numbers of both."""
     try:

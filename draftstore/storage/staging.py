@@ -37,6 +37,7 @@ from draftstore.storage.manifest import (
     load_manifest,
     read_manifest,
 )
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.storage.report import ReadReport
 
 PLAN = "build.json"
@@ -246,9 +247,7 @@ def remove_store(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink())
 
 
-def hash_files(
-    store: Path, on_bytes: Callable[[int, int], None] = lambda _done, _all: None
-) -> dict[str, FileEntry]:
+def hash_files(store: Path, on_bytes: OnProgress = ignore) -> dict[str, FileEntry]:
     """Measure all files of a store for its manifest; `on_bytes` receives the bytes hashed and the total."""
     paths = sorted(path for path in store.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in paths)

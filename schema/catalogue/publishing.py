@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.options import require_name
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
 from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, Check, RefusedError, Verdict, judge
@@ -205,10 +206,10 @@ def verify_present(build: Candidate) -> list[str]:
     return []
 
 
-def verify_build(build: Candidate, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
+def verify_build(build: Candidate, on_bytes: OnProgress = ignore) -> list[str]:
     """Read every byte of a build's store, in files and database, and return the differences from its hashes.
 
-    `on_bytes` is called with the size of each file that has been read.
+    `on_bytes` is called after each file with the bytes read and the total.
     """
     problems = verify_present(build)
     if problems:

@@ -29,10 +29,11 @@ from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown, require_name
 from draftstore.storage.files import escaped
 from draftstore.storage.mirroring import is_url, mirror
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
 from draftstore.text.records import read_documents
-from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
+from draftstore.text.scans import Scan, require_current, scan_sources
 from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
@@ -275,7 +276,7 @@ def scan_collection(
     tokenizer: TextTokenizer | None,
     *,
     now: float | None = None,
-    on_progress: OnScan = lambda _done, _all, _documents: None,
+    on_progress: OnProgress = ignore,
 ) -> Scan:
     """Scan a collection's sources, see `scan_sources`; CorpusError if it has none, or one cannot be read."""
     folder = collection_folder(collection.name)

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.options import EXPERT, Bytes, Options, Shown
-from draftstore.search.ngrams import MAX_N, running_total
+from draftstore.search.ngrams import MAX_N
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
 from draftstore.storage.progress import Progress, silent
@@ -263,7 +263,7 @@ def _choose(
             most,
             depth=options.depth,
             trust=STRATEGIES[BACKOFF],
-            on_rows=running_total(progress("ranking", "tokens"), len(source.index.suffixes)),
+            on_rows=progress("ranking", "tokens"),
         )
         dictionary = train_on_ranking(cutter, ranking)
         packed = pack_ngrams(cutter, ranking, Envelope(dictionary), max_bytes, packing)

@@ -17,7 +17,7 @@ from draftstore.errors import BuildError
 from draftstore.options import EXPERT, Options
 from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
-from draftstore.storage.progress import Progress, silent, tokenizing
+from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.building import Materials, ModelSources
@@ -115,7 +115,11 @@ def build_dresd(
             "dims",
         )
     build = TextBuild(
-        options, tokenizer, _plan(options, tokenizer, source), taken=tokens, on_progress=tokenizing(progress)
+        options,
+        tokenizer,
+        _plan(options, tokenizer, source),
+        taken=tokens,
+        on_progress=progress("tokenizing", "tokens"),
     )
     window = build.plan["max_length"] - len(tokenizer.bos_ids)
     if window < 1:

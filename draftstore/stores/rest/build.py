@@ -12,7 +12,7 @@ from pydantic import Field
 
 from draftstore.options import EXPERT, Options, Shown
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
-from draftstore.storage.progress import Progress, silent, tokenizing
+from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.building import TOKENIZER, TOKENIZERS, Materials, TextSources, Workers
@@ -84,7 +84,11 @@ def build_rest(
     """
     parameters = {"segment_tokens": options.segment_tokens}
     build = TextBuild(
-        options, tokenizer, {"kind": KIND, **parameters}, taken=tokens, on_progress=tokenizing(progress)
+        options,
+        tokenizer,
+        {"kind": KIND, **parameters},
+        taken=tokens,
+        on_progress=progress("tokenizing", "tokens"),
     )
 
     def fill(partial: Path) -> ReadReport:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from draftstore.decoding.replay import (
     MAX_OUTPUT_TOKENS,
     Recording,
-    ReplayResult,
     check_recordings,
     read_recordings,
     replay,
@@ -119,13 +118,9 @@ def test_progress_and_summary() -> None:
     one = replay(Scripted(tree_of([(1, 5)])), rows[:1]).summary()
     assert (one["passes"], one["nodes_mean"], one["accepted_length"]) == (1, 2.0, 2.0)
     assert replay(Scripted(DraftTree.empty()), []).summary()["nodes_mean"] == 0.0
-    seen: list[int] = []
-
-    def keep(result: ReplayResult) -> None:
-        seen.append(result.rows)
-
-    result = replay(Scripted(tree_of([(1, 5)])), rows, on_progress=keep)
-    assert seen == [1, 2]
+    seen: list[tuple[Any, ...]] = []
+    result = replay(Scripted(tree_of([(1, 5)])), rows, on_progress=lambda *now: seen.append(now))
+    assert seen == [(1, 2, "accepted length 2.000"), (2, 2, "accepted length 2.000")]
     result.lookup_ns = [1_000, 2_000, 3_000, 10_000]
     assert result.summary() == {
         "accepted_length": 2.0,

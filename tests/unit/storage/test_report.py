@@ -1,6 +1,5 @@
 """The report of a reading."""
 
-from draftstore.storage.progress import tokenizing
 from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
 
 
@@ -46,9 +45,3 @@ def test_what_was_passed_over_is_told_with_the_remedy() -> None:
         "2 links in folders lead out of them: name the files to read them"
     )
     assert passed_over_text({LINKS: 1}).startswith("1 link in folders leads out of them")
-
-
-def test_tokenizing_reports_its_tokens() -> None:
-    told: list[tuple[object, ...]] = []
-    tokenizing(lambda *step: lambda *now: told.append((*step, *now)))(2, 30, 400)
-    assert told == [("tokenizing", "tokens", 30, None, "2 documents")]

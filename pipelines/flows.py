@@ -67,7 +67,7 @@ def build_flow(kind: str, builder: Builder) -> Flow[..., Any]:
         return _build(kind, builder, **given)
 
     run.__name__ = run.__qualname__ = f"build_{kind}"
-    run.__doc__ = builder.build.__doc__
+    run.__doc__ = builder.help
     return flow_of(f"build-{kind}", *models)(run)
 
 

@@ -83,7 +83,7 @@ def make_store(
             made = materials(by, tokenizer=source.tokenizer, tokens=source.built.path)
         else:
             made = materials(by, rest=source.path)
-        builder.build(options, made, path, progress=logs.step)
+        builder.build(options, out=path, progress=logs.step, **made)
         if POSTGRES not in backends:  # with it, the build has loaded them
             load_statistics(build_id, path, progress=logs.step("loading", "n-grams"))
 

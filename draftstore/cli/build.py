@@ -15,7 +15,7 @@ from draftstore.hf.loading import materials
 from draftstore.storage.progress import Progress
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
-from draftstore.stores.building import Materials, TextSources
+from draftstore.stores.building import TextSources
 from draftstore.stores.kind import Builder
 from draftstore.stores.registry import KINDS, builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources, build_rest
@@ -51,7 +51,7 @@ def build() -> None:
 def command_of(kind: str, builder: Builder) -> click.Command:
     """Return the command that builds stores of a kind."""
 
-    @click.command(kind, cls=SpreadCommand, help=builder.build.__doc__)
+    @click.command(kind, cls=SpreadCommand, help=builder.help)
     @takes(sources=builder.sources, options=builder.options)
     @out_option
     @overwrite_option
@@ -61,13 +61,13 @@ def command_of(kind: str, builder: Builder) -> click.Command:
         options = options.model_copy(update={"name": options.name or out.name})
         with progress_bars() as progress:
             made = _materials(sources, out, progress)
-            result = builder.build(options, made, out, overwrite=overwrite, progress=progress)
+            result = builder.build(options, out=out, overwrite=overwrite, progress=progress, **made)
         report_build(result, time.perf_counter() - begin, as_json)
 
     return command
 
 
-def _materials(sources: Any, out: Path, progress: Progress) -> Materials:
+def _materials(sources: Any, out: Path, progress: Progress) -> dict[str, Any]:
     """Load the materials of a store; build a missing REST store beside the new store."""
     match sources:
         case TextSources():

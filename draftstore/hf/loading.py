@@ -13,7 +13,7 @@ from pydantic import Field
 from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs_extra
 from draftstore.options import Shown
 from draftstore.storage.manifest import model_name
-from draftstore.stores.building import Device, Materials, ModelChoice, ModelSources, Weights, Workers
+from draftstore.stores.building import Device, ModelChoice, ModelSources, Weights, Workers
 from draftstore.text.gguf import GGUF_SUFFIX, converted
 from draftstore.text.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
 
@@ -150,20 +150,14 @@ def load_model(
     return LoadedModel(model.eval(), tokenizer, text)
 
 
-def materials(
-    by: Workers | ModelSources,
-    *,
-    tokenizer: TextTokenizer | None = None,
-    tokens: Path | None = None,
-    rest: Path | None = None,
-) -> Materials:
-    """Return what a store is built from: what is given, and the model that `by` names; see `load_model`."""
+def materials(by: Workers | ModelSources, **given: Any) -> dict[str, Any]:
+    """Return keywords for a `Builder`: those given, and the workers or the model that `by` names; see `load_model`."""
     if not isinstance(by, ModelSources):
-        return Materials(tokenizer, tokens, rest=rest, workers=by.workers)
+        return {"workers": by.workers, **given}
     loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
     from draftstore.hf.states import ModelStates  # imports torch
 
-    return Materials(tokenizer or loaded.text, tokens, ModelStates(loaded, batch_tokens=by.batch_tokens))
+    return {"tokenizer": loaded.text, "source": ModelStates(loaded, batch_tokens=by.batch_tokens), **given}
 
 
 def _class_of(source: str, file: str | None) -> Any:

@@ -229,7 +229,7 @@ class TestBuildRest:
                 raise OSError(errno.EIO, "Input/output error")
             return build_rest(*arguments, **options)
 
-        monkeypatch.setattr(rest_module, "build_rest", flaky)
+        monkeypatch.setattr(rest_module, "BUILDER", rest_module.BUILDER._replace(build=flaky))
         flows.build_rest(**site.request)
         assert len(attempts) == 2
         assert states() == [("tokens", "finished"), ("rest", "finished")]
@@ -487,7 +487,7 @@ def test_what_is_worth_a_retry(error: Exception, transient: bool) -> None:
 class TestLedger:
     def test_two_runs_at_one_place_do_not_mix(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def second_run(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(rest_module, "build_rest", build_rest)
+            monkeypatch.setattr(rest_module, "BUILDER", rest_module.BUILDER._replace(build=build_rest))
             result = build_rest(*arguments, **options)
             with Ledger() as other:
                 build(other)
@@ -498,7 +498,7 @@ class TestLedger:
             options = RestOptions(name="small", corpus=(), segment_tokens=1 << 20)
             steps.make_store(ledger, "rest", options, Workers(workers=1), tokens)
 
-        monkeypatch.setattr(rest_module, "build_rest", second_run)
+        monkeypatch.setattr(rest_module, "BUILDER", rest_module.BUILDER._replace(build=second_run))
         with Ledger() as ledger:
             build(ledger)
         ((failed, error), (finished, _)) = rows(
@@ -538,12 +538,12 @@ def test_a_database_that_is_away_for_a_while_or_for_good(
 
     def stop_during_the_next_build(then: Callable[[], None]) -> None:
         def build(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(crest_module, "build_crest", build_crest)
+            monkeypatch.setattr(crest_module, "BUILDER", crest_module.BUILDER._replace(build=build_crest))
             own_server.stop()
             then()
             return build_crest(*arguments, **options)
 
-        monkeypatch.setattr(crest_module, "build_crest", build)
+        monkeypatch.setattr(crest_module, "BUILDER", crest_module.BUILDER._replace(build=build))
 
     before = live()
     site.write(seed=1)

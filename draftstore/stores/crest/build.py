@@ -22,7 +22,6 @@ from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_d
 from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
-from draftstore.stores.building import Materials
 from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
 from draftstore.stores.crest.entries import (
     BACKENDS,
@@ -273,16 +272,11 @@ def _choose(
         most = min(ngrams, int(most * max(2.0, 1.2 * max_bytes / max(size, 1))))  # entries are small
 
 
-def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a CREST store: precomputed draft trees of the most useful n-grams, as small as you choose.
+HELP = """Build a CREST store: precomputed draft trees of the most useful n-grams, as small as you choose.
 
-    \b
-    Examples:
-      draftstore build crest --rest stores/chat --out stores/chat-crest --max-bytes 10MB
-      draftstore build crest --corpus chats.jsonl.zst --tokenizer ./llama2 --out stores/chat-crest
-    """
-    assert made.rest is not None
-    return build_crest(options, made.rest, out, workers=made.workers, **how)
-
-
-BUILDER = Builder(CrestOptions, RestSources, build, counted=True)
+\b
+Examples:
+  draftstore build crest --rest stores/chat --out stores/chat-crest --max-bytes 10MB
+  draftstore build crest --corpus chats.jsonl.zst --tokenizer ./llama2 --out stores/chat-crest
+"""
+BUILDER = Builder(CrestOptions, RestSources, build_crest, HELP, counted=True)

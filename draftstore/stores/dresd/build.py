@@ -20,7 +20,7 @@ from draftstore.storage.manifest import save_manifest
 from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.building import Materials, ModelSources
+from draftstore.stores.building import ModelSources
 from draftstore.stores.dresd.embedding import (
     HALF,
     VECTORS,
@@ -238,18 +238,13 @@ def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -
     return figures(store.index, store.tokens, places[rows], queries)
 
 
-def build(options: DresdOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a DReSD store: a model's hidden states over a corpus, and the tokens that followed.
+HELP = """Build a DReSD store: a model's hidden states over a corpus, and the tokens that followed.
 
-    The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once, which takes
-    long on a CPU for more than a few million tokens. Run the same command again to resume a killed build.
+The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once, which takes
+long on a CPU for more than a few million tokens. Run the same command again to resume a killed build.
 
-    \b
-    Example:
-      draftstore build dresd --model ./model --corpus answers.jsonl --out stores/chat-dresd
-    """
-    assert made.tokenizer is not None
-    return build_dresd(options, made.tokenizer, made.states, out, tokens=made.tokens, **how)
-
-
-BUILDER = Builder(DresdOptions, ModelSources, build)
+\b
+Example:
+  draftstore build dresd --model ./model --corpus answers.jsonl --out stores/chat-dresd
+"""
+BUILDER = Builder(DresdOptions, ModelSources, build_dresd, HELP)

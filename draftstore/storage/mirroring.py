@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from draftstore.errors import CorpusError, MissingExtraError, needs_extra
 from draftstore.storage.files import fsync_path, load_json, remove, write_json
 from draftstore.storage.locks import lock
-from draftstore.storage.progress import OnProgress, ignore
 
 STATE = "mirror.json"
 STATES = TypeAdapter(dict[str, str])
@@ -61,7 +60,6 @@ def mirror(
     folder: Path,
     *,
     options: dict[str, Any] | None = None,
-    on_object: OnProgress = ignore,
 ) -> Mirrored:
     """Bring a folder up to date with the objects under a URL; an interrupted call resumes after its last batch.
 
@@ -71,7 +69,6 @@ def mirror(
         url: a prefix or an object, of any protocol that fsspec supports: `s3://bucket/prefix`.
         folder: private folder for this URL only; created if missing.
         options: options of the file system, such as `endpoint_url`; credentials come from the environment.
-        on_object: called with the objects processed and their total.
 
     Raises:
         CorpusError: nothing is there, or it cannot be reached.
@@ -97,14 +94,12 @@ def mirror(
     objects = {place: (name, _tag(listed[name])) for place, name in zip(places, names, strict=True)}
     (folder / OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(folder):
-        fetched, removed = _update(system, objects, folder, on_object)
+        fetched, removed = _update(system, objects, folder)
     path = folder / OBJECTS / places[0] if single else folder / OBJECTS
     return Mirrored(path, fetched, removed, len(objects))
 
 
-def _update(
-    system: Any, objects: dict[str, tuple[str, str]], folder: Path, on_object: OnProgress
-) -> tuple[int, int]:
+def _update(system: Any, objects: dict[str, tuple[str, str]], folder: Path) -> tuple[int, int]:
     """Fetch changed objects and remove deleted ones; return the numbers of both."""
     try:
         state = load_json((folder / STATE).read_bytes(), STATES)
@@ -131,7 +126,6 @@ def _update(
                 removed += 1
         fetched += len(found)
         write_json(folder / STATE, state)
-        on_object(len(objects) - len(changed) + start + len(batch), len(objects))
     if removed and not changed:
         write_json(folder / STATE, state)
     return fetched, removed

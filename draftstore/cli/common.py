@@ -133,7 +133,7 @@ class _Bar:
 
 def _per_second(rate: float) -> str:
     """Return a rate with a suitable number of digits: models are a hundred times slower than tokenizers."""
-    return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.3g}/s"
+    return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.{0 if rate >= 10 else 1}f}/s"
 
 
 @contextmanager

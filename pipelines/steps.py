@@ -7,7 +7,7 @@ from typing import Any
 
 from draftstore.answers.prompts import ResponseOptions
 from draftstore.answers.responses import Responder, Responses, make_responses, weights_fingerprint
-from draftstore.hf.loading import materials
+from draftstore.hf.building import materials
 from draftstore.options import Options
 from draftstore.storage.manifest import load_manifest, manifest_digest, model_name
 from draftstore.stores.building import ModelSources, Workers

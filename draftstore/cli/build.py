@@ -11,7 +11,7 @@ from draftstore.cli.common import bytes_text, progress_bars, status
 from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
 from draftstore.errors import counted
-from draftstore.hf.loading import materials
+from draftstore.hf.building import materials
 from draftstore.storage.progress import Progress
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult

@@ -62,7 +62,7 @@ class Builder(NamedTuple):
         sources: `TextSources` or `ModelSources` of `draftstore.stores.building`, or `RestSources` of
             `draftstore.stores.rest.build`.
         build: called with options and the keywords `out`, `overwrite`, `progress`, and those of
-            `draftstore.hf.loading.materials`.
+            `draftstore.hf.building.materials`.
         help: help of the command.
         counted: whether the flow also counts the n-grams of the REST store, for SQL.
     """

@@ -78,6 +78,7 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
         demo = _is_demo(corpus, given)
         name = resolve_name(name, demo=demo)
         release = publishing.release and publishing.release.replace("{name}", name)
+        publishing = publishing.changed(release=release)
         if demo and release:
             require_free(ledger, release)
         if release and "kind" not in publishing.force:
@@ -97,7 +98,7 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
             source = _tokens(ledger, name, corpus, given)
             builds = [source.built]
         builds.append(tasks.make_store(ledger, kind, options, by, source))
-        return _finish(ledger, name, builds, publishing.changed(release=release))
+        return _finish(ledger, name, builds, publishing)
 
 
 def store_flows() -> list[Flow[..., Any]]:

@@ -58,6 +58,18 @@ def test_a_removed_name_is_free_again_and_the_builds_stay(session: Session, buil
     assert [move.to_build for move in catalogue.release_history(session, "chat")] == [builds[2].id]
 
 
+def test_a_release_with_a_longer_name_keeps_working(
+    session: Session, builds: list[Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "a" * 200
+    with monkeypatch.context() as before:
+        before.setattr("draftstore.options.NAME", "a*")
+        publish(session, name, builds[0].id)
+    publish(session, name, builds[1].id)
+    assert [release.name for release in catalogue.list_releases(session)] == [name]
+    assert live(session, name) == builds[1].id
+
+
 class TestPublish:
     def test_every_move_is_kept_with_its_time(self, session: Session, builds: list[Build]) -> None:
         for build in (*builds[:3], builds[2]):  # to publish the live build changes nothing
@@ -83,7 +95,7 @@ class TestPublish:
         counts = catalogue.add_build(session, write_store(tmp_path / "other", kind="ngrams"))
         with pytest.raises(CatalogueError, match="of kind 'ngrams', which gives no drafts"):
             publish(session, "chat", counts.id)
-        for name in ("", "a b", "-a", "chat\n"):
+        for name in ("", "a b", "-a", "chat\n", "a" * 63):
             with pytest.raises(CatalogueError, match="cannot be the name of a release"):
                 publish(session, name, counts.id)
         assert live(session) is None

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -130,7 +130,12 @@ class Sources(Options):
     recycling: Annotated[bool, Shown(flags=("--recycling/--no-recycling",))] = Field(
         False, description="Draft from the model's last candidates."
     )
-    threads: Annotated[int, Shown(hidden=True)] = min(4, CORES)
+    threads: Annotated[int, Shown(hidden=True)] = Field(min(4, CORES), ge=1)
+
+    def beside(self, folder: Path) -> Self:
+        """Return the same sources with relative paths in a folder."""
+        live = self.live and self.live._replace(folder=self.live.folder and folder / self.live.folder)
+        return self.changed(stores=tuple(folder / path for path in self.stores), live=live)
 
 
 class Part(NamedTuple):

@@ -1,11 +1,11 @@
 """All errors that draftstore raises deliberately: one base class, small named kinds.
 
-A message states what was found, what was expected, and what to do about it. The command line prints only the message;
-library users catch `DraftstoreError` or a specific kind. `require_limits` refuses numbers out of range; `counted` and
-`type_name` help to word messages.
+A message states what was found, what was expected, and what to do about it. Options to change are named beside it, so
+that a command spells them `--max-n` and a flow `the parameter max_n`. Library users catch `DraftstoreError` or a
+specific kind. `require_limits` refuses numbers out of range; `counted` and `type_name` help to word messages.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -17,6 +17,18 @@ class DraftstoreError(Exception):
     """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *options: str) -> None:
+        """Say what is wrong, and name the options to change, as in Python."""
+        super().__init__(message, *options)
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return the message with the options as users spell them."""
+        message, *options = self.args
+        return f"{message} ({', '.join(map(spell, options))})" if options else str(message)
+
+    def __str__(self) -> str:
+        return self.spelled(str)
 
 
 class CorpusError(DraftstoreError):
@@ -138,6 +150,12 @@ def require_limits(
                 f"at least {least:{digits}}" if most is None else f"{least:{digits}} to {most:{digits}}"
             )
             raise error(f"{what} with {name} = {value:{digits}}: expected {expected}")
+
+
+def require_vocabulary(size: int) -> None:
+    """Refuse a vocabulary whose ids do not fit in int32."""
+    if not 1 <= size < 2**31:
+        raise TokenRangeError(f"a vocabulary of {size:,} ids: expected 1 to {2**31 - 1:,}")
 
 
 def type_name(value: object) -> str:

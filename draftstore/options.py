@@ -21,7 +21,15 @@ SIZE = re.compile(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*")
 
 
 class OptionsError(DraftstoreError, ValueError):
-    """A value is out of bounds, or two options are mutually exclusive; the message names the option."""
+    """Values are out of bounds or mutually exclusive; `problems` has each with its option, or "" for several."""
+
+    def __init__(self, *problems: tuple[str, str]) -> None:
+        self.problems = problems
+        super().__init__(*problems)  # type: ignore[arg-type]
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return all problems as one sentence, with the options as users spell them."""
+        return "; ".join(f"{spell(option)}: {what}" if option else what for option, what in self.problems)
 
 
 def _whole(value: Any) -> Any:
@@ -57,6 +65,19 @@ LENGTH: TypeAdapter[timedelta] = TypeAdapter(Duration)
 def parsed(parse: Callable[[str], Any]) -> BeforeValidator:
     """Return a validator that parses text; other values are left unchanged."""
     return BeforeValidator(lambda given: parse(given) if isinstance(given, str) else given)
+
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,61}"
+"""Names of releases, collections, live stores and served stores."""
+
+
+def require_name(name: str, what: str, error: type[DraftstoreError] = DraftstoreError) -> None:
+    """Refuse a new name of `what` that is not a `NAME`."""
+    if not re.fullmatch(NAME, name):
+        raise error(
+            f"{name!r} cannot be the name of {what}: expected at most 62 letters, digits, '.', '_' and '-', with a "
+            "letter or digit first"
+        )
 
 
 class Shown(NamedTuple):
@@ -101,7 +122,7 @@ class Options(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise OptionsError(sentence(error)) from None
+            raise OptionsError(*problems_of(error)) from None
 
     def plan(self, *without: str) -> dict[str, Any]:
         """Return all fields except those named as JSON values, under the names used in plans and manifests."""
@@ -127,7 +148,21 @@ def sentence(error: ValidationError, *, values: bool = True, most: int | None = 
 
     Example: `max_n: must be greater than or equal to 1, not 0`.
     """
-    return "; ".join(_problem(each, values) for each in error.errors(include_url=False)[:most])
+    return str(OptionsError(*problems_of(error, values=values)[:most]))
+
+
+def problems_of(error: ValidationError, *, values: bool = True) -> list[tuple[str, str]]:
+    """Return each problem with the place of its field, such as `corpora.acme.budget`; see `sentence`."""
+    found = []
+    for each in error.errors(include_url=False):
+        place = ".".join(map(str, each["loc"]))
+        inner = each.get("ctx", {}).get("error")
+        if isinstance(inner, OptionsError):  # of a model inside this one
+            found += [(".".join(filter(None, (place, option))), what) for option, what in inner.problems]
+        else:
+            shown = place and values and each["type"] not in ("missing", "extra_forbidden")
+            found.append((place, worded(each) + (f", not {each['input']!r}" if shown else "")))
+    return found
 
 
 def worded(problem: Any) -> str:
@@ -137,12 +172,3 @@ def worded(problem: Any) -> str:
     if problem["type"] == "literal_error":
         return f"only {problem['ctx']['expected'].replace('False', 'false')} is supported"
     return str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-
-
-def _problem(problem: Any, values: bool) -> str:
-    message = worded(problem)
-    if not problem["loc"]:
-        return message
-    shown = values and problem["type"] not in ("missing", "extra_forbidden")
-    given = f", not {problem['input']!r}" if shown else ""
-    return f"{'.'.join(map(str, problem['loc']))}: {message}{given}"

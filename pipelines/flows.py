@@ -70,7 +70,7 @@ def build_flow(kind: str) -> Flow[..., Any]:
         return _build(kind, builder, **given)
 
     run.__name__ = run.__qualname__ = f"build_{kind}"
-    run.__doc__ = builder.build.__doc__
+    run.__doc__ = builder.help
     return flow_of(f"build-{kind}", *models)(run)
 
 
@@ -81,6 +81,7 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
         demo = _is_demo(corpus, given)
         name = resolve_name(name, demo=demo)
         release = publishing.release and publishing.release.replace("{name}", name)
+        publishing = publishing.changed(release=release)
         if demo and release:
             require_free(ledger, release)
         if release and "kind" not in publishing.force:
@@ -100,7 +101,7 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
             source = _tokens(ledger, name, corpus, given)
             builds = [source.built]
         builds.append(steps.make_store(ledger, kind, options, by, source))
-        return _finish(ledger, name, builds, publishing.changed(release=release))
+        return _finish(ledger, name, builds, publishing)
 
 
 build_rest, build_crest, build_dresd = build_flow("rest"), build_flow("crest"), build_flow("dresd")

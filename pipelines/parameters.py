@@ -5,17 +5,13 @@ Python's standard library as the demonstration corpus, and the quickstart's toke
 """
 
 import inspect
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from prefect import Flow, flow
-from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
@@ -23,17 +19,13 @@ from pydantic.fields import FieldInfo
 
 from draftstore.answers.responses import Batching, ResponseOptions
 from draftstore.errors import DraftstoreError
-from draftstore.options import Options, Shown
+from draftstore.options import NAME, Options, Shown
 from draftstore.stores.building import TOKENIZER, TOKENIZERS
 from draftstore.text.tokenizing import CORPUS, CorpusOptions, ReadOptions
+from schema.catalogue.gates import CHECKS
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["chat-vicuna"])]
-Gate = Literal[
-    "tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "removed", "replay"
-]
-"""Names of `schema.catalogue.gates.CHECKS`."""
-OPTION = re.compile(r"`[^`]*`|--(?P<name>[a-z][a-z-]*)( (?P<value>[a-z,-]+)$)?")
-"""A whole command, which is left unchanged, or an option, with its value at the end of a message."""
+Name = Annotated[str, Field(pattern=f"^{NAME}$", examples=["chat-vicuna"])]
+Gate = Annotated[str, Field(pattern=f"^({'|'.join(CHECKS)})$", json_schema_extra={"enum": [*CHECKS]})]
 
 
 class Corpus(ReadOptions):
@@ -116,7 +108,7 @@ class Publishing(Checks):
 
     release: str | None = Field(
         None,
-        pattern=r"^([A-Za-z0-9]|\{name\})[A-Za-z0-9._-]{0,62}$",
+        pattern=rf"^({NAME}|\{{name\}}[A-Za-z0-9._-]*)$",
         description="The release to point at the store once it is verified; {name} stands for the name. None: "
         "none.",
         examples=["chat-vicuna", "{name}", "{name}-dresd"],
@@ -141,7 +133,7 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
             try:
                 return function(**given)
             except DraftstoreError as error:
-                return Failed(message=str(error), data=error)
+                return Failed(message=error.spelled(partial(_parameter_named, fields)), data=error)
 
         return flow(name=name, flow_run_name=_run_name)(run)
 
@@ -157,28 +149,13 @@ def _run_name() -> str:
     return f"{flow_run.flow_name} {', '.join(names)}"
 
 
-@contextmanager
-def names_parameters() -> Iterator[None]:
-    """Replace a command's options in the message of a DraftstoreError by parameters of the running flow."""
-    try:
-        yield
-    except DraftstoreError as error:
-        error.args = (OPTION.sub(_parameter_for, str(error)),)
-        raise
-
-
-def _parameter_for(found: re.Match[str]) -> str:
-    """Return the parameter for an option in a message, or the option if the flow has no such parameter."""
-    context, name = FlowRunContext.get(), (found["name"] or "").replace("-", "_")
-    names = context.flow.parameters.properties if context and context.flow else {}
-    if "corpus" in names and name in Corpus.model_fields:
-        name = f"corpus.{name}"
-    elif name not in names:
-        return found[0]
-    value = found[2] or ""
-    if found["value"] and "array" in str(names.get(name)):
-        value = f"={json.dumps(found['value'].split(','))}"
-    return f"the parameter {name}{value}"
+def _parameter_named(fields: Mapping[str, FieldInfo], option: str) -> str:
+    """Return the parameter of a flow for an option that an error names, or the option if it has none."""
+    if "corpus" in fields and option in Corpus.model_fields:
+        option = f"corpus.{option}"
+    elif option not in fields:
+        return option
+    return f"the parameter {option}"
 
 
 def _fields(models: Sequence[type[Options]]) -> dict[str, FieldInfo]:

@@ -39,7 +39,7 @@ def read_settings(path: Path, flows: dict[str, Flow[..., Any]]) -> dict[str, Set
         tables = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return {name: _merged(name, flows.get(name), tables.get(name, {})) for name in flows | tables}
     except (OSError, ValueError) as error:
-        raise OptionsError(f"{path}: {error}") from None
+        raise OptionsError(("", f"{path}: {error}")) from None
 
 
 def _merged(name: str, flow: Flow[..., Any] | None, table: Any) -> Settings:
@@ -59,7 +59,7 @@ def _merged(name: str, flow: Flow[..., Any] | None, table: Any) -> Settings:
         valid = create_model(name, __base__=Options, **fields)(**given_parameters)
         return given.changed(parameters=valid.model_dump(mode="json", exclude_unset=True))
     except OptionsError as error:
-        raise ValueError(f"{key}.{error}") from None
+        raise ValueError(error.spelled(f"{key}.{{}}".format)) from None
 
 
 def _with_none(table: dict[str, Any]) -> dict[str, Any]:

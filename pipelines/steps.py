@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from draftstore.answers.prompts import ResponseOptions
 from draftstore.answers.responses import Responder, Responses, make_responses
 from draftstore.text.tokenizing import CorpusOptions
-from pipelines.parameters import Corpus, names_parameters
+from pipelines.parameters import Corpus
 from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.db.failures import translate
 from schema.db.home import data_home
@@ -54,7 +54,7 @@ def step(name: str, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
         return task(
             name=name, retries=len(DELAYS), retry_delay_seconds=list(DELAYS), retry_condition_fn=worth_a_retry,
             cache_policy=NO_CACHE, persist_result=False, **options,
-        )(names_parameters()(function))  # fmt: skip
+        )(function)  # fmt: skip
 
     return decorate
 
@@ -76,11 +76,10 @@ def make_answers(logger: Logger, name: str, by: Responder, questions: ResponseOp
     """Find the answers of a model under a name or decode them; other answers under this name are replaced."""
     path = data_home() / "corpora" / name / "answers.jsonl.zst"
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = StepLog(logger, "decoding", "answers")
     decode = partial(
         make_responses, questions, by.model, path,
         dtype=by.dtype, device=by.device, batch=by.batch, overwrite=True,
-        on_progress=lambda done, total, _tokens: log(done, total),
+        on_progress=StepLog(logger, "decoding", "answers"),
     )  # fmt: skip
     made = when_free(decode, path, logger)
     logger.info("answers in %s: %s", path, f"{made.counts['answers']:,}")

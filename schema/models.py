@@ -37,6 +37,7 @@ STATES = ("running", "finished", "failed")
 ACTIONS = ("publish", "rollback")
 PARTITIONED = ("ngrams", "kept_ngrams", "trees")
 RELEASE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Names in tables; those of new releases are shorter, see `draftstore.options.NAME`."""
 
 Id = Annotated[int, mapped_column(BigInteger, Identity(always=True), primary_key=True)]
 Bigint = Annotated[int, mapped_column(BigInteger)]

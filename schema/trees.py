@@ -6,13 +6,14 @@ both ways.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psycopg
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, manifest_digest
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.crest.entries import Entries
 from schema.db.pooling import Pool
 
@@ -23,7 +24,6 @@ FIND_BUILD = (
 )
 
 Entry = tuple[bytes, bytes]
-Progress = Callable[[int, int], None]
 
 
 class PostgresEntries:
@@ -84,13 +84,14 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
     pool.close()
     raise StoreError(
         f"the database holds no trees of {path} (manifest {digest[:12]}; its backends are "
-        f"{', '.join(manifest.parameters.get('backends', [])) or 'unknown'}): build it with --backend postgres, "
-        "or set DRAFTSTORE_DATABASE_URL to the database that it was built in"
+        f"{', '.join(manifest.parameters.get('backends', [])) or 'unknown'}): set DRAFTSTORE_DATABASE_URL to the "
+        "database that it was built in, or build it with postgres",
+        "backend",
     )
 
 
 def load_store(
-    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Progress = lambda *_: None
+    path: Path, out: Path, manifest: Manifest, source: Entries, progress: OnProgress = ignore
 ) -> None:
     """Load a CREST store's trees and n-grams into the database and register it, in one transaction.
 

@@ -44,7 +44,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.hf.tuning import measure
 from draftstore.recycling.drafter import RecyclingDrafter
-from draftstore.stores.rest.store import BUDGET
+from draftstore.trees.frontier import BUDGET
 
 PROMPTS, TOKENS, ROUNDS = 12, 160, 3
 QUICK_PROMPTS, QUICK_TOKENS, QUICK_ROUNDS, QUICK_NODES = 2, 16, 1, 16

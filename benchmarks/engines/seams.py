@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.quality.ngram import parents_of
-from draftstore.assembly import Sources
 from draftstore.decoding.replay import Recording
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import Proposer
@@ -72,7 +71,7 @@ def sglang_ways(places: Places, tokenizer: TextTokenizer, nodes: int) -> dict[st
     """Return the ways of drafting at SGLang's interface."""
     ways = {}
     for name, fields in places.items():
-        config = EngineConfig(Sources(**fields), budget=nodes)
+        config = EngineConfig(**fields, budget=nodes)
         proposer = Proposer(
             config, engine="sglang", vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.identity
         )

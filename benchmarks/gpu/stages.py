@@ -29,7 +29,8 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import BuildError
 from draftstore.hf import runner
 from draftstore.hf.runner import MAX_ROWS
-from draftstore.stores.rest.store import BUDGET, RestStore
+from draftstore.stores.rest.store import RestStore
+from draftstore.trees.frontier import BUDGET
 
 Beside = Mapping[str, "subprocess.Popen[bytes]"]
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")

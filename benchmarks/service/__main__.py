@@ -48,10 +48,11 @@ from benchmarks.processes import NO_ANSWER, Program, ask, lookup_service
 from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.service.echo import HEADER, Caller, echo_frame
 from benchmarks.service.load import Load, run_load
-from benchmarks.service.roundtrips import BUDGET, appends, roundtrips
+from benchmarks.service.roundtrips import appends, roundtrips
 from draftstore.remote.client import DEADLINE
 from draftstore.remote.wire import encode_request
 from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.trees.frontier import BUDGET
 
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 WIDTH = 16

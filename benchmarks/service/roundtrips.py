@@ -16,8 +16,8 @@ from draftstore.remote.client import DEADLINE, RemoteStore
 from draftstore.remote.wire import encode_request
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.registry import open_store
+from draftstore.trees.frontier import BUDGET
 
-BUDGET = 64
 VOCABULARY = 32_000
 
 

@@ -41,8 +41,9 @@ from benchmarks.report import describe_machine, finish, new_axes, show_table
 from draftstore.decoding.replay import Recording
 from draftstore.stores.crest.build import RULES, CrestOptions, build_crest
 from draftstore.stores.crest.selection import GAIN
-from draftstore.stores.crest.store import BUDGET, CrestStore
+from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.rest.store import RestStore
+from draftstore.trees.frontier import BUDGET
 
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 PARTS = (100.0, PART_OF_REST)

@@ -187,7 +187,7 @@ def measure(drafter: Drafter, recordings: Sequence[Recording], budget: int) -> d
         "acceptance": round(
             100 * float(np.mean([each.accepted / each.passes for each in results])) / LENGTH, 2
         ),
-        "nodes": round(sum(each.nodes for each in results) / passes, 2),
+        "nodes": round(sum(each.drafted for each in results) / passes, 2),
         "lookup_us": {"p50": times["p50"], "p99": times["p99"]},
     }
 

@@ -44,7 +44,7 @@ from benchmarks.measure import (
 from benchmarks.quality.replays import REPLAYS
 from benchmarks.report import describe_machine, finish, show_table
 from draftstore.search.suffix import index_segment
-from draftstore.storage.progress import Step
+from draftstore.storage.progress import OnProgress
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
 from draftstore.text.tokenizer import load_tokenizer
@@ -78,7 +78,7 @@ def measure_build(
     _warm_up_sorting(text_tokenizer.vocab_size)
     reports: dict[str, list[float]] = {"tokenizing": [], "sorting": [], "hashing": []}
 
-    def note(step: str, _unit: str) -> Step:
+    def note(step: str, _unit: str) -> OnProgress:
         return lambda _done, _total, _detail="": reports[step].append(perf_counter())
 
     begin = perf_counter()

@@ -4,7 +4,7 @@ Answers join the batch as room becomes available, longest prompts first. Each an
 neither the batch nor an interruption changes samples, except for rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
@@ -16,12 +16,13 @@ from draftstore.decoding.conversation import answer_lead
 from draftstore.decoding.incremental import Pieces
 from draftstore.decoding.loop import Step
 from draftstore.decoding.planners import Fixed
-from draftstore.errors import ModelError
+from draftstore.errors import ModelError, counted
 from draftstore.hf.answering import batch_member, decode_plainly
 from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import why_plain
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.requests import GenerationRequest, Sampling
+from draftstore.storage.progress import OnProgress
 
 
 def decode_answers(
@@ -30,7 +31,7 @@ def decode_answers(
     prompts: Sequence[Prompt],
     journal: Journal,
     most: int,
-    on_progress: Callable[[int, int, int], None],
+    on_progress: OnProgress,
 ) -> None:
     """Decode answers missing from a journal, at most `most` at once; ModelError if they do not fit into memory."""
     left = [number for number in range(len(prompts)) if number not in journal.answers]
@@ -38,12 +39,12 @@ def decode_answers(
     requests = {number: _request(options, prompts[number], number) for number in left}
     plain = not left or why_plain(loaded.model)
     decoded = 0
-    on_progress(len(journal.answers), len(prompts), decoded)
+    on_progress(len(journal.answers), len(prompts), counted(decoded, "token"))
     for number, tokens in _plainly(loaded, requests) if plain else _together(loaded, requests, most):
         decoded += len(tokens)
         limited = len(tokens) == options.max_tokens
         journal.add(_finish(loaded, prompts[number], number, tokens, limited))
-        on_progress(len(journal.answers), len(prompts), decoded)
+        on_progress(len(journal.answers), len(prompts), counted(decoded, "token"))
 
 
 def _request(options: ResponseOptions, prompt: Prompt, number: int) -> GenerationRequest:

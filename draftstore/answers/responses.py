@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.options import Options
 from draftstore.storage.files import hash_file, locked_directory, remove, replacing, write_json
 from draftstore.storage.manifest import model_name
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.storage.report import RecordProblem
 from draftstore.storage.streams import write_lines
 from draftstore.stores.building import ModelChoice, Weights
@@ -73,7 +74,7 @@ def make_responses(
     device: str | None = None,
     batch: int = BATCH,
     overwrite: bool = False,
-    on_progress: Callable[[int, int, int], None] = lambda _done, _all, _tokens: None,
+    on_progress: OnProgress = ignore,
 ) -> Responses:
     """Write a model's answers, resume an interrupted run of them, or return the existing file.
 
@@ -83,7 +84,7 @@ def make_responses(
         out: the file: .jsonl, .ndjson or .json, optionally compressed (.gz, .bz2, .xz, .zst).
         batch: answers decoded at once, at most 64.
         overwrite: whether to replace answers of another model, to other prompts or with other settings.
-        on_progress: called with the answers done, their total, and the tokens of those decoded in this run.
+        on_progress: called with the answers done and their total.
 
     Raises:
         BuildError: `out` is another file, or another run is active there.
@@ -144,9 +145,13 @@ def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Response
         if origin["plan"] == plan and origin["sha256"] == hash_file(out):
             return Responses(out, origin["counts"], [], reused=True)
     except (LookupError, OSError, ValueError):
-        raise BuildError(f"{out} was not written by `draftstore responses`: choose another --out") from None
+        raise BuildError(
+            f"{out} was not written by `draftstore responses`: choose another file", "out"
+        ) from None
     if not overwrite:
-        raise BuildError(f"{out} exists and holds other answers: choose another --out, or pass --overwrite")
+        raise BuildError(
+            f"{out} exists and holds other answers: choose another file, or replace it", "overwrite"
+        )
     return None
 
 
@@ -157,7 +162,7 @@ def _make(
     work: Path,
     out: Path,
     batch: int,
-    on_progress: Callable[[int, int, int], None],
+    on_progress: OnProgress,
 ) -> Responses:
     """Decode the answers missing from the journal, and publish all: first their origin, then the file by a rename."""
     from draftstore.answers.decoding import decode_answers

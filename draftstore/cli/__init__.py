@@ -131,7 +131,7 @@ def main() -> None:
         sys.stderr.close()  # nobody reads our output any more
         sys.exit(141)
     except DraftstoreError as error:
-        say(f"error: {error}", err=True)
+        say(f"error: {error.spelled(lambda name: '--' + name.replace('_', '-'))}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
         advice = ADVICE.get(error.errno or 0)

@@ -1,24 +1,21 @@
 """`draftstore build`: a command for each kind of store that has a builder."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import Progress as Bars
 
-from draftstore.cli.common import bytes_text, count_progress, status
+from draftstore.cli.common import bytes_text, progress_bars, status
 from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
-from draftstore.errors import counted, needs_extra
-from draftstore.hf.loading import EXTRA, load_model
-from draftstore.options import Options
+from draftstore.errors import counted
+from draftstore.hf.building import materials
 from draftstore.storage.progress import Progress
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
-from draftstore.stores.building import Materials, ModelSources, TextSources
+from draftstore.stores.building import TextSources
 from draftstore.stores.kind import Builder
 from draftstore.stores.registry import KINDS, builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources, build_rest
@@ -54,7 +51,7 @@ def build() -> None:
 def command_of(kind: str, builder: Builder) -> click.Command:
     """Return the command that builds stores of a kind."""
 
-    @click.command(kind, cls=SpreadCommand, help=builder.build.__doc__)
+    @click.command(kind, cls=SpreadCommand, help=builder.help)
     @takes(sources=builder.sources, options=builder.options)
     @out_option
     @overwrite_option
@@ -62,30 +59,25 @@ def command_of(kind: str, builder: Builder) -> click.Command:
     def command(sources: Any, options: Any, out: Path, overwrite: bool, as_json: bool) -> None:
         begin = time.perf_counter()
         options = options.model_copy(update={"name": options.name or out.name})
-        with build_bars() as progress, _materials(sources, out, progress) as made:
-            result = builder.build(options, made, out, overwrite=overwrite, progress=progress)
+        with progress_bars() as progress:
+            made = _materials(sources, out, progress)
+            result = builder.build(options, out=out, overwrite=overwrite, progress=progress, **made)
         report_build(result, time.perf_counter() - begin, as_json)
 
     return command
 
 
-@contextmanager
-def _materials(sources: Options, out: Path, progress: Progress) -> Iterator[Materials]:
+def _materials(sources: Any, out: Path, progress: Progress) -> dict[str, Any]:
     """Load the materials of a store; build a missing REST store beside the new store."""
     match sources:
         case TextSources():
-            yield Materials(tokenizer=load_tokenizer(sources.tokenizer), workers=sources.workers)
-        case ModelSources():
-            with needs_extra("torch", EXTRA):
-                from draftstore.hf.states import ModelStates
-            with status(f"loading {printable(sources.model)}"):
-                loaded = load_model(sources.model, device=sources.device, dtype=sources.model_dtype)
-                states = ModelStates(loaded, batch_tokens=sources.batch_tokens)
-            yield Materials(tokenizer=loaded.text, states=states)
+            return materials(sources, tokenizer=load_tokenizer(sources.tokenizer))
         case RestSources():
             _require_source(sources)
             rest = sources.rest or _build_rest(sources, out.with_name(f"{out.name}-rest"), progress)
-            yield Materials(rest=rest, workers=sources.workers)
+            return materials(sources, rest=rest)
+    with status(f"loading {printable(sources.model)}"):
+        return materials(sources)
 
 
 def _require_source(sources: RestSources) -> None:
@@ -101,38 +93,6 @@ def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
     options = RestOptions.of(sources, name=out.name)
     tokenizer = load_tokenizer(str(sources.tokenizer))
     return build_rest(options, tokenizer, out, workers=sources.workers, progress=progress).path
-
-
-@contextmanager
-def build_bars() -> Iterator[Progress]:
-    """Show one progress bar per step of a build, on stderr."""
-    with count_progress("") as bars:
-        yield lambda step, unit: Bar(bars, step, unit)
-
-
-class Bar:
-    """The progress bar of one step, shown from its first report on."""
-
-    def __init__(self, bars: Bars, title: str, unit: str) -> None:
-        self._bars, self._title, self._unit = bars, title, unit
-        self._task: int | None = None
-        self._begin, self._first = 0.0, 0
-
-    def __call__(self, done: int, total: int | None, detail: str = "") -> None:
-        """Report the amount done."""
-        now = time.perf_counter()
-        if self._task is None:
-            self._begin, self._first = now, done
-            self._task = self._bars.add_task(self._title, total=total, detail="")
-        rate = (done - self._first) / max(now - self._begin, 1e-9)
-        parts = [self._unit, detail, _per_second(rate) if done > self._first else ""]
-        shown = ", ".join(filter(None, parts))
-        self._bars.update(self._task, completed=done, total=total, detail=shown)  # type: ignore[arg-type]
-
-
-def _per_second(rate: float) -> str:
-    """Return a rate with a suitable number of digits: models are a hundred times slower than tokenizers."""
-    return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
 
 
 def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:

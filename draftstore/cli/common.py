@@ -2,8 +2,10 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Protocol, TypeVar
 
@@ -11,14 +13,15 @@ import click
 from pydantic import Field
 from rich.progress import (
     BarColumn,
-    Progress,
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
@@ -27,11 +30,11 @@ from draftstore.cli.output import console, printable
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest
+from draftstore.storage.progress import Progress
 from draftstore.stores.crest.entries import Backend
 from draftstore.stores.registry import Store, open_store, strategies_of
-from draftstore.stores.rest.store import BUDGET
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 
 STORE = click.Path(path_type=Path)
 LINE_SECONDS = 5
@@ -77,23 +80,18 @@ def bytes_text(manifest: Manifest) -> str:
 
 
 class _Amount(ProgressColumn):
-    """The amount done of a task, with its unit and details, such as `3 of 10 files`."""
-
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
-        super().__init__(Column(no_wrap=True))
+    """The amount done of a task and its details, such as `3 of 10 files`."""
 
     def render(self, task: Task) -> Text:
         """Return the amount."""
         total = "" if task.total is None else f" of {task.total:,.0f}"
-        text = f"{task.completed:,.0f}{total} {self._unit} {task.fields['detail']}"
-        return Text(" ".join(text.split()).replace(" ,", ","))
+        return Text(f"{task.completed:,.0f}{total} {task.fields['detail']}".rstrip())
 
 
 @contextmanager
-def count_progress(unit: str) -> Iterator[Progress]:
-    """Show a progress bar with a known or unknown total; off a terminal, lines."""
-    amount = _Amount(unit)
+def progress_bars() -> Iterator[Progress]:
+    """Show a bar for each step of some work, on stderr; off a terminal, lines."""
+    amount = _Amount(Column(no_wrap=True))
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -103,14 +101,39 @@ def count_progress(unit: str) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     shown = console(err=True)
-    progress = Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal)
+    bars = Bars(*columns, console=shown, transient=True, disable=not shown.is_terminal)
 
     def text() -> str:
-        tasks = [task for task in progress.tasks if not task.finished] or progress.tasks[-1:]
+        tasks = [task for task in bars.tasks if not task.finished] or bars.tasks[-1:]
         return "; ".join(f"{task.description}: {amount.render(task)}" for task in tasks)
 
-    with progress, nullcontext() if shown.is_terminal else _lines(text):
-        yield progress
+    with bars, nullcontext() if shown.is_terminal else _lines(text):
+        yield partial(_Bar, bars)
+
+
+class _Bar:
+    """The bar of one step, shown from its first report on, with its speed."""
+
+    def __init__(self, bars: Bars, title: str, unit: str) -> None:
+        self._bars, self._title, self._unit = bars, title, unit
+        self._task: TaskID | None = None
+        self._begin, self._first = 0.0, 0
+
+    def __call__(self, done: int, total: int | None, detail: str = "") -> None:
+        """Report the amount done."""
+        now = time.perf_counter()
+        if self._task is None:
+            self._begin, self._first = now, done
+            self._task = self._bars.add_task(self._title, total=total, detail="")
+        rate = (done - self._first) / max(now - self._begin, 1e-9)
+        parts = [self._unit, detail, _per_second(rate) if done > self._first else ""]
+        shown = ", ".join(filter(None, parts))
+        self._bars.update(self._task, completed=done, total=total, detail=shown)
+
+
+def _per_second(rate: float) -> str:
+    """Return a rate with a suitable number of digits: models are a hundred times slower than tokenizers."""
+    return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.{0 if rate >= 10 else 1}f}/s"
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from draftstore.cli.build import build_bars, report_build
-from draftstore.cli.common import STORE
+from draftstore.cli.build import report_build
+from draftstore.cli.common import STORE, progress_bars
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option
 from draftstore.stores.crest.counts import CountOptions, build_counts
@@ -26,6 +26,6 @@ def count(directory: Path, out: Path, options: CountOptions, overwrite: bool, as
       draftstore count stores/chat --out stores/chat-ngrams
     """
     begin = time.perf_counter()
-    with build_bars() as progress:
+    with progress_bars() as progress:
         result = build_counts(directory, out, options, overwrite=overwrite, progress=progress)
     report_build(result, time.perf_counter() - begin, as_json)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.cli.answering import TimedAnswer, answer, check_positions, first_difference
-from draftstore.cli.common import count_progress, status
+from draftstore.cli.common import progress_bars, status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.decoding.conversation import encode_conversation
@@ -81,16 +81,17 @@ def demo(options: DemoOptions, as_json: bool) -> None:
     identity = loaded.text.identity
     with assemble(Sources(recycling=True), vocab_size=loaded.vocab_size, tokenizer=identity) as drafters:
         plan = choose_plan(Effort(), loaded)
-        with count_progress("prompts") as bars:
-            task = bars.add_task("answering, without drafts and with them", total=len(asked), detail="")
+        with progress_bars() as progress:
+            step = progress("answering, without drafts and with them", "prompts")
+            step(0, len(asked))
             _compared(loaded, drafters, plan.planner, *asked[0], 3)  # torch's first passes take longer
             rows = []
             for prompt, text in asked:
                 row = _compared(loaded, drafters, plan.planner, prompt, text, options.max_tokens)
                 rows.append(row)
                 line = f"{row['prompt']}: {row['plain_seconds']} s, with drafts {row['seconds']} s"
-                bars.console.print(line, markup=False, highlight=False)
-                bars.advance(task)
+                say(line, err=True)
+                step(len(rows), len(asked))
     gains = {kind: _gain(rows, kind) for kind in ("edit", "question")}
     if as_json:
         return print_json({"model": loaded.name, "effort": plan.words, "answers": rows, "median_gain": gains})

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from draftstore.cli.build import build_bars
-from draftstore.cli.common import STORE
+from draftstore.cli.common import STORE, progress_bars
 from draftstore.cli.options import Group, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.engines.llama_cpp import ExportOptions, export_cache
@@ -42,7 +41,7 @@ def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: boo
           --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 8
     """
     begin = time.perf_counter()
-    with build_bars() as progress:
+    with progress_bars() as progress:
         made = export_cache(directory, out, options, overwrite=overwrite, progress=progress)
     seconds = time.perf_counter() - begin
     if as_json:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from draftstore.cli.common import STORE, bytes_text, count_progress
+from draftstore.cli.common import STORE, bytes_text, progress_bars
 from draftstore.cli.output import json_option, print_fields, print_json, say
 from draftstore.errors import counted
 from draftstore.storage.manifest import Manifest, load_manifest
@@ -64,9 +64,8 @@ def verify(directory: Path, as_json: bool) -> None:
       draftstore verify stores/chat && echo whole
     """
     manifest = load_manifest(directory)
-    with count_progress("bytes") as bars:
-        task = bars.add_task("verifying", total=manifest.size, detail="")
-        problems = verify_store(directory, manifest, lambda size: bars.advance(task, size))
+    with progress_bars() as progress:
+        problems = verify_store(directory, manifest, progress("verifying", "bytes"))
     if as_json:
         whole = {"path": directory, "whole": not problems, "bytes": manifest.size}
         print_json({**whole, "problems": problems})

@@ -134,7 +134,8 @@ def _instance(model: type[Options], values: dict[str, Any]) -> Options:
     try:
         return model(**given)
     except OptionsError as error:
-        raise click.UsageError(f"{error}.") from None
+        flags = {name: _flags(name, field)[0] for name, field in model.model_fields.items()}
+        raise click.UsageError(f"{error.spelled(lambda place: flags[place.partition('.')[0]])}.") from None
 
 
 def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:

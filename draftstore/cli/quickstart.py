@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
-from draftstore.cli.build import build_bars
-from draftstore.cli.common import count_progress, status, warm
+from draftstore.cli.common import progress_bars, status, warm
 from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.cli.query import describe, timed_draft
@@ -21,7 +20,7 @@ from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.registry import Store
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.stores.rest.store import BUDGET, RestStore
+from draftstore.stores.rest.store import RestStore
 from draftstore.text.drawing import TreeText
 from draftstore.text.python_source import (
     HELD_OUT,
@@ -34,7 +33,7 @@ from draftstore.text.python_source import (
     write_recordings,
 )
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 
 CONTEXT_TOKENS = 24
 DRAWN_NODES = 24
@@ -75,7 +74,7 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
     with status("preparing a tokenizer"):
         loaded, origin = _tokenizer(options.tokenizer, out, stored)
     say(f"tokenizer: {origin}, {loaded.vocab_size:,} ids", err=True)
-    with build_bars() as progress:
+    with progress_bars() as progress:
         texts = RestOptions(corpus=(out / "corpus.jsonl",), name="python-source")
         rest = build_rest(texts, loaded, out / "store", overwrite=True, progress=progress).path
         trees = CrestOptions(name="python-source-crest", ngrams=CREST_NGRAMS)
@@ -121,13 +120,9 @@ def _tokenizer(name: str | None, out: Path, stored: list[Source]) -> tuple[TextT
 
 def _replay(store: Store, strategy: str, recordings: list[Recording], budget: int) -> dict[str, Any]:
     drafter = warm(store.drafter(strategy))
-    with count_progress("files") as bars:
-        title = f"replaying with {store.manifest.kind}, {strategy}"
-        task = bars.add_task(title, total=len(recordings), detail="")
-        result = replay_recordings(
-            drafter, recordings, budget=budget, on_progress=lambda now: bars.update(task, completed=now.rows)
-        )
-    return result.summary()
+    with progress_bars() as progress:
+        step = progress(f"replaying with {store.manifest.kind}, {strategy}", "files")
+        return replay_recordings(drafter, recordings, budget=budget, on_progress=step).summary()
 
 
 def _figures(row: dict[str, Any]) -> tuple[Any, ...]:

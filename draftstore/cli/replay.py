@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import click
 from pydantic import Field
 
-from draftstore.cli.common import STORE, Drafting, count_progress, status, warm
+from draftstore.cli.common import STORE, Drafting, progress_bars, status, warm
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, printable, say
 from draftstore.decoding.replay import Recording, ReplayResult, read_recordings
@@ -195,13 +195,8 @@ def _mixed(stored: Drafter | None, vocab_size: int, options: Replaying) -> tuple
 
 def _replay(subject: Subject, options: Replaying, drafting: Drafting) -> ReplayResult:
     """Replay the recordings with a progress bar."""
-    with count_progress("outputs") as bars:
+    with progress_bars() as progress:
         name = printable(subject.name if subject.strategy else _drafts(subject, options))
-        task = bars.add_task(name, total=options.limit, detail="")
-
-        def show(result: ReplayResult) -> None:
-            bars.update(task, completed=result.rows, detail=f"accepted length {result.accepted_length:.3f}")
-
         recordings: Iterable[Recording]
         recordings = read_recordings(
             options.replays, subject.tokenizer, model=options.recorded_by, limit=options.limit
@@ -217,7 +212,7 @@ def _replay(subject: Subject, options: Replaying, drafting: Drafting) -> ReplayR
             min_prob=drafting.min_prob,
             chain=options.chain,
             learn=subject.learn,
-            on_progress=show,
+            on_progress=progress(name, "outputs"),
         )
 
 

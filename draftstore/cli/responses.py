@@ -7,7 +7,7 @@ import click
 
 from draftstore.answers.responses import Responder, ResponseOptions, Responses, make_responses
 from draftstore.cli.build import problems_json, show_problems
-from draftstore.cli.common import count_progress
+from draftstore.cli.common import progress_bars
 from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, say
 
@@ -42,20 +42,11 @@ def responses(by: Responder, options: ResponseOptions, out: Path, overwrite: boo
       draftstore responses --model ./model --prompts p.jsonl --temperature 0.7 --top-p 0.95 --samples 3 --out a.jsonl
     """
     begin = time.perf_counter()
-    with count_progress("answers") as bars:
-        task = bars.add_task("loading", total=None, detail="")
-        start = 0.0
-
-        def show(done: int, total: int, tokens: int) -> None:
-            nonlocal start
-            now = time.perf_counter()
-            start = start or now
-            speed = f", {tokens / (now - start):,.0f} tokens/s" if tokens else ""
-            bars.update(task, description="decoding", completed=done, total=total, detail=speed)
-
+    with progress_bars() as progress:
         made = make_responses(
             options, by.model, out,
-            dtype=by.dtype, device=by.device, batch=by.batch, overwrite=overwrite, on_progress=show,
+            dtype=by.dtype, device=by.device, batch=by.batch, overwrite=overwrite,
+            on_progress=progress("decoding", "answers"),
         )  # fmt: skip
     _report(made, time.perf_counter() - begin, as_json)
 

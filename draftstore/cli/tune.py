@@ -7,7 +7,7 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from draftstore.cli.common import count_progress, status
+from draftstore.cli.common import progress_bars, status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.decoding.curve import CONTEXT, REPEATS, SPREAD, CostCurve
@@ -52,15 +52,14 @@ def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
     with status(f"loading {model.model}"):
         loaded = model.load(model.model)
     before = tuning.find_curve(loaded.model)
-    with count_progress("passes") as bars:
-        task = bars.add_task("measuring", total=None, detail="")
+    with progress_bars() as progress:
         curve = tuning.measure(
             loaded.model,
             context=options.context,
             repeats=options.repeats,
             spread=options.spread,
             name=loaded.name,
-            on_pass=lambda done, total: bars.update(task, completed=done, total=total),
+            on_pass=progress("measuring", "passes"),
         )
     assert curve.conditions is not None
     path = options.out or tuning.curve_path(curve.conditions)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
 from draftstore.jit import as_input
-from draftstore.trees.tree import DraftTree
+from draftstore.trees.tree import DraftTree, child_of
 from draftstore.trees.walk import find_fault
 
 Choose = Callable[[int, Sequence[int]], int]
@@ -66,22 +66,10 @@ def accept(
         token = choose(node + 1, emitted)
         emitted.append(token)
         over = ends(emitted)
-        node = _child(parents, tokens, node, token)
+        node = child_of(parents, tokens, node, token)
         if node < 0 or over:
             return Acceptance(path, np.array(emitted, np.int32))
         path.append(node)
-
-
-def _child(parents: list[int], tokens: list[int], node: int, token: int) -> int:
-    """Return the child of a node (-1 = the root) that carries a token; -1 if there is none."""
-    child = node
-    try:
-        while True:  # children come after their parents
-            child = tokens.index(token, child + 1)
-            if parents[child] == node:
-                return child
-    except ValueError:
-        return -1
 
 
 def check_tree(tree: DraftTree) -> None:

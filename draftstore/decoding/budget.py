@@ -28,9 +28,10 @@ from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.errors import DraftTreeError
-from draftstore.jit import as_input, kernel
+from draftstore.jit import as_input, kernel, leaf_kernel
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import LEVEL_PROBS, LEVELS_PER_OCTAVE, DraftTree
-from draftstore.trees.walk import steps_below
+from draftstore.trees.walk import steps_below, walk
 
 BANDS = 6
 """Bands of probabilities given the parent, an octave each; the last one includes all lower values."""
@@ -44,7 +45,7 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 class CostPlanner:
     """The planner that maximises tokens per second."""
 
-    def __init__(self, curve: CostCurve, budget: int = 64) -> None:
+    def __init__(self, curve: CostCurve, budget: int = BUDGET) -> None:
         """Plan with the curve of the model on this device, for drafts of at most `budget` nodes."""
         self._curve, self._budget = curve, budget
         self.begin()
@@ -76,20 +77,19 @@ def _shape(tree: DraftTree) -> tuple[NDArray[Any], NDArray[Any]]:
 @kernel
 def _compare(ids: Any, tokens: Any, parents: Any, levels: Any, seen: Any) -> Any:
     """Count in `seen` the expected acceptances of the children along the next tokens, and the actual ones."""
-    node = np.int64(-1)
-    for token in ids:
-        child = np.int64(-1)
-        for i in range(node + 1, len(parents)):
-            if parents[i] == node:
-                steps = steps_below(levels, i, node)
-                band = min(steps // LEVELS_PER_OCTAVE, BANDS - 1)
-                seen[0, band] += _PROBS[steps]
-                if tokens[i] == token:
-                    seen[1, band] += 1.0
-                    child = np.int64(i)
-        if child < 0:
-            return
-        node = child
+    walk(tokens, parents, ids, _count_children, (parents, levels, seen))
+
+
+@leaf_kernel
+def _count_children(state: Any, node: Any, child: Any) -> Any:
+    """Count the expected acceptances of a node's children, and that of the next node."""
+    parents, levels, seen = state
+    for i in range(node + 1, len(parents)):
+        if parents[i] == node:
+            steps = steps_below(levels, i, node)
+            band = min(steps // LEVELS_PER_OCTAVE, BANDS - 1)
+            seen[0, band] += _PROBS[steps]
+            seen[1, band] += i == child
 
 
 @kernel

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.drafting.drafter import check_budget
 from draftstore.errors import GrammarError, needs_extra
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.trees.frontier import MAX_DEPTH
+from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 from draftstore.trees.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class GrammarSession:
     def __init__(self, state: GrammarState) -> None:
         self._state = state
 
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
         """Return the forced tokens as a chain; see `Session`."""
         most = min(budget, MAX_DEPTH) if check_budget(budget, min_prob) >= 0 else 0
         tokens = np.array(self._state.forced()[:most], np.int32)

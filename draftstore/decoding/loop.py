@@ -125,12 +125,16 @@ class Tally:
     forward_ns: int = 0
     accept_ns: int = 0
 
+    def count(self, tokens: int, drafted: int, accepted: int) -> None:
+        """Add a pass that yielded some tokens, with its verified and accepted nodes."""
+        self.passes += 1
+        self.tokens += tokens
+        self.drafted += drafted
+        self.accepted += accepted
+
     def add(self, step: Step) -> None:
         """Add a step."""
-        self.passes += 1
-        self.tokens += len(step.tokens)
-        self.drafted += len(step.tree)
-        self.accepted += len(step.path)
+        self.count(len(step.tokens), len(step.tree), len(step.path))
         self.draft_ns += step.draft_ns
         self.forward_ns += step.forward_ns
         self.accept_ns += step.accept_ns

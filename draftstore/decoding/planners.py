@@ -4,6 +4,7 @@ from typing import Protocol
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.trees.chains import best_chain
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 
@@ -26,7 +27,7 @@ class Planner(Protocol):
 class Fixed:
     """The planner that verifies whole drafts, or the best chain of each, up to a budget."""
 
-    def __init__(self, budget: int = 64, chain: int | None = None) -> None:
+    def __init__(self, budget: int = BUDGET, chain: int | None = None) -> None:
         """Request up to `budget` nodes; with `chain`, verify a single path of at most that many nodes."""
         self._budget = budget
         self._chain = chain

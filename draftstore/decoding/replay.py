@@ -14,7 +14,7 @@ Dense stores need the hidden states of the model, recorded with the output or re
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.conversation import encode_conversation
-from draftstore.decoding.loop import Tally, Text, decode
+from draftstore.decoding.loop import Step, Tally, Text, decode
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.text.chat import Message, as_messages
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 MAX_OUTPUT_TOKENS = 1024
@@ -51,7 +53,7 @@ class Recording:
 
 
 @dataclasses.dataclass
-class ReplayResult:
+class ReplayResult(Tally):
     """Totals of a replay, without the first token of each output, which comes from the prefill.
 
     Attributes:
@@ -62,33 +64,20 @@ class ReplayResult:
     """
 
     rows: int = 0
-    tokens: int = 0
-    passes: int = 0
-    nodes: int = 0
-    accepted: int = 0
     misses: int = 0
     rates: list[float] = dataclasses.field(default_factory=list)
     lookup_ns: list[int] = dataclasses.field(default_factory=list)
-
-    @property
-    def accepted_length(self) -> float:
-        """Tokens per pass; 1.0 for plain decoding."""
-        return self.tokens / self.passes if self.passes else 0.0
 
     @property
     def acceptance_rate(self) -> float:
         """Share of drafted nodes that were accepted, per output, averaged over outputs."""
         return sum(self.rates) / len(self.rates) if self.rates else 0.0
 
-    def add(self, tally: Tally) -> None:
-        """Add an output."""
-        self.rows += 1
-        self.tokens += tally.tokens
-        self.passes += tally.passes
-        self.nodes += tally.drafted
-        self.accepted += tally.accepted
-        if tally.drafted:
-            self.rates.append(tally.acceptance_rate)
+    def add(self, step: Step) -> None:
+        """Add a step."""
+        super().add(step)
+        self.misses += not len(step.tree)
+        self.lookup_ns.append(step.draft_ns)
 
     def summary(self) -> dict[str, Any]:
         """Return the figures as JSON values; times in microseconds."""
@@ -101,7 +90,7 @@ class ReplayResult:
             "tokens": self.tokens,
             "passes": self.passes,
             "rows": self.rows,
-            "nodes_mean": round(self.nodes / passes, 2),
+            "nodes_mean": round(self.drafted / passes, 2),
             "miss_rate": round(self.misses / passes, 4),
             "lookup_us": {"p50": round(p50, 1), "p99": round(p99, 1), "mean": round(float(times.mean()), 1)},
         }
@@ -181,35 +170,39 @@ def replay(
     drafter: Drafter,
     recordings: Iterable[Recording],
     *,
-    budget: int = 64,
+    budget: int = BUDGET,
     min_prob: float = 0.0,
     chain: int | None = None,
     learn: Callable[[Recording], None] = lambda _: None,
-    on_progress: Callable[[ReplayResult], None] = lambda _: None,
+    on_progress: OnProgress = ignore,
 ) -> ReplayResult:
     """Replay recordings with a drafter; ReplayError if it needs hidden states and a recording has none.
 
     Args:
         chain: verify a single path of each draft, of at most this many nodes; None: whole trees.
         learn: called with every output after its replay, for drafters that learn from earlier outputs.
-        on_progress: called after every output.
+        on_progress: called after every output with their number and, as a detail, the accepted length so far.
     """
     result = ReplayResult()
     planner = Fixed(budget, chain)
+    total = len(recordings) if isinstance(recordings, Sized) else None
     for recording in recordings:
-        result.add(_replay_one(drafter, recording, planner, min_prob, result))
+        drafted, accepted = result.drafted, result.accepted
+        _replay_one(drafter, recording, planner, min_prob, result)
+        result.rows += 1
+        if drafted := result.drafted - drafted:
+            result.rates.append((result.accepted - accepted) / drafted)
         learn(recording)
-        on_progress(result)
+        on_progress(result.rows, total, f"accepted length {result.accepted_length:.3f}")
     return result
 
 
 def _replay_one(
     drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
-) -> Tally:
-    """Replay one output; return its tally, and add its lookups to the totals."""
-    tally = Tally()
+) -> None:
+    """Replay one output, and add its steps to the totals."""
     if len(recording.output) < 2:
-        return tally
+        return
     states = recording.hidden
     session = drafter.session(
         np.concatenate([recording.prompt, recording.output[:1]]), hidden=None if states is None else states[0]
@@ -221,10 +214,7 @@ def _replay_one(
         )
     model = RecordedModel(recording.output, states)
     for step in decode(model, Text(session, planner, model.ends, min_prob)):
-        tally.add(step)
-        result.lookup_ns.append(step.draft_ns)
-        result.misses += len(step.tree) == 0
-    return tally
+        result.add(step)
 
 
 class RecordedModel:

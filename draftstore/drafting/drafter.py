@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.jit import read_only
 from draftstore.trees.batch import Draft, DraftBatch
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 from draftstore.trees.tree import LOWEST_LEVEL, DraftTree, highest_level
 
 NO_MATCH = "no_match"
@@ -39,7 +39,7 @@ class Session(Protocol):
     needs_candidates: bool
     needs_hidden: bool
 
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
         """Return a draft of at most `budget` nodes, each with a probability of at least `min_prob`; it may be empty."""
 
     def observe(
@@ -101,7 +101,7 @@ class ContextDrafter(Protocol):
     def draft(
         self,
         contexts: NDArray[np.int32],
-        budget: int = 64,
+        budget: int = BUDGET,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
@@ -121,7 +121,7 @@ class StoreDrafter(ContextDrafter, Protocol):
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
-        budget: int = 64,
+        budget: int = BUDGET,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
     ) -> DraftBatch:
@@ -222,7 +222,7 @@ class ContextSession:
         self.reason = NO_MATCH
         self.observe(prompt_ids, hidden=hidden)
 
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
         """Return a draft for the text so far; see `Session`."""
         draft = self.drafter.draft(self.context, budget, min_prob, self.state)[0]
         self.reason = draft.reason
@@ -248,7 +248,7 @@ class ContextSession:
 
 
 def propose_batch(
-    drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = 64, min_prob: float = 0.0
+    drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = BUDGET, min_prob: float = 0.0
 ) -> list[DraftTree]:
     """Draft for many sessions of one drafter in one call."""
     if not sessions:

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
@@ -15,7 +16,7 @@ class DisabledSession:
     needs_hidden = False
     reason = "failed"
 
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
         """Return the empty tree."""
         return DraftTree.empty()
 

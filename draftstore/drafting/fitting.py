@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, StoreDrafter
 from draftstore.trees.batch import Draft
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class FittedDrafter:
     def draft(
         self,
         contexts: NDArray[np.int32],
-        budget: int = 64,
+        budget: int = BUDGET,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:

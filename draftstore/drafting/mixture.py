@@ -31,7 +31,7 @@ from draftstore.drafting.joining import WrongTreeError, join_trees
 from draftstore.errors import DraftstoreError
 from draftstore.jit import as_input, kernel, leaf_kernel
 from draftstore.trees.blend import keep_best, new_trie, place_nodes
-from draftstore.trees.frontier import MAX_DEPTH, finish, new_frontier
+from draftstore.trees.frontier import BUDGET, MAX_DEPTH, finish, new_frontier
 from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
 from draftstore.trees.walk import steps_below, walk
 
@@ -103,7 +103,7 @@ class MixtureSession:
         self.matched: Sequence[int] = ()
         self._forest: _Forest | None = None
 
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
         """Return a draft; each drafter proposes nodes of any probability, since another may confirm unlikely ones."""
         wanted = budget > 0 and check_budget(budget, min_prob) >= 0
         return self.merge(self.propose_each(budget) if wanted else [], budget, min_prob)

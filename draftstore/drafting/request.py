@@ -23,8 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import check_budget, check_ids
 from draftstore.drafting.history import LENGTHS, History, HistoryRule, append_tokens, draft_text
-from draftstore.errors import DraftstoreError
+from draftstore.errors import require_vocabulary
 from draftstore.jit import as_input
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 SPARE = 1024
@@ -46,8 +47,7 @@ class RequestDrafter:
         Raises:
             DraftstoreError: an empty vocabulary, or a rule with an invalid value.
         """
-        if not 1 <= vocab_size < 2**31:
-            raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
+        require_vocabulary(vocab_size)
         self.rule = HistoryRule() if rule is None else rule
         self.rule.check()
         self.vocab_size = vocab_size
@@ -86,7 +86,7 @@ class RequestSession:
         """Return the number of tokens in the text."""
         return self._size
 
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
         """Return a draft; see `Session`."""
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0:

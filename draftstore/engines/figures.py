@@ -51,13 +51,6 @@ class DraftFigures:
         """Return a count by its labels: position, source, or source and reason."""
         return {" ".join(labels): count for labels, count in self._counts.get((name, corpus), {}).items()}
 
-    @property
-    def accepted_length(self) -> float:
-        """Tokens per step, over all corpora; 1.0 without drafts."""
-        corpora = {corpus for _, corpus in self._counts}
-        steps = sum(self.total("steps", corpus) for corpus in corpora)
-        return 1.0 + sum(self.total("accepted_tokens", corpus) for corpus in corpora) / max(1, steps)
-
     def collect(self) -> Iterable[Any]:
         """Yield the counts as metrics of `prometheus_client`."""
         from prometheus_client.core import CounterMetricFamily
@@ -84,11 +77,11 @@ _METRICS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def serve_metrics(figures: DraftFigures, address: str | int) -> int:
+def serve_metrics(figures: DraftFigures, address: str) -> int:
     """Serve metrics in the text format of Prometheus; return the port."""
     with needs_extra("prometheus-client", "services"):
         from prometheus_client import CollectorRegistry, start_http_server
-    host, _, digits = str(address).rpartition(":")
+    host, _, digits = address.rpartition(":")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(figures)
     try:

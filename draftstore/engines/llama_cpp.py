@@ -14,7 +14,7 @@ otherwise an answer that is in the store once would never be drafted. A count al
 far, by 100 times its value; the whole table was no better at this (docs/llama-cpp.md).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -24,12 +24,12 @@ from pydantic import Field
 
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.options import Bytes, Options, Shown
-from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams, running_total
+from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams
 from draftstore.storage.access import denied_bits, deny
 from draftstore.storage.files import replacing
 from draftstore.storage.locks import StoreLease
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
-from draftstore.storage.progress import Progress, silent
+from draftstore.storage.progress import OnProgress, Progress, silent
 from draftstore.stores.crest.counts import KIND as COUNTS
 from draftstore.stores.crest.counts import parquet_name
 from draftstore.stores.rest.store import KIND as REST
@@ -45,8 +45,6 @@ HEAD = 5
 """Numbers of a record before its followers."""
 CUT_NGRAMS = 1 << 20
 """N-grams that are moved at a time if a limit in bytes excludes some."""
-
-OnRows = Callable[[int, int], None]
 
 
 class Followers(NamedTuple):
@@ -161,9 +159,9 @@ def export_cache(
         StoreError: the store cannot be opened, or is of another kind.
     """
     if out.is_dir():
-        raise BuildError(f"{out} is a directory: --out takes the name of a file")
+        raise BuildError(f"{out} is a directory: name a file", "out")
     if out.exists() and not overwrite:
-        raise BuildError(f"{out} exists: choose another --out, or pass --overwrite")
+        raise BuildError(f"{out} exists: choose another file, or replace it", "overwrite")
     manifest = load_manifest(store)
     out.parent.mkdir(parents=True, exist_ok=True)
     whole, max_bytes, on_rows = options.whole, options.max_bytes, progress("counting", "rows")
@@ -174,32 +172,33 @@ def export_cache(
             values, words = _write(file, _tables(store, manifest, on_rows), options.min_count, whole=whole)
             kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
             if not len(kept):
-                raise BuildError(_why_nothing(store, options, max_bytes if len(words) else None))
+                raise _nothing(store, options, max_bytes if len(words) else None)
     finally:
         lease.close()
     followers = int((kept - HEAD).sum()) // 2
     return Export(out, len(kept), followers, len(words) - len(kept), 4 * int(kept.sum()))
 
 
-def _why_nothing(store: Path, options: ExportOptions, max_bytes: int | None) -> str:
+def _nothing(store: Path, options: ExportOptions, max_bytes: int | None) -> BuildError:
     """Explain why no record is left, and what to do; `max_bytes` is None if that is not the reason."""
     if max_bytes is not None:
-        return f"no pair of tokens fits into {max_bytes:,} bytes: raise --max-bytes"
+        return BuildError(f"no pair of tokens fits into {max_bytes:,} bytes: allow more", "max_bytes")
     found = f"no pair of tokens in {store} has a follower that occurs {options.min_count:,} times"
-    if options.whole:
-        return f"{found}: lower --min-count"
-    return f"{found} and makes up half of all followers: lower --min-count, or pass --all"
+    half = "" if options.whole else " and makes up half of all followers"
+    return BuildError(f"{found}{half}: allow rarer ones", "min_count")
 
 
-def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramTable]:
+def _tables(store: Path, manifest: Manifest, on_rows: OnProgress) -> Iterator[NgramTable]:
     """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table."""
     if manifest.kind == COUNTS:
         if manifest.parameters["max_n"] < 3:
-            raise StoreError(f"{store} counts n-grams of at most two tokens: count again with --max-n 3")
+            raise StoreError(
+                f"{store} counts n-grams of at most two tokens: count again those of three", "max_n"
+            )
         yield from _counted(store / parquet_name(3), on_rows)
     elif manifest.kind == REST:
         index = RestStore.open(store).index
-        for tables in count_ngrams(index, 3, on_rows=running_total(on_rows, len(index.suffixes))):
+        for tables in count_ngrams(index, 3, on_rows=on_rows):
             yield tables[2]
     else:
         raise StoreError(
@@ -208,7 +207,7 @@ def _tables(store: Path, manifest: Manifest, on_rows: OnRows) -> Iterator[NgramT
         )
 
 
-def _counted(path: Path, on_rows: OnRows) -> Iterator[NgramTable]:
+def _counted(path: Path, on_rows: OnProgress) -> Iterator[NgramTable]:
     """Yield the 3-grams of a Parquet file; those of a batch's last 2-gram are carried over to the next batch."""
     with needs_extra("pyarrow"):
         import pyarrow.parquet as pq

@@ -105,7 +105,7 @@ class Proposer:
         with ExitStack() as opened:
             self._corpora: Mapping[str, Assembly] = {
                 name: opened.enter_context(_open(sources, vocab_size, tokenizer, model))
-                for name, sources in {"": config.sources, **config.corpora}.items()
+                for name, sources in {"": config, **config.corpora}.items()
             }
             self._opened = opened.pop_all()
         self._without_live = {name: assembly.without_live() for name, assembly in self._corpora.items()}

@@ -5,7 +5,6 @@ drafts, from the whole text of each request. The algorithm reports the same prop
 `"custom_params": {"draftstore": {"corpus": "acme", "budget": 8, "prediction": "..."}}`. Written for SGLang 0.5.23.
 """
 
-import dataclasses
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.assembly import Sources
 from draftstore.drafting.growing import GrowingIds
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
@@ -248,8 +246,8 @@ class StoreDrafts:
         """Initialise SGLang's worker, and open all sources in the first rank."""
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
-        config = EngineConfig.read() if self._drafts_here else EngineConfig(sources=Sources(request=False))
-        config = dataclasses.replace(config, budget=max(1, self.draft_token_num - 1))
+        config = EngineConfig.read() if self._drafts_here else EngineConfig(request=False)
+        config = config.changed(budget=max(1, self.draft_token_num - 1))
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
         tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)
         chains = {"shape": partial(best_chain, longest=longest)} if self.topk == 1 else {}
@@ -306,7 +304,7 @@ class StoreDrafts:
         self.ngram_corpus.erase_match_state([rid])
 
 
-def _serve(proposer: Proposer, address: str | int) -> None:
+def _serve(proposer: Proposer, address: str) -> None:
     """Serve metrics, unless the port is taken by another replica on this machine."""
     try:
         serve_metrics(proposer.figures, address)

@@ -122,14 +122,14 @@ def _check(config: EngineConfig) -> None:
             "vLLM does not tell its drafter which request a text belongs to, so [corpora.NAME] cannot apply: "
             "remove these tables, and run an engine for each corpus"
         )
-    if config.sources == Sources(request=False):
+    if Sources.of(config) == Sources(request=False):
         raise EngineError(
             "no source of drafts: set DRAFTSTORE_STORES, DRAFTSTORE_RELEASE (with DRAFTSTORE_LOOKUP), or "
             "DRAFTSTORE_REQUEST=true"
         )
 
 
-def _own_port(address: str | int, index: int) -> str | int:
+def _own_port(address: str, index: int) -> str:
     """Return the address at which an engine serves metrics: several on one machine use consecutive ports."""
-    host, colon, digits = str(address).rpartition(":")
+    host, colon, digits = address.rpartition(":")
     return f"{host}{colon}{int(digits) + index}" if digits.isdecimal() and int(digits) and index else address

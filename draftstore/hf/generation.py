@@ -33,6 +33,7 @@ from draftstore.hf.exactness import PROMPT, Exactness, examine, random_tokens, r
 from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.members import Member
 from draftstore.hf.preparing import prepare_texts
+from draftstore.trees.frontier import BUDGET
 
 OF_THE_WHOLE = (
     EncoderNoRepeatNGramLogitsProcessor,
@@ -52,7 +53,7 @@ def speculative_generate(
     generation_config: GenerationConfig,
     *,
     drafter: Drafter | None = None,
-    budget: int = 64,
+    budget: int = BUDGET,
     planner: Planner | None = None,
     min_prob: float = 0.0,
     streamer: Any = None,

@@ -10,8 +10,7 @@ from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.errors import counted
 from draftstore.options import Options, Shown
-from draftstore.stores.rest.store import BUDGET
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel

@@ -100,8 +100,10 @@ class StateReader:
                 states: NDArray[np.float32] = _project(hidden.float(), projection).cpu().numpy()
         except torch.OutOfMemoryError:
             raise ModelError(
-                f"a batch of {padded.size:,} tokens needs more memory than the device has: use smaller batches "
-                "(--batch-tokens) or shorter windows (--max-length)"
+                f"a batch of {padded.size:,} tokens needs more memory than the device has: use smaller batches or "
+                "shorter windows",
+                "batch_tokens",
+                "max_length",
             ) from None
         return states
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,6 +28,7 @@ from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import Entry, Wants
 from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, new_runner
 from draftstore.storage.cache import cache_folder
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.trees.tree import DraftTree
 
 WARM_UPS, ATTEMPTS = 2, 4
@@ -102,7 +103,7 @@ def measure(
     spread: float = SPREAD,
     rows: Sequence[int] = BUCKETS,
     name: str | None = None,
-    on_pass: Callable[[int, int], None] = lambda _done, _total: None,
+    on_pass: OnProgress = ignore,
 ) -> CostCurve:
     """Measure the cost curve of a model.
 
@@ -152,7 +153,8 @@ def measure(
     raise CurveError(
         f"forward passes over {counted(worst, 'row')} took {1000 * min(times[worst]):.1f} ms at best, and most of them "
         f"at least {1000 * _quartile(times[worst]):.1f} ms, so no curve is stored: stop other work on this machine "
-        "and measure again (--spread allows larger differences)"
+        "and measure again, or allow larger differences",
+        "spread",
     )
 
 

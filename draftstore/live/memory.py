@@ -19,6 +19,7 @@ from draftstore.drafting.drafter import ContextSession, check_budget, check_ids,
 from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_context
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 TOKENS = 1_000_000
@@ -88,7 +89,7 @@ class MemoryDrafter:
     def draft(
         self,
         contexts: NDArray[np.int32],
-        budget: int = 64,
+        budget: int = BUDGET,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> list[Draft]:
@@ -103,7 +104,7 @@ class MemoryDrafter:
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
-        budget: int = 64,
+        budget: int = BUDGET,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError
 from draftstore.live.memory import TOKENS
+from draftstore.options import NAME
 
-_PATTERN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,254})(?:=(.+?))?(?::(\d{1,10}))?")
+_PATTERN = re.compile(rf"({NAME})(?:=(.+?))?(?::(\d{{1,10}}))?")
 LEAST = 1024
 """Tokens of the smallest memory."""
 
@@ -20,13 +21,13 @@ class LiveTarget(NamedTuple):
     tokens: int = TOKENS
 
     @classmethod
-    def parse(cls, text: str, base: Path = Path()) -> "LiveTarget":
-        """Return the live store of an option, its folder relative to `base`; DraftstoreError if it is invalid."""
+    def parse(cls, text: str) -> "LiveTarget":
+        """Return the live store of an option; DraftstoreError if it is invalid."""
         found = _PATTERN.fullmatch(text)
         if found is None or not LEAST <= int(found[3] or TOKENS) < 2**31:
             raise DraftstoreError(
                 f"{text!r} is not a live store: expected NAME, NAME=DIR or NAME=DIR:TOKENS, such as "
                 f"team=live/team:{TOKENS}, with at least {LEAST:,} tokens"
             )
-        folder = (base / Path(found[2]).expanduser()).absolute() if found[2] else None
+        folder = Path(found[2]).expanduser() if found[2] else None
         return cls(found[1], folder, int(found[3] or TOKENS))

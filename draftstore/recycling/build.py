@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,12 @@ from pydantic import AfterValidator, Field
 from draftstore.options import Shown
 from draftstore.recycling.paths import WIDTH
 from draftstore.recycling.store import KIND, MATRIX_FILE
-from draftstore.search.ngrams import count_ngrams, running_total
+from draftstore.search.ngrams import count_ngrams
 from draftstore.storage.files import remove
 from draftstore.storage.manifest import MANIFEST_NAME, manifest_digest, model_name, save_manifest
 from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
-from draftstore.stores.building import Materials
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.build import RestSources
 from draftstore.stores.rest.store import RestStore
@@ -36,34 +35,35 @@ class RecyclingOptions(Named):
 
 
 def build_recycling(
+    options: RecyclingOptions,
     rest: Path,
     out: Path,
     *,
-    target_model: str,
-    name: str | None = None,
     overwrite: bool = False,
+    workers: int | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
     """Build a recycling store from a REST store.
 
     Args:
+        options: the model, and the store's name; default: the directory's.
         rest: REST store of the corpus, with the model's tokenizer.
         out: directory of the store; its parent is created if missing.
-        name: display name of the store; default: the directory's.
         overwrite: whether to replace an existing store.
+        workers: threads that count; default: all cores.
         progress: receives the progress of each step.
 
     Raises:
         DraftstoreError: `rest` is not a REST store, or `out` holds something else.
     """
     with closing(RestStore.open(rest)) as seed:
-        corpus, matrix = seed.manifest, successors(seed, progress)
+        corpus, matrix = seed.manifest, successors(seed, workers, progress)
     dtype = token_dtype(len(matrix))
     data = np.where(matrix < 0, sentinel(dtype), matrix).astype(dtype).tobytes()
     plan = {
         "kind": KIND,
         "source": manifest_digest(rest),
-        "target_model": target_model,
+        "target_model": options.model_id,
         "tokenizer": corpus.tokenizer.fingerprint,
         "vocab_size": len(matrix),
         "content": hashlib.sha256(data).hexdigest(),
@@ -71,7 +71,7 @@ def build_recycling(
     manifest = dataclasses.replace(
         corpus,
         kind=KIND,
-        name=name or out.name,
+        name=options.name or out.name,
         created=build_time(),
         parameters={"plan": plan, "source": str(rest.resolve())},
         counts={
@@ -80,7 +80,7 @@ def build_recycling(
             "entries": int((matrix >= 0).any(axis=1).sum()),
             "candidates": int((matrix >= 0).sum()),
         },
-        target_model=target_model,
+        target_model=options.model_id,
     )
 
     def fill(partial: Path) -> ReadReport:
@@ -94,11 +94,12 @@ def build_recycling(
     return build_store(out, plan, manifest.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
 
 
-def successors(store: RestStore, progress: Progress = silent) -> NDArray[np.int32]:
+def successors(
+    store: RestStore, workers: int | None = None, progress: Progress = silent
+) -> NDArray[np.int32]:
     """Return the most common successors of each token, ties by id, int32 [vocab_size, 8], padded with -1."""
     matrix = np.full((store.manifest.vocab_size, WIDTH), -1, np.int32)
-    on_rows = running_total(progress("counting", "tokens"), len(store.index.suffixes))
-    for _, bigrams in count_ngrams(store.index, 2, on_rows=on_rows):
+    for _, bigrams in count_ngrams(store.index, 2, workers=workers, on_rows=progress("counting", "tokens")):
         first, second = bigrams.tokens[:, 0], bigrams.tokens[:, 1]
         order = np.lexsort((second, -bigrams.counts, first))
         first, second = first[order], second[order]
@@ -108,18 +109,13 @@ def successors(store: RestStore, progress: Progress = silent) -> NDArray[np.int3
     return matrix
 
 
-def build(options: RecyclingOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a recycling store: a model's initial candidates, from the bigrams of a corpus.
+HELP = """Build a recycling store: a model's initial candidates, from the bigrams of a corpus.
 
-    Use a REST store built with the model's tokenizer. The new store belongs to one model. `generate --store` and
-    `worker --store` start from a copy of it, and update that copy.
+Use a REST store built with the model's tokenizer. The new store belongs to one model. `generate --store` and
+`worker --store` start from a copy of it, and update that copy.
 
-    \b
-    Example:
-      draftstore build recycling --model-id ./model --rest stores/chat --out stores/chat-recycling
-    """
-    assert made.rest is not None
-    return build_recycling(made.rest, out, target_model=options.model_id, name=options.name, **how)
-
-
-BUILDER = Builder(RecyclingOptions, RestSources, build)
+\b
+Example:
+  draftstore build recycling --model-id ./model --rest stores/chat --out stores/chat-recycling
+"""
+BUILDER = Builder(RecyclingOptions, RestSources, build_recycling, HELP)

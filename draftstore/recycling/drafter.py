@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import check_budget, check_ids
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, require_vocabulary
 from draftstore.jit import as_input, read_only
 from draftstore.recycling.kernels import fill_tree, learn, write_rows
 from draftstore.recycling.paths import PATHS, WIDTH, new_counts
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 UNKNOWN: NDArray[np.int32] = np.full(WIDTH, -1, np.int32)
@@ -46,8 +47,7 @@ class RecyclingDrafter:
 
     def __init__(self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None) -> None:
         """Start empty, or from candidates of the first tokens, int [any, any]; ignore duplicates and invalid ids."""
-        if not 1 <= vocab_size < 2**31:
-            raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
+        require_vocabulary(vocab_size)
         self.vocab_size = vocab_size
         self.cells: NDArray[np.int32] = np.full((vocab_size, WIDTH), -1, np.int32)
         self.matrix = read_only(self.cells)
@@ -92,7 +92,7 @@ class RecyclingSession:
                 before = write_rows(drafter.cells, tokens[known], rows[known]) if known.any() else UNKNOWN
             self._before = before if known[-1] else UNKNOWN
 
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
         """Return a draft; see `Session`."""
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0 or self._last < 0:

@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import NO_MATCH, ContextSession, check_request, check_states
-from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.errors import DraftstoreError, LookupServiceError, require_vocabulary
 from draftstore.live.log import MAX_DOCUMENT
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address
@@ -58,14 +58,14 @@ from draftstore.remote.wire import AppendRequest, Operation
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees import batch as batches
 from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
 
-__all__ = ["BUDGET", "DEADLINE", "LookupServiceError", "RemoteDrafter", "RemoteStore"]
+__all__ = ["DEADLINE", "LookupServiceError", "RemoteDrafter", "RemoteStore"]
 
 logger = logging.getLogger("draftstore.remote.client")
 Result = TypeVar("Result")
 
-BUDGET = 64
 CONTEXT_SIZE = 16
 """Number of tokens that a session sends; REST uses as many, CREST fewer."""
 DEADLINE = 0.002
@@ -276,8 +276,8 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             raise DraftstoreError(f"a context of {context_size} tokens: expected 1 to {MAX_CONTEXT:,}")
         if not (math.isfinite(deadline) and deadline > 0):
             raise DraftstoreError(f"a deadline of {deadline} seconds: expected a positive number")
-        if vocab_size is not None and not 0 < vocab_size <= ANY_TOKEN:
-            raise DraftstoreError(f"a vocabulary of {vocab_size} ids: expected 1 to {ANY_TOKEN:,}")
+        if vocab_size is not None:
+            require_vocabulary(vocab_size)
         self.name = name
         self.address = Address.parse(default_socket() if address is None else address)
         self.context_size = context_size

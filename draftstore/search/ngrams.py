@@ -45,47 +45,35 @@ def count_ngrams(
     *,
     part_rows: int = PART_ROWS,
     workers: int | None = None,
-    on_rows: Callable[[int], None] = lambda _: None,
+    on_rows: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[tuple[NgramTable, ...]]:
     """Count all n-grams of 1 to `max_n` tokens.
 
     Args:
         part_rows: rows counted at a time, which bounds memory: each takes some 60 bytes at n = 5.
-        on_rows: called with the rows of each finished part, for progress bars.
+        on_rows: called after each part with the rows done and the total.
 
     Yields:
         For every range of first tokens, ascending, one table for each n from 1.
     """
-    threads = workers or CORES
+    threads, done = workers or CORES, 0
+    waiting: deque[tuple[int, Future[tuple[NgramTable, ...]]]] = deque()
+
+    def next_part() -> Iterator[tuple[NgramTable, ...]]:
+        nonlocal done
+        rows, future = waiting.popleft()
+        yield future.result()
+        done += rows
+        on_rows(done, len(index.suffixes))
+
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[tuple[int, Future[tuple[NgramTable, ...]]]] = deque()
         for first, stop in token_ranges(index, part_rows):
             rows = int((index.first_rows[:, stop] - index.first_rows[:, first]).sum())
             waiting.append((rows, pool.submit(_count_part, index, first, stop, max_n)))
             if len(waiting) > threads:
-                yield from _next_part(waiting, on_rows)
+                yield from next_part()
         while waiting:
-            yield from _next_part(waiting, on_rows)
-
-
-def running_total(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """Return an `on_rows` callback that calls `progress` with the rows done so far and the total."""
-    done = 0
-
-    def on_rows(rows: int) -> None:
-        nonlocal done
-        done += rows
-        progress(done, total)
-
-    return on_rows
-
-
-def _next_part(
-    waiting: deque[tuple[int, Future[tuple[NgramTable, ...]]]], on_rows: Callable[[int], None]
-) -> Iterator[tuple[NgramTable, ...]]:
-    rows, future = waiting.popleft()
-    yield future.result()
-    on_rows(rows)
+            yield from next_part()
 
 
 def _count_part(index: SuffixIndex, first: int, stop: int, max_n: int) -> tuple[NgramTable, ...]:

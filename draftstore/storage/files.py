@@ -167,7 +167,7 @@ def locked_directory(path: Path) -> Iterator[None]:
             pass  # the last holder has just removed it
         except BlockingIOError:
             raise BuildRunningError(
-                f"another build is running in {path}: wait for it, or choose another --out"
+                f"another build is running in {path}: wait for it, or choose another folder", "out"
             ) from None
     with held:
         yield

@@ -5,7 +5,7 @@ Opening checks versions, identities and file sizes (milliseconds at any size); `
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from draftstore.errors import StoreError, TokenizerError
 from draftstore.storage.files import Text, hash_file, json_text, load_json, write_atomic
+from draftstore.storage.progress import OnProgress, ignore
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -197,13 +198,12 @@ def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[s
             yield f"{path} has {path.stat().st_size:,} bytes, expected {entry.size:,}"
 
 
-def verify_files(
-    directory: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
-) -> list[str]:
+def verify_files(directory: Path, manifest: Manifest, on_bytes: OnProgress = ignore) -> list[str]:
     """Compare every file of a store with its recorded hash; return one sentence per problem."""
     problems = list(size_problems(directory, manifest.files))
     if problems:
         return problems
+    done = 0
     for name, entry in sorted(manifest.files.items()):
         found = hash_file(directory / name)
         if found != entry.sha256:
@@ -211,5 +211,6 @@ def verify_files(
                 f"{directory / name} has SHA-256 {found}, expected {entry.sha256}: "
                 f"the file or its entry in {MANIFEST_NAME} is damaged"
             )
-        on_bytes(entry.size)
+        done += entry.size
+        on_bytes(done, manifest.size)
     return problems

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -60,7 +60,6 @@ def mirror(
     folder: Path,
     *,
     options: dict[str, Any] | None = None,
-    on_object: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Mirrored:
     """Bring a folder up to date with the objects under a URL; an interrupted call resumes after its last batch.
 
@@ -70,7 +69,6 @@ def mirror(
         url: a prefix or an object, of any protocol that fsspec supports: `s3://bucket/prefix`.
         folder: private folder for this URL only; created if missing.
         options: options of the file system, such as `endpoint_url`; credentials come from the environment.
-        on_object: called with the objects processed and their total.
 
     Raises:
         CorpusError: nothing is there, or it cannot be reached.
@@ -96,14 +94,12 @@ def mirror(
     objects = {place: (name, _tag(listed[name])) for place, name in zip(places, names, strict=True)}
     (folder / OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(folder):
-        fetched, removed = _update(system, objects, folder, on_object)
+        fetched, removed = _update(system, objects, folder)
     path = folder / OBJECTS / places[0] if single else folder / OBJECTS
     return Mirrored(path, fetched, removed, len(objects))
 
 
-def _update(
-    system: Any, objects: dict[str, tuple[str, str]], folder: Path, on_object: Callable[[int, int], None]
-) -> tuple[int, int]:
+def _update(system: Any, objects: dict[str, tuple[str, str]], folder: Path) -> tuple[int, int]:
     """Fetch changed objects and remove deleted ones; return the numbers of both."""
     try:
         state = load_json((folder / STATE).read_bytes(), STATES)
@@ -130,7 +126,6 @@ def _update(
                 removed += 1
         fetched += len(found)
         write_json(folder / STATE, state)
-        on_object(len(objects) - len(changed) + start + len(batch), len(objects))
     if removed and not changed:
         write_json(folder / STATE, state)
     return fetched, removed

@@ -1,28 +1,24 @@
-"""Progress of a build: every step reports to its own callback, provided by the caller."""
+"""Progress: each step of long work reports to its own callback, which the caller provides."""
 
 from collections.abc import Callable
 from typing import Protocol
 
-from draftstore.errors import counted
 
-
-class Step(Protocol):
+class OnProgress(Protocol):
     """Takes the progress of one step."""
 
-    def __call__(self, done: int, total: int | None, detail: str = "") -> None:
+    def __call__(self, done: int, total: int | None, detail: str = "", /) -> None:
         """Report the amount done, the total (None if unknown), and further details."""
 
 
-Progress = Callable[[str, str], Step]
+Progress = Callable[[str, str], OnProgress]
 """Returns the callback of a step, given its name and the unit of its amounts: `progress("sorting", "tokens")`."""
 
 
-def silent(_step: str, _unit: str) -> Step:
-    """Report nothing."""
-    return lambda _done, _total, _detail="": None
+def ignore(_done: int, _total: int | None, _detail: str = "") -> None:
+    """Report nothing about a step."""
 
 
-def tokenizing(progress: Progress) -> Callable[[int, int, int], None]:
-    """Return the callback for tokenizing, which takes documents, tokens and characters."""
-    step = progress("tokenizing", "tokens")
-    return lambda documents, tokens, _characters: step(tokens, None, counted(documents, "document"))
+def silent(_step: str, _unit: str) -> OnProgress:
+    """Report nothing about any step."""
+    return ignore

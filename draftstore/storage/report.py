@@ -100,7 +100,7 @@ def passed_over_text(skipped: Mapping[str, int]) -> str:
         verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
         parts.append(
             f"{counted(number, 'data file')} in folders {verb} skipped ({', '.join(endings)}): "
-            f"name {pronoun}, or pass --glob '*{most}'"
+            f"name {pronoun}, or give the glob '*{most}'"
         )
     if number := skipped.get(LINKS, 0):
         verb = "leads" if number == 1 else "lead"

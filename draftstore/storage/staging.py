@@ -37,6 +37,7 @@ from draftstore.storage.manifest import (
     load_manifest,
     read_manifest,
 )
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.storage.report import ReadReport
 
 PLAN = "build.json"
@@ -131,7 +132,9 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
         try:
             read_manifest(out)
         except StoreError as error:
-            raise BuildError(f"only stores can be overwritten, but {error}: choose another --out") from None
+            raise BuildError(
+                f"only stores can be overwritten, but {error}: choose another folder", "out"
+            ) from None
         with _free(out):
             return None
     try:
@@ -139,7 +142,9 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     except StoreError:
         manifest = None
     if manifest is None or manifest.name != name or manifest.parameters.get("plan") != plan:
-        raise BuildError(f"{out} exists and is another build: choose another --out, or pass --overwrite")
+        raise BuildError(
+            f"{out} exists and is another build: choose another folder, or replace it", "overwrite"
+        )
     return manifest
 
 
@@ -149,7 +154,8 @@ def _free(out: Path) -> Iterator[None]:
     with exclusive(out) as free:
         if not free:
             raise BuildError(
-                f"{out} is open in another process: stop it before overwriting the store, or choose another --out"
+                f"{out} is open in another process: stop it before overwriting the store, or choose another folder",
+                "out",
             )
         yield
 
@@ -241,9 +247,7 @@ def remove_store(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink())
 
 
-def hash_files(
-    store: Path, on_bytes: Callable[[int, int], None] = lambda _done, _all: None
-) -> dict[str, FileEntry]:
+def hash_files(store: Path, on_bytes: OnProgress = ignore) -> dict[str, FileEntry]:
     """Measure all files of a store for its manifest; `on_bytes` receives the bytes hashed and the total."""
     paths = sorted(path for path in store.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in paths)

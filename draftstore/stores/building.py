@@ -1,12 +1,10 @@
-"""What stores are built from: sources that a `draftstore.stores.kind.Builder` can name, and what they load."""
+"""What stores are built from: sources that a `draftstore.stores.kind.Builder` can name."""
 
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from draftstore.options import Options, Shown
-from draftstore.text.tokenizer import TextTokenizer
 
 TOKENIZER = "A folder with tokenizer.json, that file, or a name on the Hugging Face hub."
 TOKENIZERS = ["/models/llama-2", "lmsys/vicuna-7b-v1.5"]
@@ -59,21 +57,3 @@ class ModelSources(ModelChoice):
     batch_tokens: Annotated[int | None, Shown(unset="2,048 on CPUs, 16,384 on GPUs", expert=True)] = Field(
         None, ge=1, description="Number of tokens per model batch; fewer take less memory.", examples=[16_384]
     )
-
-
-class Materials(NamedTuple):
-    """What a store is built from, loaded; a builder uses what its sources name.
-
-    Attributes:
-        tokenizer: tokenizer of the corpus or of the model.
-        tokens: existing token shards of the corpus, to skip tokenizing.
-        states: the model, a `draftstore.stores.dresd.embedding.StateSource`.
-        rest: directory of the REST store.
-        workers: number of processes and threads; None: one for each core.
-    """
-
-    tokenizer: TextTokenizer | None = None
-    tokens: Path | None = None
-    states: Any = None
-    rest: Path | None = None
-    workers: int | None = None

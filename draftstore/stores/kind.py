@@ -61,14 +61,16 @@ class Builder(NamedTuple):
         options: what determines the bytes of a store besides its sources, and the store's `name`.
         sources: `TextSources` or `ModelSources` of `draftstore.stores.building`, or `RestSources` of
             `draftstore.stores.rest.build`.
-        build: called with options, `Materials`, the directory, and the keywords `overwrite` and `progress`; its
-            docstring is the help of the command.
+        build: called with options and the keywords `out`, `overwrite`, `progress`, and those of
+            `draftstore.hf.building.materials`.
+        help: help of the command.
         counted: whether the flow also counts the n-grams of the REST store, for SQL.
     """
 
     options: type[Options]
     sources: type[Options]
     build: Callable[..., BuildResult]
+    help: str
     counted: bool = False
 
 
@@ -100,7 +102,7 @@ class Kind:
         """
         if backend is not None:
             raise StoreError(
-                f"{path} is a store of kind {self.name!r}, which has no backends: omit --backend"
+                f"{path} is a store of kind {self.name!r}, which has no backends: omit it", "backend"
             )
         return self.open_files(path)
 

@@ -1,11 +1,12 @@
 """The registry of store kinds, and functions for stores of any kind."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, verify_files
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.kind import Builder, Kind, Store
 
 __all__ = ["KINDS", "Store", "builder_of", "kind_of", "open_store", "strategies_of", "verify_store"]
@@ -55,13 +56,11 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
     return kind_of(name).open(path, backend)
 
 
-def verify_store(
-    path: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
-) -> list[str]:
+def verify_store(path: Path, manifest: Manifest, on_bytes: OnProgress = ignore) -> list[str]:
     """Compare all data of a store, in its directory and its backends, with the recorded hashes.
 
     Args:
-        on_bytes: called with the size of each file after reading it, for progress bars.
+        on_bytes: called after each file with the bytes read and the total.
 
     Returns:
         One sentence for each problem; empty if there is none.

@@ -81,7 +81,7 @@ def read_files(
 def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:
     """Raise a problem that is an error instead of being counted."""
     if problem.truncated and not allow_truncated:
-        raise TruncatedCorpusError(f"{problem.place}: {problem.reason}; --allow-truncated skips the rest")
+        raise TruncatedCorpusError(f"{problem.place}: {problem.reason}; or skip the rest", "allow_truncated")
     if strict and not problem.truncated:
         raise CorpusError(f"{problem.place}: {problem.reason}")
 

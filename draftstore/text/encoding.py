@@ -1,7 +1,7 @@
 """Tokenization of a corpus into shards, in batches on all cores, resumable after every shard."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError
+from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError, counted
 from draftstore.storage.files import fsync_path, load_json, write_json
 from draftstore.storage.manifest import FileEntry
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (
@@ -35,7 +36,6 @@ BATCH_CHARACTERS = 1_000_000
 PIECE_CHARACTERS = 1 << 17
 """Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
-Progress: TypeAlias = Callable[[int, int, int], None]
 Text: TypeAlias = tuple[str, str, bytes | None]
 """The id of a document, a piece of its text, and the digest; None: more pieces follow."""
 
@@ -58,7 +58,7 @@ def tokenize_corpus(
     source: str = "the corpus",
     shard_tokens: int = SHARD_TOKENS,
     batch_chars: int = BATCH_CHARACTERS,
-    on_progress: Progress = lambda _documents, _tokens, _chars: None,
+    on_progress: OnProgress = ignore,
 ) -> TokenShards:
     """Write a corpus as token shards, or resume an interrupted call.
 
@@ -75,7 +75,7 @@ def tokenize_corpus(
         source: name of the corpus in errors.
         shard_tokens: number of tokens at which a shard ends.
         batch_chars: number of characters encoded at a time.
-        on_progress: called at the start and after each batch with the documents, tokens and characters so far.
+        on_progress: called at the start and after each batch with the tokens so far.
 
     Raises:
         NoTextError: the corpus has no tokens; the shards are still written and can be opened (`open_shards`).
@@ -88,14 +88,14 @@ def tokenize_corpus(
     if not finished:
         _skip(documents, shards, source)
         filling = _Filling()
-        on_progress(*filling.totals(shards))
+        filling.report(shards, on_progress)
         for batch in _read_ahead(_batches(documents, batch_chars)):
             for piece in _encode(tokenizer, batch):
                 filling.add(piece, state.vocab_size)
                 if piece.digest is not None and filling.tokens >= shard_tokens:
                     shards.append(filling.write(directory, len(shards)))
                     filling = _Filling()
-            on_progress(*filling.totals(shards))
+            filling.report(shards, on_progress)
         if filling.digests:
             shards.append(filling.write(directory, len(shards)))
         done = dataclasses.replace(state, shards=len(shards), totals=totals_of(shards))
@@ -114,10 +114,10 @@ class _Filling:
         self.offsets, self.digests, self.names = [0], list[bytes](), list[str]()
         self.tokens = self.characters = 0
 
-    def totals(self, shards: Sequence[Shard]) -> list[int]:
-        """Return documents, tokens and characters of the finished shards and this one."""
-        own = (len(self.digests), self.tokens, self.characters)
-        return [sum(pair) for pair in zip(totals_of(shards).values(), own, strict=True)]
+    def report(self, shards: Sequence[Shard], on_progress: OnProgress) -> None:
+        """Report the tokens of the finished shards and this one."""
+        documents, tokens, _ = totals_of(shards).values()
+        on_progress(tokens + self.tokens, None, counted(documents + len(self.digests), "document"))
 
     def add(self, piece: Encoded, vocab_size: int) -> None:
         """Append the next piece of a document."""

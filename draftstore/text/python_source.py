@@ -50,7 +50,7 @@ def find_sources(folders: Iterable[Path]) -> list[Source]:
                 names[text] = (Path(top.name) / inside).as_posix()
                 size += len(text)
     if not names:
-        raise CorpusError("no Python source found: name a folder with --source")
+        raise CorpusError("no Python source found: name a folder", "source")
     return [Source(name, text) for text, name in names.items()]
 
 
@@ -69,7 +69,8 @@ def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source]
     if not held or not stored:
         raise CorpusError(
             f"{counted(len(sources), 'Python file')} {'is' if len(sources) == 1 else 'are'} too few to hold "
-            "some out: name more folders with --source"
+            "some out: name more folders",
+            "source",
         )
     return stored, held
 

@@ -265,7 +265,7 @@ def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]
     text = next((name for name in (column, *CONVERSATIONS) if name in names), None)
     if text is None:
         raise CorpusError(
-            f"{path} has no column {column!r}, only {', '.join(names)}: name the text column with --column"
+            f"{path} has no column {column!r}, only {', '.join(names)}: name that of the text", "column"
         )
     return [text] + ["id"] * ("id" in names)
 
@@ -311,7 +311,7 @@ def content_of(record: Mapping[str, Any], column: str = "text") -> tuple[str, st
     """
     key = next((key for key in (column, *CONVERSATIONS) if key in record), None)
     if key is None:
-        raise CorpusError(f"has neither {column!r} nor 'messages' (name another key with --column)")
+        raise CorpusError(f"has neither {column!r} nor 'messages': name another column")
     content = record[key]
     if isinstance(content, list):
         return key, as_messages(content, key)

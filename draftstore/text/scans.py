@@ -19,11 +19,11 @@ outlive the other. The texts themselves are not stored.
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from pydantic.dataclasses import dataclass
 from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
 from draftstore.storage.files import Text, escaped, load_json, replacing
 from draftstore.storage.identity import file_identity
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.storage.report import HIDDEN, LINKS, ReadReport
 from draftstore.text.corpus import read_files
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, answer_digest, digest_keys, split_digests
@@ -59,9 +60,6 @@ ROWS: dict[str, Any] = {
 }
 """The columns obtained by reading a file."""
 COLUMNS = ROWS | {"source": pl.Int32, "file": pl.Int32, "first_seen": pl.Int64}
-
-OnScan: TypeAlias = Callable[[int, int, int], None]
-"""Called with the files scanned so far, their total, and the documents read so far."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def scan_sources(
     path: Path,
     *,
     now: float | None = None,
-    on_progress: OnScan = lambda _done, _all, _documents: None,
+    on_progress: OnProgress = ignore,
 ) -> Scan:
     """Scan sources, and save the result for the next scan.
 
@@ -237,7 +235,7 @@ def scan_sources(
                 read += 1
                 documents += rows.height
             found[at] = known[content]
-        on_progress(len(found), len(listed), documents)
+        on_progress(len(found), len(listed), f"{counted(documents, 'document')} read")
     kept = [found[at] for at in sorted(found)]
     frame = _table(kept, before.frame, sources, int(time.time() if now is None else now))
     files = tuple(file for file, _ in kept)

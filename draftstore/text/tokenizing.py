@@ -33,12 +33,13 @@ from draftstore.storage.manifest import (
     load_manifest,
     save_manifest,
 )
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.storage.report import REPORTS, ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
 from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, read_corpus
 from draftstore.text.digests import IDENTITY
-from draftstore.text.encoding import Progress, tokenize_corpus
+from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, open_shards, token_dtype
@@ -166,7 +167,7 @@ class TextBuild:
         plan: dict[str, Any],
         *,
         taken: Path | None = None,
-        on_progress: Progress = lambda _documents, _tokens, _characters: None,
+        on_progress: OnProgress = ignore,
     ) -> None:
         """Plan a build.
 
@@ -175,7 +176,7 @@ class TextBuild:
             tokenizer: its tokenizer; copied into the store.
             plan: everything else that determines the bytes of the store, including `kind`.
             taken: existing store of the corpus's shards (`build_tokens`) to use instead of the texts.
-            on_progress: called with documents, tokens and characters so far.
+            on_progress: called with the tokens so far.
         """
         self.plan = {**plan, **corpus_plan(options, tokenizer)}
         self.report = ReadReport()
@@ -256,7 +257,7 @@ def seal_store(
     counts: dict[str, int],
     *,
     target_model: str | None = None,
-    on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
+    on_bytes: OnProgress = ignore,
 ) -> Manifest:
     """Complete a store of token ids: add the tokenizer, then the manifest; see `Manifest` for most arguments.
 
@@ -291,7 +292,7 @@ def build_tokens(
     out: Path,
     *,
     overwrite: bool = False,
-    on_progress: Progress = lambda _documents, _tokens, _characters: None,
+    on_progress: OnProgress = ignore,
 ) -> BuildResult:
     """Tokenize a corpus into a store of shards, or resume an interrupted call.
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from draftstore.errors import StoreError, TokenRangeError
+from draftstore.errors import StoreError, require_vocabulary
 from draftstore.storage.files import Text, load_json, map_or_empty, replacing
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
 from draftstore.text.digests import DIGEST_BYTES
@@ -37,8 +37,7 @@ def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
     Raises:
         TokenRangeError: `vocab_size` is outside 1 .. 2**31 - 1.
     """
-    if not 1 <= vocab_size < 2**31:
-        raise TokenRangeError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
+    require_vocabulary(vocab_size)
     return np.dtype("<u2") if vocab_size <= 65_535 else np.dtype("<u4")
 
 

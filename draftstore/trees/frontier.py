@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.trees.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
 
+BUDGET = 64
+"""Maximum nodes of a draft, unless a caller says otherwise."""
 MAX_BUDGET = 4096
 """Maximum nodes of a tree."""
 MAX_DEPTH = 63

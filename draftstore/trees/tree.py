@@ -57,6 +57,18 @@ def highest_level(min_prob: float) -> int:
     return int(np.count_nonzero(LEVEL_PROBS.astype(np.float64) >= min_prob)) - 1
 
 
+def child_of(parents: list[int], tokens: list[int], node: int, token: int) -> int:
+    """Return the child of a node (-1 = the root) that carries a token; -1 if there is none."""
+    child = node
+    try:
+        while True:  # children come after their parents
+            child = tokens.index(token, child + 1)
+            if parents[child] == node:
+                return child
+    except ValueError:
+        return -1
+
+
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen: that would double the construction time
 class DraftTree:
     """Tokens with parents, in descending order of acceptance probability.
@@ -130,14 +142,11 @@ class DraftTree:
 
     def accepted(self, continuation: NDArray[np.int32]) -> list[int]:
         """Return the path of nodes that agrees with a continuation, int32 [any]."""
-        nodes = list(
-            zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
-        )  # faster than arrays of few nodes
+        parents, tokens = self.parents.tolist(), self.tokens.tolist()  # faster than arrays of few nodes
         node, path = -1, list[int]()
-        for token in continuation[: len(nodes)].tolist():
-            if (node, token) not in nodes:
+        for token in continuation[: len(tokens)].tolist():
+            if (node := child_of(parents, tokens, node, token)) < 0:
                 break
-            node = nodes.index((node, token))
             path.append(node)
         return path
 

@@ -73,8 +73,9 @@ class RefusedError(CatalogueError):
     ) -> None:
         reasons = "; ".join(f"{check}: {reason}" for check, reason in refusals.items())
         super().__init__(
-            f"build {new.id} does not go live as {release}: {reasons}; if that is intended, override it with --force "
-            + ",".join(refusals)
+            f"build {new.id} does not go live as {release}: {reasons}; if that is intended, override "
+            + ",".join(refusals),
+            "force",
         )
         self.refusals = dict(refusals)
         self.new, self.live = new, live

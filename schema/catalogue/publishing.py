@@ -9,7 +9,6 @@ outside a transaction: it takes minutes, and an open transaction would hold back
 release. Readers see the old or the new build.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -21,13 +20,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, StoreError, counted
+from draftstore.options import require_name
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
 from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, Check, RefusedError, Verdict, judge
 from schema.catalogue.recordings import Replayed, Rule, rules_of
 from schema.catalogue.releases import build_before, get_release, last_lengths
-from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
+from schema.models import Build, Release, ReleaseMove
 
 if TYPE_CHECKING:
     from schema.catalogue.replaying import Measure
@@ -89,14 +90,11 @@ def publish(
         RefusedError: the build is too different from the live one, or holds removed documents; the catalogue records
             the reasons, too.
     """
-    if not re.fullmatch(RELEASE_NAME, name):
-        raise CatalogueError(
-            f"{name!r} cannot be the name of a release: expected letters, digits, '.', '_' and '-', with a letter or "
-            "digit first"
-        )
     with transaction() as session:
         new = _candidate(get_build(session, build_id))
         release = session.scalars(select(Release).filter_by(name=name)).one_or_none()
+        if release is None:
+            require_name(name, "a release", CatalogueError)
         live = Candidate.of(release.build) if release else None
         rules = rules_of(session, name)
     if new.kind not in KINDS:
@@ -208,10 +206,10 @@ def verify_present(build: Candidate) -> list[str]:
     return []
 
 
-def verify_build(build: Candidate, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
+def verify_build(build: Candidate, on_bytes: OnProgress = ignore) -> list[str]:
     """Read every byte of a build's store, in files and database, and return the differences from its hashes.
 
-    `on_bytes` is called with the size of each file that has been read.
+    `on_bytes` is called after each file with the bytes read and the total.
     """
     problems = verify_present(build)
     if problems:

@@ -12,7 +12,7 @@ from sqlalchemy import NullPool, delete, select
 from sqlalchemy.orm import Session
 
 from draftstore.options import Options, Shown
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 from schema.catalogue.builds import CatalogueError, add_build, record_replay
 from schema.db.database import make_engine
 from schema.models import Recording
@@ -35,7 +35,7 @@ class Rule(Options):
     rows: Annotated[int | None, Shown(metavar="N", unset="all")] = Field(
         None, ge=1, description="Replay at most N outputs."
     )
-    budget: int = Field(64, ge=1, le=MAX_BUDGET, description="Maximum number of nodes in a draft.")
+    budget: int = Field(BUDGET, ge=1, le=MAX_BUDGET, description="Maximum number of nodes in a draft.")
     tolerance: Annotated[float, Shown(metavar="SHARE")] = Field(
         TOLERANCE,
         ge=0,
@@ -74,7 +74,7 @@ def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Reco
             f"the recording {rule.name!r} already exists: `draftstore recordings remove {rule.name}` removes it"
         )
     if not releases:
-        raise CatalogueError(f"the recording {rule.name!r} applies to no release: name one with --release")
+        raise CatalogueError(f"the recording {rule.name!r} applies to no release: name one", "release")
     settled = {"path": str(rule.path.resolve()), "releases": list(dict.fromkeys(releases))}
     recording = Recording(**rule.model_dump() | settled)
     session.add(recording)

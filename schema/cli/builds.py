@@ -10,7 +10,7 @@ import click
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.cli.common import STORE, count_progress
+from draftstore.cli.common import STORE, progress_bars
 from draftstore.cli.options import DURATION, Group
 from draftstore.cli.output import (
     Columns,
@@ -158,14 +158,8 @@ def add(directory: Path, head: int, as_json: bool) -> None:
     with catalogue_session(make=True) as session:
         build = catalogue.add_build(session, directory)
     if not has_statistics(build.id, build.kind):
-        with count_progress("rows") as bars:
-            task = bars.add_task("loading statistics", total=None, detail="")
-            load_statistics(
-                build.id,
-                directory,
-                head=head,
-                progress=lambda done, total: bars.update(task, completed=done, total=total),
-            )
+        with progress_bars() as progress:
+            load_statistics(build.id, directory, head=head, progress=progress("loading statistics", "rows"))
     text = f"build {build.id}: {build.name} ({build.kind}) in {build.path}"
     print_result(build_fields(build), as_json, text)
 

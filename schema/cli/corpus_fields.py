@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from draftstore.cli.common import count_progress
+from draftstore.cli.common import progress_bars
 from draftstore.cli.output import say
 from draftstore.errors import CorpusError, DraftstoreError, counted
 from draftstore.storage.report import passed_over_text
@@ -105,13 +105,9 @@ def rule_text(removal: dict[str, Any]) -> str:
 def scan_with_progress(collection: Collection) -> Scan:
     """Scan a collection under a progress bar."""
     tokenizer = collecting.open_tokenizer(collection)
-    with count_progress("files") as bars:
-        task = bars.add_task("scanning", total=None, detail="")
-
-        def on_progress(done: int, total: int, documents: int) -> None:
-            bars.update(task, completed=done, total=total, detail=f"{documents:,} documents read")
-
-        return collecting.scan_collection(collection, tokenizer, on_progress=on_progress)
+    with progress_bars() as progress:
+        step = progress("scanning", "files")
+        return collecting.scan_collection(collection, tokenizer, on_progress=step)
 
 
 def warn_of_problems(found: Scan) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from draftstore.cli.common import count_progress, status
+from draftstore.cli.common import progress_bars, status
 from draftstore.cli.options import Group
 from draftstore.cli.output import Columns, json_option, print_json, print_result, print_rows, print_table, say
 from schema import catalogue
@@ -179,9 +179,8 @@ def _registered(directory: Path) -> int:
 
 def _verify_with_bar(build: Candidate) -> list[str]:
     """Verify a build, with a progress bar on a terminal."""
-    with count_progress("bytes") as bars:
-        task = bars.add_task("verifying", total=build.size_bytes, detail="")
-        return catalogue.verify_build(build, lambda size: bars.advance(task, size))
+    with progress_bars() as progress:
+        return catalogue.verify_build(build, progress("verifying", "bytes"))
 
 
 def _measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:

@@ -12,7 +12,6 @@ Functions that take a session run in the caller's transaction. `scan_collection`
 
 import json
 import os
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,13 +26,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError
-from draftstore.options import Bytes, Duration, Options, Shown
+from draftstore.options import Bytes, Duration, Options, Shown, require_name
 from draftstore.storage.files import escaped
 from draftstore.storage.mirroring import is_url, mirror
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
 from draftstore.text.records import read_documents
-from draftstore.text.scans import OnScan, Scan, require_current, scan_sources
+from draftstore.text.scans import Scan, require_current, scan_sources
 from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
@@ -50,10 +50,8 @@ from schema.collections.removal_files import (
     remove_files,
     scan_path,
 )
-from schema.models import RELEASE_NAME, Release
+from schema.models import Release
 
-NAME_CHARACTERS = 200
-"""Folders and releases add a few characters to a collection's name."""
 TREES, VECTORS = DERIVED = ("-crest", "-dense")
 """Suffixes that `rebuild` appends to a collection's name for the releases of its stores."""
 
@@ -152,13 +150,10 @@ def add_sources(
         DraftstoreError: a file begins with a conversation, but there is no tokenizer.
         TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
     """
-    if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
-        raise CatalogueError(
-            f"{name!r} cannot be the name of a collection: expected letters, digits, '.', '_' and '-', with a letter "
-            f"or digit first, and at most {NAME_CHARACTERS} of them"
-        )
     settled = [source.settled() for source in sources]
     if session.scalars(select(Collection.id).filter_by(name=name)).one_or_none() is None:
+        for release in releases_of(name):
+            require_name(release, "a collection or of its releases", CatalogueError)
         _require_own_releases(session, name)
         session.add(Collection(name=name, identity=IDENTITY))
         session.flush()
@@ -281,7 +276,7 @@ def scan_collection(
     tokenizer: TextTokenizer | None,
     *,
     now: float | None = None,
-    on_progress: OnScan = lambda _done, _all, _documents: None,
+    on_progress: OnProgress = ignore,
 ) -> Scan:
     """Scan a collection's sources, see `scan_sources`; CorpusError if it has none, or one cannot be read."""
     folder = collection_folder(collection.name)

@@ -11,18 +11,15 @@ gets its own directory beside the old one, which `draftstore catalogue prune` re
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import draftstore
 from draftstore.answers.responses import weights_fingerprint
-from draftstore.hf.loading import load_model
+from draftstore.hf.building import materials
 from draftstore.options import Options
 from draftstore.storage.manifest import FORMAT_VERSION, load_manifest, manifest_digest, model_name
-from draftstore.storage.progress import tokenizing
-from draftstore.stores.building import Materials, ModelSources, Workers
+from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.counts import KIND as NGRAMS
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.crest.entries import POSTGRES
@@ -65,7 +62,7 @@ def make_tokens(
     path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_tokens(options, tokenizer, path, on_progress=tokenizing(logs.step))
+        build_tokens(options, tokenizer, path, on_progress=logs.step("tokenizing", "tokens"))
 
     built = ledger.build(Request(TOKENS, options.name, path, parameters), make)
     return Tokens(built, options, tokenizer, parameters)
@@ -88,8 +85,11 @@ def make_store(ledger: Ledger, kind: str, options: Any, by: Sources, source: Tok
     backends = tuple(own.get("backends", ()))
 
     def make(build_id: int, logs: StepLogs) -> None:
-        with _materials(by, source) as made:
-            builder.build(options, made, path, progress=logs.step)
+        if isinstance(source, Tokens):
+            made = materials(by, tokenizer=source.tokenizer, tokens=source.built.path)
+        else:
+            made = materials(by, rest=source.path)
+        builder.build(options, out=path, progress=logs.step, **made)
         if POSTGRES not in backends:  # with it, the build has loaded them
             load_statistics(build_id, path, progress=logs.step("loading", "n-grams"))
 
@@ -104,21 +104,6 @@ def parameters_of(options: Options, by: Sources) -> dict[str, Any]:
         weights = weights_fingerprint(by.model)
         own |= {"model": model_name(by.model), "weights": weights, "model_dtype": by.model_dtype}
     return own
-
-
-@contextmanager
-def _materials(by: Sources, source: Tokens | Built) -> Iterator[Materials]:
-    """Load the materials of a store."""
-    tokens, tokenizer = (source.built.path, source.tokenizer) if isinstance(source, Tokens) else (None, None)
-    if isinstance(by, ModelSources):
-        loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
-        from draftstore.hf.states import ModelStates  # imports torch
-
-        states = ModelStates(loaded, batch_tokens=by.batch_tokens)
-        yield Materials(tokenizer, tokens, states)
-        return
-    rest = None if isinstance(source, Tokens) else source.path
-    yield Materials(tokenizer, tokens, rest=rest, workers=by.workers)
 
 
 def use_rest(ledger: Ledger, path: Path) -> Built:

@@ -57,7 +57,7 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
 
     def make(_build_id: int, logs: StepLogs) -> None:
         with locked_directory(folder):
-            added = tokenize_some(surveyed, change.added, folder / SHARDS, logs.step)
+            added = tokenize_some(surveyed, change.added, folder / SHARDS, logs.step("tokenizing", "tokens"))
             update_rest(
                 contents, tokenizer, path,
                 base=change.base, added=added, workers=workers, progress=logs.step,

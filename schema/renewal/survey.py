@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, NoTextError, TokenizerError
-from draftstore.storage.progress import Progress, tokenizing
+from draftstore.storage.progress import OnProgress
 from draftstore.stores.rest.updating import Contents
 from draftstore.text.digests import digest_keys
 from draftstore.text.encoding import tokenize_corpus
@@ -92,7 +92,7 @@ def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = N
 
 
 def tokenize_some(
-    surveyed: Survey, digests: NDArray[np.uint8], folder: Path, progress: Progress
+    surveyed: Survey, digests: NDArray[np.uint8], folder: Path, on_progress: OnProgress
 ) -> TokenShards | None:
     """Write documents, uint8 [n, 16], as token shards to a folder, or resume; None if there are none."""
     if not len(digests):
@@ -104,7 +104,7 @@ def tokenize_some(
             folder,
             corpus_fingerprint=surveyed.order_of(digests) + json.dumps(made_with(surveyed.tokenizer)),
             source=f"the collection {surveyed.contents.name}",
-            on_progress=tokenizing(progress),
+            on_progress=on_progress,
         )
     except NoTextError:  # some tokenizers give no tokens for some texts, which are then new in every rebuild
         return open_shards(folder)

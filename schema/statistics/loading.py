@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.crest.counts import KIND as NGRAMS
 from draftstore.stores.crest.entries import Entries, entries_digest, key_dtype, open_entries
 from draftstore.stores.crest.store import KIND as CREST
@@ -21,7 +22,7 @@ from schema.db.database import connect, make_engine
 from schema.db.failures import database_errors
 from schema.db.partitions import copy_statement, filling, loading, partition_name
 from schema.models import Build
-from schema.statistics.ngrams import HEAD, Progress, fill_kept, load_counts, store_tokenizer
+from schema.statistics.ngrams import HEAD, fill_kept, load_counts, store_tokenizer
 
 TABLES = {NGRAMS: "ngrams", CREST: "kept_ngrams"}
 COLUMNS = ("build_id", "key", "value")
@@ -31,9 +32,7 @@ PROGRESS_ROWS = 1 << 14
 Entry = tuple[bytes, bytes]
 
 
-def load(
-    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Callable[[int, int], None]
-) -> None:
+def load(path: Path, out: Path, manifest: Manifest, source: Entries, progress: OnProgress) -> None:
     """Implement `schema.trees.load_store`."""
     entries = manifest.counts["entries"]
     tokenizer = store_tokenizer(path, manifest)
@@ -50,7 +49,7 @@ def load(
                     build_id,
                     source.items(),
                     manifest.parameters["entries_sha256"],
-                    lambda done: progress(done, 2 * entries),
+                    lambda done, _total, _detail="": progress(done, 2 * entries),
                 )
                 fill_kept(
                     connection,
@@ -58,7 +57,7 @@ def load(
                     path,
                     tokenizer,
                     tree_of=tree_of,
-                    progress=lambda done, _: progress(entries + done, 2 * entries),
+                    progress=lambda done, _total, _detail="": progress(entries + done, 2 * entries),
                 )
     finally:
         engine.dispose()
@@ -99,7 +98,7 @@ def fill_trees(
     build_id: int,
     entries: Iterable[Entry],
     expected: str,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: OnProgress = ignore,
 ) -> None:
     """Replace the tree entries of a build, inside `loading`; raise StoreError unless their digest is `expected`.
 
@@ -114,7 +113,7 @@ def fill_trees(
             copy.write_row((build_id, key, value))
             yield key, value
             if done % PROGRESS_ROWS == 0:
-                progress(done)
+                progress(done, None)
 
     with filling(connection, "trees", build_id) as table:
         statement = copy_statement(table, COLUMNS, "binary", freeze=True)
@@ -125,7 +124,7 @@ def fill_trees(
                 f"the {done:,} entries have SHA-256 {found}, the manifest says {expected}: the store is damaged, "
                 "build it again"
             )
-    progress(done)
+    progress(done, None)
 
 
 def has_statistics(build_id: int, kind: str) -> bool:
@@ -138,7 +137,7 @@ def has_statistics(build_id: int, kind: str) -> bool:
     return row is not None and row[0] is not None
 
 
-def load_statistics(build_id: int, path: Path, *, head: int = HEAD, progress: Progress) -> None:
+def load_statistics(build_id: int, path: Path, *, head: int = HEAD, progress: OnProgress) -> None:
     """Load the SQL statistics of a store: the n-gram counts, or the n-grams of a CREST store.
 
     Args:

@@ -14,6 +14,7 @@ import polars as pl
 import psycopg
 
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.crest.store import KEPT_FILE
 from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -30,7 +31,6 @@ SPECTRUM_COLUMNS = ("build_id", "n", "count", "ngrams")
 KEPT_NUMBERS = ("n", "rank", "count", "nodes", "raw_bytes", "bytes")
 KEPT_COLUMNS = ("build_id", "tokens", "text", "tree", *KEPT_NUMBERS)
 
-Progress = Callable[[int, int], None]
 TreeOf = Callable[[tuple[int, ...]], DraftTree | None]
 
 
@@ -40,7 +40,7 @@ def load_counts(
     counts: Path,
     *,
     head: int = HEAD,
-    progress: Progress = lambda *_: None,
+    progress: OnProgress = ignore,
 ) -> None:
     """Load n-gram counts (a directory of kind `ngrams`), atomically replacing those of this build.
 
@@ -122,7 +122,7 @@ def fill_kept(
     *,
     tree_of: TreeOf,
     drawn: int = DRAWN,
-    progress: Progress = lambda *_: None,
+    progress: OnProgress = ignore,
 ) -> None:
     """Replace the n-grams of a CREST build, inside `loading`; `store` may be unfinished.
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from draftstore.errors import DraftstoreError, counted
 from draftstore.remote.wire import AppendRequest, DraftRequest, Failure, Status
 from draftstore.trees.batch import DraftBatch
+from draftstore.trees.frontier import BUDGET
 from services.common.permissions import Grant
 from services.lookup.metrics import Metrics
 from services.lookup.releases.following import Releases
@@ -22,8 +23,6 @@ from services.lookup.settings import Limits
 LOG = logging.getLogger(__name__)
 INLINE_SECONDS = 0.001
 """Maximum estimated seconds of a lookup on the event loop; handing it to a thread takes 60 µs."""
-DEFAULT_BUDGET = 64
-"""Nodes of the drafts with which stores are timed."""
 BUSY_SECONDS = 0.01
 """Seconds that a decoder should wait when too many contexts are waiting."""
 AGAIN_SECONDS = 1.0
@@ -62,7 +61,7 @@ class Lookup(NamedTuple):
     def inline(self) -> bool:
         """Whether it is short enough for the event loop."""
         request, served = self
-        seconds = len(request.contexts) * served.pace * max(request.budget / DEFAULT_BUDGET, 0.25)
+        seconds = len(request.contexts) * served.pace * max(request.budget / BUDGET, 0.25)
         return seconds <= INLINE_SECONDS and not served.slow
 
 

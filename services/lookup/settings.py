@@ -154,7 +154,7 @@ class LookupSettings(Access):
             raise LookupServiceError(
                 "two stores, releases or live stores have the same name: rename one, as in --store NAME=DIR"
             )
-        folders = [target.folder for target in self.live if target.folder]
+        folders = [target.folder.absolute() for target in self.live if target.folder]
         if len(set(folders)) < len(folders):
             raise LookupServiceError("two live stores have the same folder: give each a different one")
         self.check_access(listen=self.listen, http=self.http_address)

@@ -1,17 +1,13 @@
 """The stores to serve: named directories, and releases of the catalogue."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from draftstore.errors import DraftstoreError, StoreError
-from draftstore.remote.wire import MAX_NAME
+from draftstore.errors import StoreError
+from draftstore.options import require_name
 from draftstore.storage.manifest import manifest_digest
 from schema.catalogue.live_releases import LiveRelease
-
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-"""Valid names; the catalogue has the same rule for releases."""
 
 
 class Target(NamedTuple):
@@ -37,11 +33,7 @@ def parse_store(argument: str) -> Target:
         name, folder = "", argument
     path = Path(folder).expanduser().resolve()
     name = name or path.name
-    if not re.fullmatch(NAME, name) or len(name) > MAX_NAME:
-        raise DraftstoreError(
-            f"{name!r} cannot be the name of a store: expected letters, digits, '.', '_' and '-', with a letter or "
-            f"digit first; give it one with --store NAME={folder}"
-        )
+    require_name(name, f"a store (give it one with --store NAME={folder})")
     return Target(name, path)
 
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 from draftstore.decoding.incremental import Pieces
-from draftstore.decoding.loop import Step
+from draftstore.decoding.loop import Step, Tally
 from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.calls import CALL
@@ -18,18 +18,15 @@ from services.worker.texts import StopStrings, parse_calls
 
 
 @dataclass
-class Usage:
-    """Figures of an answer, or of all answers to a request.
+class Usage(Tally):
+    """Figures of an answer, or of all answers to a request: passes after the prefill and tokens that belong to it.
 
     `predicted` counts the accepted draft tokens that also follow the preceding token in the request's own prediction,
     up to the length of the prediction; `missed` counts the rest of the prediction.
     """
 
     prompt_tokens: int = 0
-    completion_tokens: int = 0  # including those that ended an answer
-    answers: int = 0  # with a first token
-    passes: int = 0  # after the prefill
-    drafted: int = 0  # draft tokens that were verified
+    answers: int = 0  # with a first token, which comes from the prefill
     steps: Counter[int] = field(default_factory=Counter)  # passes with a draft, by accepted tokens
     predicted: int = 0
     missed: int = 0
@@ -48,17 +45,16 @@ class Usage:
         return found
 
     @property
-    def accepted(self) -> int:
-        """Draft tokens that became part of an answer."""
-        return sum(accepted * count for accepted, count in self.steps.items())
+    def completion_tokens(self) -> int:
+        """Tokens of the answers, including those that ended them."""
+        return self.answers + self.tokens
 
     def public(self) -> dict[str, Any]:
         """Return OpenAI's `usage`, with the passes of this worker, and vLLM's `metrics`.
 
         Passes without a draft do not count as steps of speculative decoding.
         """
-        steps, accepted = self.steps.total(), self.accepted
-        decoded = self.completion_tokens - self.answers  # the first tokens come from the prefills
+        steps = self.steps.total()
         return {
             "usage": {
                 "prompt_tokens": self.prompt_tokens,
@@ -70,19 +66,19 @@ class Usage:
                 },
                 "draftstore": {
                     "passes": self.passes,
-                    "accepted_length": round(decoded / self.passes, 3) if self.passes else 0.0,
+                    "accepted_length": round(self.accepted_length, 3),
                     "sources": self._sources(),
                 },
             },
             "metrics": {
                 "speculative_decoding": {
-                    "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
-                    "draft_acceptance_rate": accepted / self.drafted if self.drafted else 0.0,
+                    "mean_acceptance_length": 1 + self.accepted / steps if steps else 1.0,
+                    "draft_acceptance_rate": self.acceptance_rate,
                     "acceptance_histogram": [
                         self.steps[size] for size in range(max(self.steps, default=0) + 1)
                     ],
                     "num_spec_steps": steps,
-                    "num_accepted_draft_tokens": accepted,
+                    "num_accepted_draft_tokens": self.accepted,
                     "num_draft_tokens": self.drafted,
                 }
             },
@@ -174,16 +170,15 @@ class Answer:
         """Take a forward pass, the prefill first; raises `EndedError` when the answer ends."""
         if self.cancelled:
             raise EndedError
+        tokens = step.tokens[: self._room].tolist()
+        taken, text = self._read(tokens)
+        self.tokens += tokens[:taken]
         if self.first is None:
             self.first = monotonic() - self.created
             self.usage.answers = 1
         else:
-            self.usage.passes += 1
-            self.usage.sources.update(counted(self.sources, step.sources))
-        tokens = step.tokens[: self._room].tolist()
-        taken, text = self._read(tokens)
-        self.tokens += tokens[:taken]
-        self._count(step, tokens[:taken])
+            self._count(step, tokens[:taken])
+        self._last = tokens[taken - 1]
         self._room -= taken
         self._show(text)
         if self.reason == "stop" or not self._room:
@@ -205,15 +200,14 @@ class Answer:
     def _count(self, step: Step, tokens: list[int]) -> None:
         """Count a pass; `tokens` are those of its tokens that belong to the answer."""
         accepted, usage = min(len(tokens), len(step.path)), self.usage
-        usage.completion_tokens += len(tokens)
+        usage.count(len(tokens), len(step.tree), accepted)
+        usage.sources.update(counted(self.sources, step.sources))
         if len(step.tree):
-            usage.drafted += len(step.tree)
             usage.steps[accepted] += 1
         pairs = pairwise([self._last, *tokens[:accepted]])
         predicted = min(usage.missed, sum(pair in self._pairs for pair in pairs))
         usage.predicted += predicted
         usage.missed -= predicted
-        self._last = tokens[-1]
 
     def _read(self, tokens: list[int]) -> tuple[int, str]:
         """Return the number of tokens that belong to the answer, and the part of their text that can be shown."""

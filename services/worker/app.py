@@ -16,18 +16,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftstore.hf.requests import GenerationRequest
-from services.common.guards import Guard
-from services.common.permissions import Permissions
+from services.common.guards import Guard, ProblemError, identify, read_body
+from services.common.permissions import Grant, Permissions
 from services.worker.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from services.worker.decoder import Decoder
 from services.worker.engine import Engine
 from services.worker.exchange import Exchange
 from services.worker.figures import WorkerMetrics
-from services.worker.problems import ApiError, identify, read_body
+from services.worker.problems import ApiError
 from services.worker.replies import NO_STORE, Chat, Completion
 from services.worker.requests import check_model, make_requests, make_terms
 from services.worker.schemas import Schemas
 from services.worker.settings import WorkerSettings
+
+BODY_SECONDS = 30.0
+"""Time limit in seconds for a body to arrive."""
 
 
 class WorkerSite:
@@ -48,8 +51,9 @@ class WorkerSite:
         settings = self._settings
         try:
             engine = self._decoder.require_model()
-            grant = identify(request, self.permissions, engine.facts.name)
-            data, words = await read_body(request, settings.body), style(engine.facts)
+            grant = self._grant(request, engine.facts.name)
+            data = await read_body(request, settings.body, "send a shorter text", BODY_SECONDS)
+            words = style(engine.facts)
             self._decoder.require_room(self._reading)
             self._reading += 1
             try:
@@ -61,7 +65,7 @@ class WorkerSite:
             bearer = grant.name if self.permissions.needs_token else ""
             terms = make_terms(body, engine, words.id, bearer)
             exchange = Exchange(self._decoder, requests, terms, words, request)
-        except ApiError:
+        except ProblemError:
             self._figures.refused.inc()
             raise
         if not body.stream:
@@ -69,10 +73,17 @@ class WorkerSite:
         options = body.stream_options or StreamOptions()
         return await exchange.stream(bool(options.include_usage), bool(options.continuous_usage_stats))
 
+    def _grant(self, request: Request, model: str) -> Grant:
+        """Return the sender's grant; a token covers a model like a release of that name."""
+        grant = identify(request, self.permissions)
+        if not grant.allows(model):
+            raise ApiError(403, f"this token is not for {model!r}", code="model_not_allowed")
+        return grant
+
     async def models(self, request: Request) -> Response:
         """GET /v1/models and /v1/models/NAME."""
         facts, name = self._decoder.require_model().facts, request.path_params.get("name")
-        identify(request, self.permissions, facts.name)
+        self._grant(request, facts.name)
         check_model(name, facts)
         entry: dict[str, Any] = {
             "id": facts.name,
@@ -86,7 +97,7 @@ class WorkerSite:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics. Available during loading; if tokens are in use, only to holders of a token for the model."""
         if self.permissions.needs_token:
-            identify(request, self.permissions, self._decoder.require_model().facts.name)
+            self._grant(request, self._decoder.require_model().facts.name)
         headers = {**NO_STORE, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4}
         return Response(self._figures.text(), headers=headers)
 
@@ -127,13 +138,13 @@ def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlett
             Route("/metrics", site.metrics),
         ],
         middleware=[Middleware(Guard, refusal=lambda *words: ApiError(*words).response(), hosts=hosts)],
-        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
+        exception_handlers={ProblemError: _on_problem, HTTPException: _on_http_error},
     )
 
 
-async def _on_api_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
+async def _on_problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return ApiError.of(error).response()
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from draftstore.storage.progress import Progress, Step
+from draftstore.storage.progress import OnProgress, Progress
 
 
 def calling(**steps: Callable[[int, int | None], object]) -> Progress:
     """Return a progress whose named steps call functions with the amount done and the total."""
 
-    def step(name: str, _unit: str) -> Step:
+    def step(name: str, _unit: str) -> OnProgress:
         def report(done: int, total: int | None, detail: str = "") -> None:
             if name in steps:
                 steps[name](done, total)

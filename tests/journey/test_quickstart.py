@@ -79,7 +79,7 @@ def test_sources_are_found_once(folder: Path) -> None:
 
 
 def test_no_source(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no Python source found: name a folder with --source"):
+    with pytest.raises(CorpusError, match=r"no Python source found: name a folder \(source\)"):
         find_sources([tmp_path, tmp_path / "absent"])
 
 
@@ -199,5 +199,5 @@ def test_the_command_with_too_few_files(
         main()
     assert stop.value.code == 1
     captured = capsys.readouterr()
-    expected = "error: 1 Python file is too few to hold some out: name more folders with --source\n"
+    expected = "error: 1 Python file is too few to hold some out: name more folders (--source)\n"
     assert (captured.out, captured.err) == ("", expected)

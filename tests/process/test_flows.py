@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import click
+import polars
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -206,16 +207,16 @@ class TestBuildRest:
         state = flows.build_rest(**site.request, release="live", return_state=True)
         assert state.name == "Failed"
         assert re.match(r"build \d+ does not go live as live: corpus: ", state.message)
-        assert state.message.endswith('override it with the parameter force=["corpus", "tokens"]')
-        assert "parameter force" in caplog.text
+        assert state.message.endswith("override corpus,tokens (the parameter force)")
         assert "--force" not in caplog.text
 
     def test_an_option_of_how_texts_are_read_is_a_key_of_the_parameter_corpus(
         self, flows: Any, site: Site
     ) -> None:
-        site.corpus.write_text('{"prompt": "no such column"}\n', encoding="utf-8")
-        state = flows.build_rest(**site.request, return_state=True)
-        assert "the parameter corpus." in state.message
+        texts = site.corpus.with_name("texts.parquet")
+        polars.DataFrame({"prompt": ["no such column"]}).write_parquet(texts)
+        state = flows.build_rest(**site.request | {"corpus": Corpus(paths=[texts])}, return_state=True)
+        assert state.message.endswith("(the parameter corpus.column)")
 
     def test_reading_that_fails_once_is_tried_again(
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
@@ -228,7 +229,7 @@ class TestBuildRest:
                 raise OSError(errno.EIO, "Input/output error")
             return build_rest(*arguments, **options)
 
-        monkeypatch.setattr(rest_module, "build_rest", flaky)
+        monkeypatch.setattr(rest_module, "BUILDER", rest_module.BUILDER._replace(build=flaky))
         flows.build_rest(**site.request)
         assert len(attempts) == 2
         assert states() == [("tokens", "finished"), ("rest", "finished")]
@@ -486,7 +487,7 @@ def test_what_is_worth_a_retry(error: Exception, transient: bool) -> None:
 class TestLedger:
     def test_two_runs_at_one_place_do_not_mix(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def second_run(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(rest_module, "build_rest", build_rest)
+            monkeypatch.setattr(rest_module, "BUILDER", rest_module.BUILDER._replace(build=build_rest))
             result = build_rest(*arguments, **options)
             with Ledger() as other:
                 build(other)
@@ -497,7 +498,7 @@ class TestLedger:
             options = RestOptions(name="small", corpus=(), segment_tokens=1 << 20)
             making.make_store(ledger, "rest", options, Workers(workers=1), tokens)
 
-        monkeypatch.setattr(rest_module, "build_rest", second_run)
+        monkeypatch.setattr(rest_module, "BUILDER", rest_module.BUILDER._replace(build=second_run))
         with Ledger() as ledger:
             build(ledger)
         ((failed, error), (finished, _)) = rows(
@@ -537,12 +538,12 @@ def test_a_database_that_is_away_for_a_while_or_for_good(
 
     def stop_during_the_next_build(then: Callable[[], None]) -> None:
         def build(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(crest_module, "build_crest", build_crest)
+            monkeypatch.setattr(crest_module, "BUILDER", crest_module.BUILDER._replace(build=build_crest))
             own_server.stop()
             then()
             return build_crest(*arguments, **options)
 
-        monkeypatch.setattr(crest_module, "build_crest", build)
+        monkeypatch.setattr(crest_module, "BUILDER", crest_module.BUILDER._replace(build=build))
 
     before = live()
     site.write(seed=1)

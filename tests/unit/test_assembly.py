@@ -13,7 +13,7 @@ from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
-from draftstore.recycling.build import build_recycling
+from draftstore.recycling.build import RecyclingOptions, build_recycling
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.storage.locks import exclusive
 from draftstore.storage.manifest import TOKENIZER_FOLDER, TokenizerIdentity, load_manifest
@@ -273,7 +273,7 @@ def test_recycled_candidates_are_a_start_for_their_own_model(
     tmp_path: Path, small_store: Path, small_tokenizer: TextTokenizer
 ) -> None:
     own, other = (
-        build_recycling(small_store, tmp_path / name, target_model=f"{name}/model").path
+        build_recycling(RecyclingOptions(model_id=f"{name}/model"), small_store, tmp_path / name).path
         for name in ("organisation", "other")
     )
     sources = Sources(stores=(own,), recycling=True, request=False)

@@ -16,13 +16,12 @@ from pydantic import Field, model_validator
 
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.options import EXPERT, Bytes, Options, Shown
-from draftstore.search.ngrams import MAX_N, running_total
+from draftstore.search.ngrams import MAX_N
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
 from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
-from draftstore.stores.building import Materials
 from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
 from draftstore.stores.crest.entries import (
     BACKENDS,
@@ -45,7 +44,6 @@ from draftstore.stores.crest.packing import (
 from draftstore.stores.crest.selection import rank_ngrams
 from draftstore.stores.crest.store import (
     BACKOFF,
-    BUDGET,
     DICTIONARY_FILE,
     KEPT_FILE,
     KIND,
@@ -57,7 +55,7 @@ from draftstore.stores.rest.build import RestSources
 from draftstore.stores.rest.store import CONTINUATION, RestStore
 from draftstore.stores.rest.store import STRATEGIES as REST_STRATEGIES
 from draftstore.text.tokenizing import Named
-from draftstore.trees.frontier import MAX_DEPTH
+from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 
 DEFAULT_NGRAMS = 100_000
 RULES = {BACKOFF: REST_STRATEGIES["backoff"]._replace(rows=4096, floor=0.003), LONGEST: None}
@@ -264,7 +262,7 @@ def _choose(
             most,
             depth=options.depth,
             trust=STRATEGIES[BACKOFF],
-            on_rows=running_total(progress("ranking", "tokens"), len(source.index.suffixes)),
+            on_rows=progress("ranking", "tokens"),
         )
         dictionary = train_on_ranking(cutter, ranking)
         packed = pack_ngrams(cutter, ranking, Envelope(dictionary), max_bytes, packing)
@@ -274,16 +272,11 @@ def _choose(
         most = min(ngrams, int(most * max(2.0, 1.2 * max_bytes / max(size, 1))))  # entries are small
 
 
-def build(options: CrestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a CREST store: precomputed draft trees of the most useful n-grams, as small as you choose.
+HELP = """Build a CREST store: precomputed draft trees of the most useful n-grams, as small as you choose.
 
-    \b
-    Examples:
-      draftstore build crest --rest stores/chat --out stores/chat-crest --max-bytes 10MB
-      draftstore build crest --corpus chats.jsonl.zst --tokenizer ./llama2 --out stores/chat-crest
-    """
-    assert made.rest is not None
-    return build_crest(options, made.rest, out, workers=made.workers, **how)
-
-
-BUILDER = Builder(CrestOptions, RestSources, build, counted=True)
+\b
+Examples:
+  draftstore build crest --rest stores/chat --out stores/chat-crest --max-bytes 10MB
+  draftstore build crest --corpus chats.jsonl.zst --tokenizer ./llama2 --out stores/chat-crest
+"""
+BUILDER = Builder(CrestOptions, RestSources, build_crest, HELP, counted=True)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from draftstore.errors import needs_extra
 from draftstore.options import Options
-from draftstore.search.ngrams import MAX_N, NgramTable, count_ngrams, running_total
+from draftstore.search.ngrams import MAX_N, NgramTable, count_ngrams
 from draftstore.storage.files import remove
 from draftstore.storage.manifest import (
     MANIFEST_NAME,
@@ -79,8 +79,7 @@ def build_counts(
 
     def fill(partial: Path) -> ReadReport:
         directory = new_store(partial, rest)
-        on_rows = running_total(progress("counting", "tokens"), len(store.index.suffixes))
-        tables = count_ngrams(store.index, max_n, on_rows=on_rows)
+        tables = count_ngrams(store.index, max_n, on_rows=progress("counting", "tokens"))
         sizes = _write(tables, directory, store.manifest.token_dtype, max_n)
         manifest = derive_manifest(store, KIND, title, plan, {"max_n": max_n})
         manifest.counts["entries"] = sum(sizes)

@@ -89,7 +89,7 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
     chosen = backend or first_backend(manifest)
     if chosen not in available:
         raise StoreError(
-            f"{path} is not in {chosen}, only in {', '.join(available)}: build it with --backend both"
+            f"{path} is not in {chosen}, only in {', '.join(available)}: build it with both", "backend"
         )
     if chosen == LMDB:
         return LmdbEntries(path / LMDB_FILE)

@@ -19,7 +19,7 @@ The power of ten is for texts that differ from the corpus: in those, long n-gram
 common. It ranks nearly all tokens before the first bigrams, and bigrams before trigrams that save as much.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from draftstore.search.cutting import Trees, cut_trees
 from draftstore.search.documents import count_documents, document_table
 from draftstore.search.ngrams import NgramTable, count_ngrams
 from draftstore.search.suffix import SuffixIndex
+from draftstore.storage.progress import OnProgress, ignore
 from draftstore.trees.tree import LEVEL_PROBS
 
 GAIN = "gain"
@@ -58,7 +59,7 @@ class Ranking(NamedTuple):
 
 
 def frequent_ngrams(
-    index: SuffixIndex, max_n: int, most: int, on_rows: Callable[[int], None] = lambda _: None
+    index: SuffixIndex, max_n: int, most: int, on_rows: OnProgress = ignore
 ) -> list[NgramTable]:
     """Return the most common n-grams of each length, at most `most` of each, in token order, which breaks ties."""
     pools: list[list[NgramTable]] = [[] for _ in range(max_n)]
@@ -91,12 +92,12 @@ def rank_ngrams(
     *,
     depth: int,
     trust: tuple[float, float],
-    on_rows: Callable[[int], None] = lambda _: None,
+    on_rows: OnProgress = ignore,
 ) -> Ranking:
     """Rank n-grams of up to `max_n` tokens by a selection, one of `SELECTIONS`; `single` takes only the longest.
 
     `depth` is the maximum tokens of a path in their trees, `trust` alpha and beta of the drafting rule; `on_rows`
-    receives the rows of each counted part.
+    receives the rows counted so far.
     """
     if selection not in SELECTIONS:
         raise DraftstoreError(f"unknown selection {selection!r}: expected one of {', '.join(SELECTIONS)}")

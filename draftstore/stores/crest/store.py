@@ -26,13 +26,12 @@ from draftstore.stores.crest.entries import Entries, context_bytes, key_dtype, o
 from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope, damaged
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
-from draftstore.trees.frontier import MAX_DEPTH
+from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 from draftstore.trees.tree import LOWEST_LEVEL
 
 KIND = "crest"
 DICTIONARY_FILE = "dictionary.zst"
 KEPT_FILE = "kept.parquet"
-BUDGET = 64
 
 
 class Blending(NamedTuple):

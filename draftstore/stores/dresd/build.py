@@ -17,10 +17,10 @@ from draftstore.errors import BuildError
 from draftstore.options import EXPERT, Options
 from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
-from draftstore.storage.progress import Progress, silent, tokenizing
+from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.building import Materials, ModelSources
+from draftstore.stores.building import ModelSources
 from draftstore.stores.dresd.embedding import (
     HALF,
     VECTORS,
@@ -111,15 +111,21 @@ def build_dresd(
     if options.dims > source.hidden_size:
         raise BuildError(
             f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: choose "
-            "fewer (--dims)"
+            "fewer",
+            "dims",
         )
     build = TextBuild(
-        options, tokenizer, _plan(options, tokenizer, source), taken=tokens, on_progress=tokenizing(progress)
+        options,
+        tokenizer,
+        _plan(options, tokenizer, source),
+        taken=tokens,
+        on_progress=progress("tokenizing", "tokens"),
     )
     window = build.plan["max_length"] - len(tokenizer.bos_ids)
     if window < 1:
         raise BuildError(
-            f"windows of {build.plan['max_length']} tokens have no room after BOS: use longer ones (--max-length)"
+            f"windows of {build.plan['max_length']} tokens have no room after BOS: use longer ones",
+            "max_length",
         )
 
     def fill(partial: Path) -> ReadReport:
@@ -206,7 +212,8 @@ def _find_passages(
     if passages.total <= dims:
         raise BuildError(
             f"the corpus yields {passages.total:,} hidden states followed by two tokens, too few for vectors of "
-            f"{dims:,} dimensions: give more text, or fewer dimensions (--dims)"
+            f"{dims:,} dimensions: give more text, or fewer dimensions",
+            "dims",
         )
     return tokens, passages
 
@@ -231,18 +238,13 @@ def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -
     return figures(store.index, store.tokens, places[rows], queries)
 
 
-def build(options: DresdOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a DReSD store: a model's hidden states over a corpus, and the tokens that followed.
+HELP = """Build a DReSD store: a model's hidden states over a corpus, and the tokens that followed.
 
-    The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once, which takes
-    long on a CPU for more than a few million tokens. Run the same command again to resume a killed build.
+The best corpus is the model's own answers, see `draftstore responses`. The model reads all of it once, which takes
+long on a CPU for more than a few million tokens. Run the same command again to resume a killed build.
 
-    \b
-    Example:
-      draftstore build dresd --model ./model --corpus answers.jsonl --out stores/chat-dresd
-    """
-    assert made.tokenizer is not None
-    return build_dresd(options, made.tokenizer, made.states, out, tokens=made.tokens, **how)
-
-
-BUILDER = Builder(DresdOptions, ModelSources, build)
+\b
+Example:
+  draftstore build dresd --model ./model --corpus answers.jsonl --out stores/chat-dresd
+"""
+BUILDER = Builder(DresdOptions, ModelSources, build_dresd, HELP)

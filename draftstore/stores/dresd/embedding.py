@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.storage.files import fsync_path, map_file, remove, write_atomic
+from draftstore.storage.progress import OnProgress
 from draftstore.storage.staging import once, require_space
 from draftstore.stores.dresd.kernels.passages import Passages
 from draftstore.stores.dresd.projection import Moments, Projection, fit, unit
@@ -30,7 +31,6 @@ HALF = np.dtype("<f2")
 PART = 4096
 """Rows processed at a time."""
 
-OnProgress = Callable[[int, int], None]
 Parts = Iterator[tuple[int, NDArray[np.float32]]]
 """Rows of a block in parts, each with the index of its first row."""
 

@@ -4,13 +4,14 @@
 group as float32.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.storage.progress import OnProgress
 from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.passages import BEHIND, Passages
 from draftstore.stores.dresd.kernels.quantised import quantise
@@ -26,7 +27,7 @@ def group_entries(
     vectors: NDArray[np.float16],
     vocab_size: int,
     dtype: str,
-    on_progress: Callable[[int, int], None],
+    on_progress: OnProgress,
 ) -> tuple[int, int]:
     """Write the arrays of a store's entries; return the number of entries and of lists.
 

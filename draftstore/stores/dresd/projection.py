@@ -147,7 +147,8 @@ def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
     if moments.count <= dims:
         raise BuildError(
             f"{counted(moments.count, 'hidden state')} for {counted(dims, 'dimension')}: give more text, or fewer "
-            "dimensions (--dims)"
+            "dimensions",
+            "dims",
         )
     covariance = moments.covariance()
     deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))

@@ -38,10 +38,9 @@ from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
-from draftstore.trees.frontier import MAX_DEPTH
+from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 
 KIND = "dresd"
-BUDGET = 64
 MAX_DRAFTS = 1024
 """Maximum neighbours of a draft."""
 

@@ -6,16 +6,16 @@ same input, regardless of the number of processes and of interruptions.
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from draftstore.options import EXPERT, Options, Shown
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
-from draftstore.storage.progress import Progress, silent, tokenizing
+from draftstore.storage.progress import Progress, silent
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.building import TOKENIZER, TOKENIZERS, Materials, TextSources, Workers
+from draftstore.stores.building import TOKENIZER, TOKENIZERS, TextSources, Workers
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.segments import cut_segments, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND
@@ -84,7 +84,11 @@ def build_rest(
     """
     parameters = {"segment_tokens": options.segment_tokens}
     build = TextBuild(
-        options, tokenizer, {"kind": KIND, **parameters}, taken=tokens, on_progress=tokenizing(progress)
+        options,
+        tokenizer,
+        {"kind": KIND, **parameters},
+        taken=tokens,
+        on_progress=progress("tokenizing", "tokens"),
     )
 
     def fill(partial: Path) -> ReadReport:
@@ -101,17 +105,12 @@ def build_rest(
     return build_store(out, build.plan, options.name, overwrite, fill, sources=options.files)
 
 
-def build(options: RestOptions, made: Materials, out: Path, **how: Any) -> BuildResult:
-    """Build a REST store: the corpus as token ids with suffix arrays.
+HELP = """Build a REST store: the corpus as token ids with suffix arrays.
 
-    Run the same command again to resume a killed build.
+Run the same command again to resume a killed build.
 
-    \b
-    Examples:
-      draftstore build rest --corpus chats.jsonl.zst src/ --tokenizer ./llama2 --out stores/chat
-    """
-    assert made.tokenizer is not None
-    return build_rest(options, made.tokenizer, out, tokens=made.tokens, workers=made.workers, **how)
-
-
-BUILDER = Builder(RestOptions, TextSources, build)
+\b
+Examples:
+  draftstore build rest --corpus chats.jsonl.zst src/ --tokenizer ./llama2 --out stores/chat
+"""
+BUILDER = Builder(RestOptions, TextSources, build_rest, HELP)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -16,6 +16,7 @@ from draftstore.errors import BuildError
 from draftstore.processes import end_with_parent
 from draftstore.search.suffix import index_segment, segment_table
 from draftstore.storage.files import remove, write_at
+from draftstore.storage.progress import OnProgress
 from draftstore.storage.staging import require_space
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
@@ -121,7 +122,7 @@ def read_segments(store: Path) -> NDArray[np.int64]:
 
 
 def sort_segments(
-    store: Path, pending: Sequence[int], vocab_size: int, workers: int, on_sorted: Callable[[int, int], None]
+    store: Path, pending: Sequence[int], vocab_size: int, workers: int, on_sorted: OnProgress
 ) -> None:
     """Sort the pending segments: in this process if there is little to do, else in separate ones."""
     lengths = read_segments(store)[:, 1]
@@ -137,8 +138,10 @@ def sort_segments(
             on_sorted(done, total)
     except (BrokenProcessPool, MemoryError):
         raise BuildError(
-            "a sorting process was killed, perhaps because memory ran out: run the command again with fewer "
-            "--workers or smaller --segment-tokens; it resumes where it stopped"
+            "a sorting process was killed, perhaps because memory ran out: run this again, which resumes, "
+            "with fewer processes or smaller segments",
+            "workers",
+            "segment_tokens",
         ) from None
 
 

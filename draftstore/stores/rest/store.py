@@ -32,12 +32,12 @@ from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manife
 from draftstore.stores.kind import CONTEXT_TOKENS, Samples, sample_contexts, strategy_named
 from draftstore.text.digests import DIGEST_BYTES
 from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 KIND = "rest"
 MAX_MATCH = 16
 CONTINUATION = 10
-BUDGET = 64
 MAX_THREADS = 256
 CONTEXTS_A_THREAD = 4
 """Minimum contexts per thread: waking one takes as long as a draft or two."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 from services.lookup.settings import SHARED_BUDGET
 
 MAX_BODY = 256 * 1024
@@ -39,7 +39,7 @@ class Question(BaseModel):
         default_factory=list, min_length=1, max_length=MAX_CONTEXTS, description="Or token ids."
     )
     strategy: str = Field("", max_length=255, description="A strategy of the release; empty for its default.")
-    budget: int = Field(64, ge=0, le=MAX_BUDGET, description="Maximum nodes of a tree.")
+    budget: int = Field(BUDGET, ge=0, le=MAX_BUDGET, description="Maximum nodes of a tree.")
     min_prob: float = Field(0.0, ge=0.0, le=1.0, description="Minimum probability of a node.")
 
     @model_validator(mode="after")

@@ -258,7 +258,7 @@ def test_a_run_that_was_cut_off_goes_on_and_writes_the_same_bytes(
     expected = make(options, model_folder, tmp_path / "a.jsonl")
     out = tmp_path / "out.jsonl"
 
-    def kill(done: int, total: int, tokens: int) -> None:
+    def kill(done: int, _total: int | None, _detail: str = "") -> None:
         if done == 7:
             with pytest.raises(BuildError, match="another build is running"):
                 make(options, model_folder, out)
@@ -267,10 +267,10 @@ def test_a_run_that_was_cut_off_goes_on_and_writes_the_same_bytes(
     with pytest.raises(Killed):
         make(options, model_folder, out, batch=3, on_progress=kill)
     assert not out.exists()
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[Any, ...]] = []
     made = make(options, model_folder, out, batch=3, on_progress=lambda *counts: seen.append(counts))
     assert [done for done, _, _ in seen] == list(range(7, 21)), "what was finished is not decoded again"
-    assert 0 < seen[-1][2] < expected.counts["tokens"]
+    assert 0 < int(seen[-1][2].split()[0]) < expected.counts["tokens"]
     assert out.read_bytes() == expected.path.read_bytes()
     assert (made.reused, made.counts) == (False, expected.counts)
     assert not (tmp_path / ".out.jsonl.partial").exists()
@@ -284,7 +284,7 @@ def test_other_settings_start_anew_if_asked_to(
     first = make(options, model_folder, out)
     again = make(options, model_folder, out)
     assert (again.reused, again.counts) == (True, first.counts)
-    with pytest.raises(BuildError, match="holds other answers: choose another --out, or pass --overwrite"):
+    with pytest.raises(BuildError, match=r"holds other answers: .* \(overwrite\)"):
         make(other, model_folder, out)
     assert make(other, model_folder, out, overwrite=True).counts["tokens"] < first.counts["tokens"]
     monkeypatch.setattr(responses, "load_model", None)

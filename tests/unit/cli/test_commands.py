@@ -207,7 +207,7 @@ def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, token
         assert "2 bad records were skipped" in flat
         assert (f"{good}:line 6: not JSON" in flat) != reused
         assert f"no text in {other} " in flat
-        assert "1 data file in folders was skipped (.jsonl): name it, or pass --glob '*.jsonl' " in flat
+        assert "1 data file in folders was skipped (.jsonl): name it, or give the glob '*.jsonl' " in flat
     found = run(*command, "--json").json()
     assert (found["path"], found["counts"]) == (str(out), load_manifest(out).counts)
     assert (found["bad_records"], found["empty_documents"]) == (2, 2)
@@ -240,7 +240,8 @@ def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     assert not list(tmp_path.glob("*new*")) + list(tmp_path.glob(".new*"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").touch()
-    assert "new exists and is another build: choose another --out" in build(run, tmp_path, tokenizer).error()
+    other = build(run, tmp_path, tokenizer).error()
+    assert "new exists and is another build: choose another folder, or replace it (--overwrite)" in other
     assert "new is not a store" in build(run, tmp_path, tokenizer, "--overwrite").error()
 
 

@@ -107,8 +107,8 @@ def test_query(run: Runner, crest: Path, small_tokenizer: TextTokenizer) -> None
 def test_a_backend_that_the_store_is_not_in(run: Runner, crest: Path, store: Path, replays: Path) -> None:
     for command in (["query", crest, "--text", "a"], ["replay", crest, "--replays", replays]):
         error = run(*command, "--backend", "postgres").error()
-        assert "is not in postgres, only in lmdb: build it with --backend both" in error
-    assert "which has no backends: omit --backend" in (
+        assert "is not in postgres, only in lmdb: build it with both (--backend)" in error
+    assert "which has no backends: omit it (--backend)" in (
         run("query", store, "--text", "a", "--backend", "lmdb").error()
     )
 

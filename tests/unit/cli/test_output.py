@@ -63,10 +63,10 @@ def test_a_log_shows_what_takes_long(
 
     with common.status("loading the model"):
         wait_for("loading the model\n")
-    with common.count_progress("files") as bars:
-        bars.update(bars.add_task("reading", total=3_000, detail=""), completed=1_000)
-        bars.add_task("sorting", total=None, detail="and more")
-        wait_for("reading: 1,000 of 3,000 files; sorting: 0 files and more\n")
+    with common.progress_bars() as progress:
+        progress("reading", "files")(1_000, 3_000)
+        progress("sorting", "tokens")(0, None, "and more")
+        wait_for("reading: 1,000 of 3,000 files; sorting: 0 tokens, and more\n")
 
 
 def test_a_table_wider_than_the_terminal_is_a_block_for_each_row(

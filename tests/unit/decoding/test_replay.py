@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from draftstore.decoding.replay import (
     MAX_OUTPUT_TOKENS,
     Recording,
-    ReplayResult,
     check_recordings,
     read_recordings,
     replay,
@@ -41,7 +40,7 @@ def test_a_chain_is_the_best_path_of_the_draft() -> None:
     drafter = Scripted(tree_of([(1, 2, 3), (4,)]))
     result = replay(drafter, [Recording("a", ids(0), ids(7, 1, 2, 3, 4, 1, 9, 4))], budget=9, chain=2)
     assert drafter.accepted == [[1, 2, 3], [4], [1, 9], [4]]
-    assert (result.nodes, drafter.requests) == (2 * 4, [(9, 0.0)] * 4)
+    assert (result.drafted, drafter.requests) == (2 * 4, [(9, 0.0)] * 4)
 
 
 def test_outputs_of_a_token_take_no_pass() -> None:
@@ -71,7 +70,7 @@ def test_passes_are_those_counted_by_hand(output: list[int], draft: DraftTree, b
     assert drafter.prefill[0][0].tolist() == [3, output[0]]
     assert [token for tokens in drafter.accepted for token in tokens] == output[1:]
     assert (result.tokens, result.passes) == (len(output) - 1, passes)
-    assert result.nodes == passes * len(tree)
+    assert result.drafted == passes * len(tree)
     assert drafter.requests == [(budget, 0.5)] * passes * (budget > 0)
     assert (result.rows, result.misses, len(result.lookup_ns)) == (1, passes * (len(tree) == 0), passes)
 
@@ -108,7 +107,7 @@ def test_the_acceptance_rate_is_a_mean_over_outputs_with_drafts() -> None:
         Recording("c", ids(9), ids(7, 8, 8)),
     ]
     result = replay(Moody(tree_of([(1, 2, 3), (4, 5)])), rows)
-    assert (result.nodes, result.accepted, result.passes) == (3 * 5, 3, 2 + 1 + 2)
+    assert (result.drafted, result.accepted, result.passes) == (3 * 5, 3, 2 + 1 + 2)
     assert result.rates == [3 / 10, 0.0]
     assert result.acceptance_rate == 0.15
     assert replay(Scripted(DraftTree.empty()), rows).acceptance_rate == 0.0
@@ -119,13 +118,9 @@ def test_progress_and_summary() -> None:
     one = replay(Scripted(tree_of([(1, 5)])), rows[:1]).summary()
     assert (one["passes"], one["nodes_mean"], one["accepted_length"]) == (1, 2.0, 2.0)
     assert replay(Scripted(DraftTree.empty()), []).summary()["nodes_mean"] == 0.0
-    seen: list[int] = []
-
-    def keep(result: ReplayResult) -> None:
-        seen.append(result.rows)
-
-    result = replay(Scripted(tree_of([(1, 5)])), rows, on_progress=keep)
-    assert seen == [1, 2]
+    seen: list[tuple[Any, ...]] = []
+    result = replay(Scripted(tree_of([(1, 5)])), rows, on_progress=lambda *now: seen.append(now))
+    assert seen == [(1, 2, "accepted length 2.000"), (2, 2, "accepted length 2.000")]
     result.lookup_ns = [1_000, 2_000, 3_000, 10_000]
     assert result.summary() == {
         "accepted_length": 2.0,

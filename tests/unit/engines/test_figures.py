@@ -12,7 +12,7 @@ def test_prometheus_reads_them() -> None:
     figures.add_sources("", {("rest:chat", "drafted"): 3, ("rest:chat", "matched"): 2})
     figures.add("acme", tree_of([]), [])
     figures.add_sources("acme", {("lookup:acme", "timeout"): 1})
-    port = serve_metrics(figures, 0)
+    port = serve_metrics(figures, "0")
     text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
     for line in (
         'draftstore_engine_steps_total{corpus="",engine="vllm"} 1.0',

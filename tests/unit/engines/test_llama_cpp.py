@@ -152,15 +152,15 @@ def test_what_is_refused(
         with pytest.raises(StoreError, match="keeps drafts but no counts: export the REST store"):
             export_cache(other, out)
     build_counts(small_store, tmp_path / "pairs", CountOptions(max_n=2))
-    with pytest.raises(StoreError, match="count again with --max-n 3"):
+    with pytest.raises(StoreError, match="count again those of three"):
         export_cache(tmp_path / "pairs", out)
-    with pytest.raises(BuildError, match="fits into 27 bytes: raise --max-bytes"):
+    with pytest.raises(BuildError, match="fits into 27 bytes: allow more"):
         export_cache(small_store, out, ExportOptions(max_bytes=27))
     with pytest.raises(
-        BuildError, match="occurs 1,000,000 times and makes up half of all followers: lower --min-count"
+        BuildError, match="occurs 1,000,000 times and makes up half of all followers: allow rarer ones"
     ):
         export_cache(small_store, out, ExportOptions(min_count=10**6))
-    with pytest.raises(BuildError, match="occurs 1,000,000 times: lower --min-count"):
+    with pytest.raises(BuildError, match="occurs 1,000,000 times: allow rarer ones"):
         export_cache(small_store, out, ExportOptions(min_count=10**6, whole=True))
     with pytest.raises(BuildError, match="is a directory"):
         export_cache(small_store, tmp_path)
@@ -172,7 +172,7 @@ def test_a_file_is_whole_or_the_one_before(
 ) -> None:
     export_cache(small_store, out)
     before = out.read_bytes()
-    with pytest.raises(BuildError, match="exists: choose another --out, or pass --overwrite"):
+    with pytest.raises(BuildError, match="exists: choose another file, or replace it"):
         export_cache(small_store, out, ExportOptions(whole=True))
 
     def full(*_: Any) -> Any:

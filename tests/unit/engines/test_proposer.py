@@ -88,7 +88,7 @@ def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch:
 
 def test_ids_outside_the_vocabulary_such_as_images_separate_what_is_before_from_what_follows() -> None:
     image = VOCAB + 3
-    drafts = proposer(EngineConfig(sources=Sources(live=LiveTarget("team"))))
+    drafts = proposer(EngineConfig(live=LiveTarget("team")))
     prompt = [1, 2, 3, 4, image, image, 9, 1, 2]
     predicted = lambda: np.array([2, 7, 8, image, 5, 6])  # noqa: E731
     (tree,) = drafts.propose([asked(0, prompt)])
@@ -155,9 +155,7 @@ def test_whatever_is_asked_nothing_is_raised(
 
 
 def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenizer) -> None:
-    config = EngineConfig(
-        sources=Sources(request=False), corpora={"acme": Sources(stores=(small_store,), request=False)}
-    )
+    config = EngineConfig(request=False, corpora={"acme": Sources(stores=(small_store,), request=False)})
     drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 20)]
     for corpus, drafted in (("acme", True), ("", False), ("another", False), ("acme", True)):
@@ -170,7 +168,7 @@ def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenize
 
 def test_a_store_of_another_tokenizer_is_refused_at_the_start(small_store: Path) -> None:
     with pytest.raises(TokenizerError, match="was built with tokenizer"):
-        proposer(EngineConfig(sources=Sources(stores=(small_store,), request=False)))
+        proposer(EngineConfig(stores=(small_store,), request=False))
 
 
 def test_what_needs_the_models_states_is_refused_at_the_start(
@@ -178,9 +176,9 @@ def test_what_needs_the_models_states_is_refused_at_the_start(
 ) -> None:
     about = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with pytest.raises(EngineError, match="drafts from hidden states, which engines do not expose"):
-        proposer(EngineConfig(sources=Sources(stores=(small_dense,), request=False)), **about)
+        proposer(EngineConfig(stores=(small_dense,), request=False), **about)
     with pytest.raises(EngineError, match="drafts from candidates of the model"):
-        proposer(EngineConfig(sources=Sources(recycling=True, request=False)))
+        proposer(EngineConfig(recycling=True, request=False))
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +187,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_answers_that_ended_draft_for_the_next_request_unless_it_wants_none() -> None:
-    config = EngineConfig(sources=Sources(request=False, live=LiveTarget("team")))
+    config = EngineConfig(request=False, live=LiveTarget("team"))
     drafts = proposer(config)
 
     def drafted(key: int, ids: list[int], live: bool = True) -> list[int]:

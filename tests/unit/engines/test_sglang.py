@@ -140,7 +140,7 @@ def test_requests_that_left_are_forgotten() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_an_answer_is_remembered_when_it_ends(overlap: bool, tmp_path: Path) -> None:
-    config = EngineConfig(sources=Sources(live=LiveTarget("team", tmp_path)), budget=ROWS - 1)
+    config = EngineConfig(live=LiveTarget("team", tmp_path), budget=ROWS - 1)
     engine = Engine(worker(overlap=overlap, corpus=drafts(config)))
     engine.join(request := Request("one", [1, 2]))
     while engine.running:
@@ -209,7 +209,7 @@ def tenants(
         corpora[name] = Sources(stores=(folder / name,), request=True)
         texts[name] = small_tokenizer.encode(text, bos=False).tolist()
     about: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
-    found = drafts(EngineConfig(Sources(request=False), corpora, ROWS - 1), **about)
+    found = drafts(EngineConfig(request=False, corpora=corpora, budget=ROWS - 1), **about)
     yield found, texts
     found.proposer.close()
 

@@ -170,7 +170,7 @@ def test_a_replay_is_what_live_decoding_was(tmp_path: Path) -> None:
     result = replay(drafter, with_states(model, recordings), budget=32)
     assert (result.passes, result.tokens) == (tally.passes, tally.tokens)
     assert result.accepted == tally.accepted > 0
-    assert result.nodes >= tally.drafted, "decoding live cuts what would go beyond the end"
+    assert result.drafted >= tally.drafted, "decoding live cuts what would go beyond the end"
 
 
 def test_recordings_get_the_states_that_predicted_their_outputs() -> None:

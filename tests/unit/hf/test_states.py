@@ -123,7 +123,7 @@ def test_models_without_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reader, "_decode", full)
     with pytest.raises(
-        ModelError, match=r"a batch of 8 tokens needs more memory .* \(--batch-tokens\) or shorter"
+        ModelError, match=r"a batch of 8 tokens needs more memory .* \(batch_tokens, max_length\)"
     ):
         list(reader.read(texts_of(8), 10, 10))
 

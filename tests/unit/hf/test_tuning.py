@@ -64,10 +64,8 @@ def test_a_stored_curve_is_found() -> None:
 
 
 def test_measuring() -> None:
-    model, seen = tiny("mistral", sliding_window=8), list[tuple[int, int]]()
-    curve = measure(
-        model, context=20, repeats=2, rows=ROWS, on_pass=lambda done, total: seen.append((done, total))
-    )
+    model, seen = tiny("mistral", sliding_window=8), list[tuple[Any, ...]]()
+    curve = measure(model, context=20, repeats=2, rows=ROWS, on_pass=lambda *now: seen.append(now))
     assert curve.rows == ROWS
     assert all(0 < seconds < 10 for seconds in curve.seconds)
     assert (curve.padded, curve.context) == (False, 20)
@@ -91,10 +89,8 @@ class Clock:
 
 def test_disturbed_passes_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "perf_counter", Clock(len(ROWS) * (tuning.WARM_UPS + 8)))
-    seen = list[tuple[int, int]]()
-    curve = measure(
-        tiny(), context=20, repeats=8, rows=ROWS, on_pass=lambda done, total: seen.append((done, total))
-    )
+    seen = list[tuple[Any, ...]]()
+    curve = measure(tiny(), context=20, repeats=8, rows=ROWS, on_pass=lambda *now: seen.append(now))
     assert curve.seconds == (1.0,) * len(ROWS)
     assert seen[-1] == (2 * 8 * len(ROWS),) * 2
 

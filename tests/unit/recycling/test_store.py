@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import StoreError, TokenizerError
-from draftstore.recycling.build import build_recycling, successors
+from draftstore.recycling.build import RecyclingOptions, build_recycling, successors
 from draftstore.recycling.store import open_drafter
 from draftstore.storage.files import hash_file
 from draftstore.storage.manifest import (
@@ -39,7 +39,7 @@ def quick(no_fsync: None) -> None:
 @pytest.fixture
 def seeded(small_store: Path, tmp_path: Path) -> Path:
     """Return a store built from the small corpus."""
-    return build_recycling(small_store, tmp_path / "hot", target_model=MODEL).path
+    return build_recycling(RecyclingOptions(model_id=MODEL), small_store, tmp_path / "hot").path
 
 
 # --- the most common successors ---
@@ -95,7 +95,7 @@ def test_the_files_of_a_store(small_store: Path, seeded: Path) -> None:
 def test_a_drafter_starts_from_a_copy(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(name)
     matrix, corpus = successors(RestStore.open(path)), load_manifest(path)
-    out = build_recycling(path, tmp_path / "hot", target_model=MODEL).path
+    out = build_recycling(RecyclingOptions(model_id=MODEL), path, tmp_path / "hot").path
     size = corpus.vocab_size + 3
     drafter = open_drafter(out, vocab_size=size, tokenizer=corpus.tokenizer, target_model=MODEL)
     assert np.array_equal(drafter.matrix[:-3], matrix)

@@ -162,7 +162,7 @@ class TestDropping:
             for statement in attach_partition("trees", build.id):
                 session.execute(text(statement))
             session.execute(text(f"INSERT INTO trees VALUES ({build.id}, 'k', 'v')"))
-            result = ReplayResult(rows=2, tokens=30, passes=10, nodes=500, misses=1, lookup_ns=[1000, 3000])
+            result = ReplayResult(rows=2, tokens=30, passes=10, drafted=500, misses=1, lookup_ns=[1000, 3000])
             catalogue.record_replay(
                 session, build.id, result.summary(), recordings="a.jsonl", strategy="backoff", budget=64
             )

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from draftstore.hf.loading import load_model
 from draftstore.hf.states import ModelStates
-from draftstore.recycling.build import build_recycling
+from draftstore.recycling.build import RecyclingOptions, build_recycling
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.counts import CountOptions, build_counts
@@ -159,7 +159,7 @@ def test_stores_made_from_others_have_their_documents(
     def derive(rest: Path, number: int) -> None:
         stores = [tmp_path / f"{kind}-{number}" for kind in ("crest", "recycling", "counts")]
         build_crest(CrestOptions(name="chat", max_n=2, ngrams=50), rest, stores[0])
-        build_recycling(rest, stores[1], target_model="model")
+        build_recycling(RecyclingOptions(model_id="model"), rest, stores[1])
         build_counts(rest, stores[2], CountOptions(max_n=2), name="counts")
         publish("chat-crest", stores[0])
         publish("start", stores[1])

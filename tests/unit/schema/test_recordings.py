@@ -76,7 +76,9 @@ class TestGate:
         before, new = pair
         measured = Measured(live=2.0, new=1.95)
         for force in ([], ["tokens"]):
-            with pytest.raises(RefusedError, match=r"as chat: replay: .*--force replay$") as caught:
+            with pytest.raises(
+                RefusedError, match=r"as chat: replay: .*override replay \(force\)$"
+            ) as caught:
                 publish(session, "chat", new.id, measure=measured, force=force)
             reason = caught.value.refusals["replay"]
             assert reason.startswith("chats has an accepted length of 1.950, 2.5% below the 2.000")

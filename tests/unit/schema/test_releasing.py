@@ -60,7 +60,7 @@ def test_builds_with_removed_documents_are_refused_unless_the_check_is_named(
         status, error, _ = move(*command)
         assert (status, prove()[0]) == (3, 0)
         assert "removed: 2 documents removed from the collection chat" in error
-        assert error.endswith("--force removed")
+        assert error.endswith("override removed (force)")
         assert list(gates(old)["chat"]["refused"]) == ["removed"]
         status, _, printed = move(*command, "--force", "removed")
         assert (status, list(printed["forced"]), prove()[0]) == (0, ["removed"], 5)

@@ -184,7 +184,7 @@ def test_a_forked_process_connects_anew(loaded: Entries, crest: Crest) -> None:
 def load_and_die(crest: Crest, at: int) -> None:
     """Load a store, and end by SIGKILL in the midst of it."""
 
-    def die(done: int, _total: int) -> None:
+    def die(done: int, _total: int | None, _detail: str = "") -> None:
         if done >= at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -210,8 +210,8 @@ def test_the_server_stops_during_a_load_and_is_restarted(
     migrate()
     monkeypatch.setattr(crest_loading, "PROGRESS_ROWS", 100)
 
-    def stop(done: int, total: int) -> None:
-        if done >= 0.5 * total:
+    def stop(done: int, total: int | None, _detail: str = "") -> None:
+        if done >= 0.5 * (total or 0):
             own_server.stop()
 
     with pytest.raises(DatabaseAwayError, match="try again"):

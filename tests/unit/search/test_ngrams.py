@@ -73,7 +73,7 @@ def test_ranges_are_bounded_and_hold_every_token_once(documents: Documents, part
 def test_progress_tells_every_row_once() -> None:
     documents = [[1, 2, 3], [3, 3], [4]]
     index = make_index([documents[:1], documents[1:]], 5)
-    told: list[int] = []
-    parts = list(count_ngrams(index, 3, part_rows=2, workers=2, on_rows=told.append))
-    assert len(told) == len(parts) > 1
-    assert sum(told) == sum(map(len, documents))
+    told: list[tuple[int, int]] = []
+    parts = list(count_ngrams(index, 3, part_rows=2, workers=2, on_rows=lambda *done: told.append(done)))
+    assert len(told) == len(set(told)) == len(parts) > 1
+    assert told[-1] == (sum(map(len, documents)), len(index.suffixes))

@@ -1,6 +1,5 @@
 """The report of a reading."""
 
-from draftstore.storage.progress import tokenizing
 from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
 
 
@@ -35,20 +34,14 @@ def test_the_reasons_why_there_is_no_text() -> None:
     two = ReadReport(bad_records=2, problems=[problem(7)], passed_over={".jsonl": 1})
     assert two.absence() == (
         "2 bad records, the first c.jsonl:line 7: not JSON; "
-        "1 data file in folders was skipped (.jsonl): name it, or pass --glob '*.jsonl'"
+        "1 data file in folders was skipped (.jsonl): name it, or give the glob '*.jsonl'"
     )
 
 
 def test_what_was_passed_over_is_told_with_the_remedy() -> None:
     assert passed_over_text({}) == ""
     assert passed_over_text({".jsonl": 2, ".parquet": 3, LINKS: 2}) == (
-        "5 data files in folders were skipped (.jsonl, .parquet): name them, or pass --glob '*.parquet'; "
+        "5 data files in folders were skipped (.jsonl, .parquet): name them, or give the glob '*.parquet'; "
         "2 links in folders lead out of them: name the files to read them"
     )
     assert passed_over_text({LINKS: 1}).startswith("1 link in folders leads out of them")
-
-
-def test_tokenizing_reports_its_tokens() -> None:
-    told: list[tuple[object, ...]] = []
-    tokenizing(lambda *step: lambda *now: told.append((*step, *now)))(2, 30, 400)
-    assert told == [("tokenizing", "tokens", 30, None, "2 documents")]

@@ -179,7 +179,7 @@ def test_a_store_is_built_once_and_not_replaced(tmp_path: Path) -> None:
         1,
     )
     for text, name in (("two", "a"), ("one", "b")):
-        with pytest.raises(BuildError, match="another build: choose another --out, or pass --overwrite"):
+        with pytest.raises(BuildError, match="another build: choose another folder, or replace it"):
             build(out, text, name=name)
     assert out.stat().st_ino == before
     assert not build(out, "one", overwrite=True).reused

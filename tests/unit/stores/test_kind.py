@@ -56,7 +56,7 @@ def test_what_nothing_is_drafted_from(small_store: Path, tmp_path: Path) -> None
     ):
         open_store(tmp_path / "counts")
     assert verify_store(tmp_path / "counts", load_manifest(tmp_path / "counts")) == []
-    with pytest.raises(StoreError, match="of kind 'rest', which has no backends: omit --backend"):
+    with pytest.raises(StoreError, match="of kind 'rest', which has no backends: omit it"):
         open_store(small_store, "lmdb")
 
 

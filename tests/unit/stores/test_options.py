@@ -1,11 +1,13 @@
 """Options of builds: their bounds, and how commands and flows show them."""
 
+import pickle
 from typing import Any
 
 import pytest
 
 from draftstore.answers.responses import ResponseOptions
-from draftstore.errors import DraftstoreError
+from draftstore.engines.config import EngineConfig
+from draftstore.errors import BuildError, DraftstoreError
 from draftstore.options import Options, OptionsError
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.rest.build import RestOptions
@@ -28,3 +30,14 @@ def test_bounds(model: type[Options], values: dict[str, Any], reason: str) -> No
     with pytest.raises(OptionsError, match=reason) as caught:
         model(**corpus, **values)
     assert isinstance(caught.value, DraftstoreError)
+
+
+def test_each_user_reads_options_in_their_own_spelling() -> None:
+    error = BuildError("use smaller batches", "batch_tokens", "dims")
+    assert str(error) == str(pickle.loads(pickle.dumps(error))) == "use smaller batches (batch_tokens, dims)"
+    assert error.spelled("--{}".format) == "use smaller batches (--batch_tokens, --dims)"
+    with pytest.raises(OptionsError) as caught:
+        EngineConfig(budget=0, corpora={"a": {"token": "secret", "request": "maybe"}})
+    assert caught.value.spelled("<{}>".format).startswith("<corpora.a.request>: must be a valid boolean, ")
+    assert "; <budget>: must be greater" in caught.value.spelled("<{}>".format)
+    assert "secret" not in str(caught.value)

@@ -125,9 +125,7 @@ def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", lines({"content": "yes", "text": "no"}, {"text": "no"}))
     documents, report = read(path, column="content")
     assert [document.text for document in documents] == ["yes"]
-    assert (
-        report.problems[0].reason == "has neither 'content' nor 'messages' (name another key with --column)"
-    )
+    assert report.problems[0].reason == "has neither 'content' nor 'messages': name another column"
 
 
 BAD_LINES = [

@@ -119,12 +119,10 @@ def test_a_build_made_with_something_else_resumes_and_reuses_nothing(
     store = build_tokens(options, small_tokenizer, tmp_path / "tokens")
     TextBuild(options, small_tokenizer, {"kind": "rest"}).fill(tmp_path)
     tokenizer = changed(small_tokenizer, change, tmp_path / "other", monkeypatch)
-    calls: list[int] = []
-    build = TextBuild(
-        options, tokenizer, {"kind": "rest"}, on_progress=lambda documents, *_: calls.append(documents)
-    )
+    calls: list[str] = []
+    build = TextBuild(options, tokenizer, {"kind": "rest"}, on_progress=lambda *now: calls.append(now[2]))
     [(tokens, _)] = build.fill(tmp_path).arrays()
-    assert calls == [0, 1]
+    assert calls == ["0 documents", "1 document"]
     assert tokenizer.decode(tokens) == ("hi" if change == "template" else "USER: hi ASSISTANT: hello")
     with pytest.raises(BuildError, match="is another build"):
         build_tokens(options, tokenizer, store.path)

@@ -232,7 +232,7 @@ def test_another_build_is_refused(small_tokenizer: TextTokenizer, tmp_path: Path
     build(rest, out)
     assert build(rest, out).reused
     for changes in ({"max_n": 2}, {"max_bytes": 40_960}):
-        with pytest.raises(BuildError, match="exists and is another build: choose another --out, or pass"):
+        with pytest.raises(BuildError, match="exists and is another build: choose another folder, or"):
             build(rest, out, **changes)
     shutil.rmtree(rest)
     rest_of(small_tokenizer, tmp_path, "one two four")

@@ -245,7 +245,7 @@ def test_damage_in_pages_that_lead_to_others_does_not_end_the_process(tmp_path: 
 
 def test_backends_that_are_not_there(small_crest: Path) -> None:
     manifest = load_manifest(small_crest)
-    with pytest.raises(StoreError, match="is not in stone, only in lmdb: build it with --backend both"):
+    with pytest.raises(StoreError, match=r"is not in stone, only in lmdb: .*\(backend\)"):
         open_entries(small_crest, manifest, "stone")
     manifest.parameters["backends"] = ["stone"]
     with pytest.raises(

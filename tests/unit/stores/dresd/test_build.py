@@ -206,13 +206,13 @@ def test_states_that_are_not_finite_are_left_out_and_counted(
 
 
 def test_more_dimensions_than_the_model_has(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
-    with pytest.raises(BuildError, match=r"vectors of 13 dimensions from hidden states of 12: .*\(--dims\)"):
+    with pytest.raises(BuildError, match=r"vectors of 13 dimensions from hidden states of 12: .*\(dims\)"):
         build(small_tokenizer, corpus, out, dims=13)
     assert names(out.parent) == []
 
 
 def test_too_little_text(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
-    reason = r"the corpus yields [1-6] hidden states followed by two tokens, .* fewer dimensions \(--dims\)"
+    reason = r"the corpus yields [1-6] hidden states followed by two tokens, .* fewer dimensions \(dims\)"
     corpus.write_text('{"text": "abcdefg"}\n')
     with pytest.raises(BuildError, match=reason):
         build(small_tokenizer, corpus, out)
@@ -237,7 +237,7 @@ def test_another_build_is_refused(small_tokenizer: TextTokenizer, corpus: Path, 
         {"dims": 5}, {"dtype": "int8"}, {"max_length": 100}, {"sample": 1000},
         {"source": HashedStates(name="other")}, {"source": HashedStates(broken=3)},
     ):  # fmt: skip
-        with pytest.raises(BuildError, match="exists and is another build: choose another --out, or pass"):
+        with pytest.raises(BuildError, match="exists and is another build: choose another folder, or"):
             build(small_tokenizer, corpus, out, **changes)
 
 

@@ -20,10 +20,10 @@ from draftstore.storage.manifest import (
     verify_files,
 )
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.stores.rest.store import BUDGET, DTYPES, KIND, STRATEGIES, RestStore
+from draftstore.stores.rest.store import DTYPES, KIND, STRATEGIES, RestStore
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import sentinel
-from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.reference import Documents, make_index, nodes_of

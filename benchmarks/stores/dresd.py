@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from benchmarks.common import RecordingSet, Workspace, add_arguments, evenly, open_workspace, write_records
 from benchmarks.measure import percentiles, progress
@@ -27,7 +27,7 @@ from benchmarks.report import describe_machine, finish, show_table
 from benchmarks.smollm import add_model_argument, smollm
 from draftstore.answers.responses import ResponseOptions, make_responses
 from draftstore.decoding.replay import Recording, read_recordings, replay
-from draftstore.drafting.drafter import ContextDrafter, ContextSession, Drafter
+from draftstore.drafting.drafter import ContextDrafter, Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.loading import DTYPES, LoadedModel, load_model
@@ -146,7 +146,7 @@ def drafters_of(
     return drafters, about | {"counts": manifest.counts, "bytes": manifest.size}
 
 
-class Paths:
+class Paths(ContextDrafter):
     """The likeliest paths of another drafter: a text store in the shape of a dense one."""
 
     def __init__(self, drafter: ContextDrafter, drafts: int) -> None:
@@ -160,10 +160,6 @@ class Paths:
         """Draft for a batch of contexts; see `ContextDrafter.draft`."""
         drafts = self._drafter.draft(contexts, MAX_BUDGET, min_prob)
         return [draft._replace(tree=_best_paths(draft.tree, self._drafts).prefix(budget)) for draft in drafts]
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids)
 
 
 def _best_paths(tree: DraftTree, count: int) -> DraftTree:

@@ -9,7 +9,8 @@
 All drafters have the same interface: local stores, the lookup service, and the request itself.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,21 +84,25 @@ class Drafter(Protocol):
         """
 
 
-class ContextDrafter(Protocol):
+class ContextDrafter(ABC):
     """A drafter that uses only the last tokens of a text and, if it is dense, the hidden state that predicted the last.
 
     Attributes:
         context_size: number of tokens that it uses.
         vocab_size: size of its vocabulary.
+        hidden_size: size of a hidden state; 0 if the drafter is not dense.
     """
 
     context_size: int
     vocab_size: int
+    hidden_size: int = 0
 
     @property
-    def hidden_size(self) -> int:
-        """Size of a hidden state; 0 if the drafter is not dense."""
+    def source(self) -> Hashable:
+        """Key shared by drafters with the same drafts; see `draftstore.drafting.together`."""
+        return id(self)
 
+    @abstractmethod
     def draft(
         self,
         contexts: NDArray[np.int32],
@@ -112,12 +117,28 @@ class ContextDrafter(Protocol):
                 id hides those before it.
             hidden: float16 [batch, hidden_size], the states that predicted the last tokens. A dense drafter returns
                 empty drafts without them and for rows with non-finite values; others ignore them.
+
+        Raises:
+            DraftstoreError: the budget is outside 0 .. 4,096, contexts is not a matrix, or the hidden states have the
+                wrong shape.
         """
 
+    def session(
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
+    ) -> "ContextSession":
+        """Start the drafts of one text; see `Drafter.session` and, for errors, `ContextSession.observe`."""
+        return ContextSession(self, prompt_ids, hidden)
 
-class StoreDrafter(ContextDrafter, Protocol):
-    """The drafter of a static store."""
+    def warm_up(self) -> None:
+        """Compile or load everything needed for the first draft."""
+        nothing = np.full((1, self.context_size), -1, np.int32)
+        self.draft(nothing, hidden=np.full((1, self.hidden_size), np.nan, np.float16))
 
+
+class StoreDrafter(ContextDrafter):
+    """The drafter of a store, without state of a text, so threads may share it. A kind implements `draft_batch`."""
+
+    @abstractmethod
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
@@ -127,11 +148,15 @@ class StoreDrafter(ContextDrafter, Protocol):
     ) -> DraftBatch:
         """Draft like `draft`, with the result as arrays."""
 
-    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
-        """Start the drafts of one text; see `Drafter.session`."""
-
-    def warm_up(self) -> None:
-        """Compile or load everything needed for the first draft."""
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        hidden: NDArray[np.float16] | None = None,
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+        return self.draft_batch(contexts, budget, min_prob, hidden).drafts()
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:

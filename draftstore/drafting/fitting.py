@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import ContextSession, StoreDrafter
+from draftstore.drafting.drafter import ContextDrafter, StoreDrafter
 from draftstore.trees.batch import Draft
 from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
@@ -15,7 +14,7 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 
 
-class FittedDrafter:
+class FittedDrafter(ContextDrafter):
     """A `ContextDrafter` for a model of `vocab_size` ids: ids that only one side knows are hidden or removed.
 
     A store that is damaged while it is open is no longer queried: its drafts are empty, and the log says why.
@@ -54,12 +53,6 @@ class FittedDrafter:
         known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
         drafts = self._drafter.draft(known, budget, min_prob, hidden)
         return [draft._replace(tree=_below(draft.tree, self.vocab_size)) for draft in drafts]
-
-    def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
-    ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids, hidden)
 
 
 def _below(tree: DraftTree, vocab_size: int) -> DraftTree:

@@ -57,7 +57,7 @@ def _source_of(session: Session) -> Hashable:
     """Return the key of sessions that share one call."""
     if type(session) is not ContextSession:
         return id(session)
-    return getattr(session.drafter, "source", id(session.drafter)), session.needs_hidden
+    return session.drafter.source, session.needs_hidden
 
 
 def _propose_together(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:

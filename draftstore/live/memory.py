@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import ContextSession, check_budget, check_ids, check_request
+from draftstore.drafting.drafter import StoreDrafter, check_budget, check_ids, check_request
 from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_context
 from draftstore.jit import as_input, read_only
-from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import DraftTree
 
 TOKENS = 1_000_000
 """Default maximum of tokens."""
@@ -68,8 +67,8 @@ class Memory:
             return draft_context(*self._history, self.size, rule, context, budget, level)
 
 
-class MemoryDrafter:
-    """Drafts from the documents of a memory: a `StoreDrafter`.
+class MemoryDrafter(StoreDrafter):
+    """Drafts from the documents of a memory.
 
     Attributes:
         memory: the memory; may be replaced between two drafts by another with the same vocabulary.
@@ -77,7 +76,6 @@ class MemoryDrafter:
     """
 
     context_size = CONTEXT_SIZE
-    hidden_size = 0
 
     def __init__(self, memory: Memory, strategy: str = DEFAULT) -> None:
         """Draft with one of `RULES`."""
@@ -86,21 +84,6 @@ class MemoryDrafter:
         self._rule = read_only(np.array(RULES[strategy], np.float64))
         self._level = check_budget(1, LEAST[strategy])
 
-    def draft(
-        self,
-        contexts: NDArray[np.int32],
-        budget: int = BUDGET,
-        min_prob: float = 0.0,
-        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
-        contexts, level = check_request(contexts, budget, min_prob)
-        if budget == 0 or level < 0:
-            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
-        level = min(level, self._level)
-        rows = [self.memory.draft(self._rule, context, budget, level) for context in contexts]
-        return [Draft(DraftTree(*tree), length, count) for *tree, length, count in rows]
-
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
@@ -108,29 +91,15 @@ class MemoryDrafter:
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
-        """Draft for a batch of contexts; see `StoreDrafter.draft_batch`."""
-        drafts = self.draft(contexts, budget, min_prob)
-        sizes = np.array([len(draft.tree) for draft in drafts], np.int32)
-        shape = len(drafts), int(sizes.max(initial=0))
-        batch = DraftBatch(
-            np.empty(shape, np.int32),
-            np.empty(shape, np.int16),
-            np.empty(shape, np.uint8),
-            sizes,
-            np.array([draft.match_length for draft in drafts], np.int32),
-            np.array([draft.match_count for draft in drafts], np.int64),
-        )
-        for place, (size, draft) in enumerate(zip(sizes, drafts, strict=True)):
-            batch.tokens[place, :size], batch.parents[place, :size] = draft.tree.tokens, draft.tree.parents
-            batch.levels[place, :size] = draft.tree.levels
-        return batch
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids)
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`."""
+        contexts, level = check_request(contexts, budget, min_prob)
+        if budget == 0 or level < 0:
+            return DraftBatch.empty(len(contexts))
+        level = min(level, self._level)
+        return DraftBatch.of([self.memory.draft(self._rule, context, budget, level) for context in contexts])
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft."""
+        """Compile or load everything needed for the first draft, and the first append."""
         warm_up()
 
 

@@ -42,9 +42,9 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import NO_MATCH, ContextSession, check_request, check_states
+from draftstore.drafting.drafter import NO_MATCH, ContextDrafter, check_request, check_states
 from draftstore.errors import DraftstoreError, LookupServiceError, require_vocabulary
 from draftstore.live.log import MAX_DOCUMENT
 from draftstore.remote import wire
@@ -92,98 +92,13 @@ _REFUSALS = {Outcome.UNAUTHORIZED, Outcome.FORBIDDEN, Outcome.NOT_FOUND, Outcome
 _OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE}
 
 
-class DraftCall:
-    """A call of `draft` whose first request has been sent; requests to other services may follow before `finish`."""
-
-    def __init__(
-        self,
-        drafter: "RemoteDrafter",
-        contexts: NDArray[np.int32],
-        budget: int,
-        min_prob: float = 0.0,
-        hidden: NDArray[np.float16] | None = None,
-    ) -> None:
-        contexts, level = check_request(contexts, budget, min_prob)
-        self._drafter = drafter
-        self._store = store = drafter.store
-        self._end = monotonic() + store.deadline
-        self._batch, width = contexts.shape
-        self._contexts = contexts if width <= MAX_CONTEXT else contexts[:, -MAX_CONTEXT:]
-        self._hidden = None
-        self._budget = budget
-        # Rounding to float32 may cross a level's boundary, so the level's own probability is sent.
-        self._min_prob = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
-        self._drafts: list[Draft] = []
-        self._reason = NO_MATCH
-        self._sent: tuple[Connection, int, int] | None = None
-        if size := drafter.hidden_size:
-            if hidden is None:
-                return
-            self._hidden = check_states(hidden, self._batch, size)
-        if not self._batch or not budget or level < 0:
-            return
-        store._notice_fork()
-        if store._closed or store._quiet.holds:
-            self._failed(Outcome.SKIPPED)
-            return
-        try:
-            self._send()
-        except RequestFailed as trouble:
-            self._failed(trouble.outcome)
-            store._fail(trouble, store._quiet, "no drafts of")
-
-    def finish(self) -> list[Draft]:
-        """Return the drafts; see `RemoteDrafter.draft`."""
-        store, batch = self._store, self._batch
-        try:
-            while self._sent is not None:
-                self._receive(*self._sent)
-                self._sent = None
-                if len(self._drafts) < batch:
-                    self._send()
-        except RequestFailed as trouble:
-            self._failed(trouble.outcome)
-            store._fail(trouble, store._quiet, "no drafts of")
-            self._drafts = []
-        if not self._drafts:
-            return [Draft(DraftTree.empty(), 0, 0, self._reason) for _ in range(batch)]
-        store._quiet.succeed()
-        store.counters.answered([len(draft.tree.tokens) for draft in self._drafts])
-        return self._drafts
-
-    def _failed(self, outcome: Outcome) -> None:
-        self._reason = str(outcome)
-        self._store.counters.failed(outcome, self._batch)
-
-    def _send(self) -> None:
-        """Send the request for the next contexts; few batches need more than one."""
-        drafter, store = self._drafter, self._store
-        contexts, hidden = self._contexts, self._hidden
-        if self._batch > 1:
-            row = 4 * contexts.shape[1] + 2 * drafter.hidden_size
-            part = slice(first := len(self._drafts), first + max(1, min(MAX_BATCH, MAX_BYTES // max(row, 1))))
-            contexts, hidden = contexts[part], None if hidden is None else hidden[part]
-        number = next(store._ids)
-        data = wire.encode_request(
-            number, store.name, contexts, self._budget, self._min_prob, drafter.strategy, hidden
-        )
-        self._sent = store._send(data, self._end), number, len(contexts)
-
-    def _receive(self, connection: Connection, number: int, batch: int) -> None:
-        """Receive the answer to the request that was sent."""
-        answer = connection.receive(24 + batch * (16 + 7 * self._budget), self._end)
-        payload = check_answer(answer, Operation.DRAFT, number)
-        self._drafts += self._store._read(payload, batch, self._budget)
-
-
-class RemoteDrafter:
-    """Drafts of one release with one strategy, a `ContextDrafter`; threads may share it.
+class RemoteDrafter(ContextDrafter):
+    """Drafts of one release with one strategy; threads may share it.
 
     Attributes:
         store: client of the release.
         strategy: drafting strategy; empty for the store's default.
         context_size: tokens of a context; one for a dense release.
-        vocab_size: size of the vocabulary.
         hidden_size: size of a hidden state; 0 if the release is not dense or `RemoteStore.check` has not been called.
     """
 
@@ -196,7 +111,7 @@ class RemoteDrafter:
 
     @property
     def source(self) -> Hashable:
-        """Key shared by drafters with the same drafts; see `draftstore.drafting.together`."""
+        """Key shared by drafters with the same drafts."""
         return id(self.store), self.strategy
 
     def draft(
@@ -206,19 +121,23 @@ class RemoteDrafter:
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`. Without an answer in time, all drafts are empty.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, `contexts` is not a matrix of integers, or the hidden
-                states have the wrong shape.
-        """
-        return DraftCall(self, contexts, budget, min_prob, hidden).finish()
-
-    def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
-    ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session` and, for errors, `ContextSession.observe`."""
-        return ContextSession(self, prompt_ids, hidden)
+        """Draft for a batch of contexts; without an answer in time, all are empty. See `ContextDrafter.draft`."""
+        contexts, level = check_request(contexts, budget, min_prob)
+        batch, reason = len(contexts), NO_MATCH
+        if self.hidden_size and hidden is not None:
+            hidden = check_states(hidden, batch, self.hidden_size)
+        elif self.hidden_size:
+            level = -1
+        if batch and budget and level >= 0:
+            # Rounding to float32 may cross a level's boundary, so the level's own probability is sent.
+            least = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
+            drafts = self.store.ask(
+                contexts[:, -MAX_CONTEXT:], budget, least, self.strategy, hidden if self.hidden_size else None
+            )
+            if isinstance(drafts, list):
+                return drafts
+            reason = str(drafts)
+        return [Draft(DraftTree.empty(), 0, 0, reason) for _ in range(batch)]
 
 
 class _Thread(threading.local):
@@ -332,6 +251,40 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         number = next(self._ids)
         data = wire.frame(Operation.RELEASES, number)
         return self._ask(Operation.RELEASES, number, data, seconds, read_releases)
+
+    def ask(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int,
+        min_prob: float,
+        strategy: str,
+        hidden: NDArray[np.float16] | None,
+    ) -> list[Draft] | Outcome:
+        """Return a draft for each context, in as many requests as they need, or why there are none. Never raises."""
+        self._notice_fork()
+        batch, end, drafts = len(contexts), monotonic() + self.deadline, list[Draft]()
+        if self._closed or self._quiet.holds:
+            self.counters.failed(Outcome.SKIPPED, batch)
+            return Outcome.SKIPPED
+        row = 4 * contexts.shape[1] + (0 if hidden is None else 2 * hidden.shape[1])
+        step = max(1, min(MAX_BATCH, MAX_BYTES // max(row, 1)))
+        try:
+            for first in range(0, batch, step):
+                part, number = slice(first, first + step), next(self._ids)
+                states = None if hidden is None else hidden[part]
+                data = wire.encode_request(
+                    number, self.name, contexts[part], budget, min_prob, strategy, states
+                )
+                asked = min(step, batch - first)
+                answer = self._send(data, end).receive(24 + asked * (16 + 7 * budget), end)
+                drafts += self._read(check_answer(answer, Operation.DRAFT, number), asked, budget)
+        except RequestFailed as trouble:
+            self.counters.failed(trouble.outcome, batch)
+            self._fail(trouble, self._quiet, "no drafts of")
+            return trouble.outcome
+        self._quiet.succeed()
+        self.counters.answered([len(draft.tree.tokens) for draft in drafts])
+        return drafts
 
     def append(self, ids: NDArray[np.int32], lead: int = 0, *, digest: bytes = b"") -> bool:
         """Append a document to a live store of this name; return whether the service confirmed it.

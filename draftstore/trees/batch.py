@@ -1,6 +1,7 @@
 """Drafts of a batch of contexts as arrays, from kernels to the wire without an object per tree."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,29 @@ class DraftBatch(NamedTuple):
             none,
             none.astype(np.int64),
         )
+
+    @classmethod
+    def of(cls, rows: Sequence[Any]) -> "DraftBatch":
+        """Return drafts that were made one by one: tokens, parents, levels, match length and match count of each."""
+        sizes = np.array([len(row[0]) for row in rows], np.int32)
+        shape = len(rows), int(sizes.max(initial=0))
+        matches, counts = (
+            np.array([row[3] for row in rows], np.int32),
+            np.array([row[4] for row in rows], np.int64),
+        )
+        batch = cls(
+            np.empty(shape, np.int32),
+            np.empty(shape, np.int16),
+            np.empty(shape, np.uint8),
+            sizes,
+            matches,
+            counts,
+        )
+        for place, (tokens, parents, levels, *_) in enumerate(rows):
+            size = len(tokens)
+            batch.tokens[place, :size], batch.parents[place, :size] = tokens, parents
+            batch.levels[place, :size] = levels
+        return batch
 
     def drafts(self) -> list[Draft]:
         """Return one draft for each context, as views of the arrays."""

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import ContextSession, check_request
+from draftstore.drafting.drafter import StoreDrafter, check_request
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.crest.coding import blend_values
 from draftstore.stores.crest.entries import Entries, context_bytes, key_dtype, open_entries
 from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope, damaged
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
-from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 from draftstore.trees.tree import LOWEST_LEVEL
 
@@ -59,10 +59,8 @@ STRATEGIES: dict[str, Blending] = {
 DEFAULT_STRATEGY = BACKOFF
 
 
-class CrestDrafter:
-    """Drafts from the entries of one store; has no per-text state, so threads may share it."""
-
-    hidden_size = 0
+class CrestDrafter(StoreDrafter):
+    """Drafts from the entries of one store."""
 
     def __init__(
         self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
@@ -75,16 +73,6 @@ class CrestDrafter:
         self._key = key_dtype(vocab_size)
         self.vocab_size = vocab_size
         self.context_size = max_n
-
-    def draft(
-        self,
-        contexts: NDArray[np.int32],
-        budget: int = BUDGET,
-        min_prob: float = 0.0,
-        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
-        return self.draft_batch(contexts, budget, min_prob).drafts()
 
     def draft_batch(
         self,
@@ -135,10 +123,6 @@ class CrestDrafter:
             for stop in range(size * width, len(encoded) + 1, size * width)
             for n in range(size, 0, -1)
         ]
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import ContextSession, check_request, check_states
+from draftstore.drafting.drafter import StoreDrafter, check_request, check_states
 from draftstore.errors import DraftstoreError, StoreError, require_limits
 from draftstore.jit import as_input, read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
@@ -37,7 +37,7 @@ from draftstore.stores.dresd.kernels.projecting import project
 from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
-from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 
 KIND = "dresd"
@@ -77,8 +77,8 @@ STRATEGIES: dict[str, Shape] = {
 DEFAULT_STRATEGY = "many"
 
 
-class DresdDrafter:
-    """Drafts from one store with fixed parameters; has no per-text state, so threads may share it."""
+class DresdDrafter(StoreDrafter):
+    """Drafts from one store with fixed parameters."""
 
     context_size = 1
 
@@ -91,16 +91,6 @@ class DresdDrafter:
         self._weights, self._bias = read_only(projection.weights), read_only(projection.bias)
         self.vocab_size = len(index.groups) - 1
         self._probing = PROBING if shape.probing is None else float(shape.probing)
-
-    def draft(
-        self,
-        contexts: NDArray[np.int32],
-        budget: int = BUDGET,
-        min_prob: float = 0.0,
-        hidden: NDArray[np.float16] | None = None,
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
-        return self.draft_batch(contexts, budget, min_prob, hidden).drafts()
 
     def draft_batch(
         self,
@@ -124,16 +114,6 @@ class DresdDrafter:
             self._probing, budget, level,
         )  # fmt: skip
         return DraftBatch(tokens, parents, levels, sizes, (counts > 0).astype(np.int32), counts)
-
-    def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
-    ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids, hidden)
-
-    def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft."""
-        self.draft(np.full((1, 1), -1, np.int32), hidden=np.full((1, self.hidden_size), np.nan, np.float16))
 
 
 @dataclasses.dataclass(eq=False)

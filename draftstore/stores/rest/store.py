@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import ContextSession, check_request
+from draftstore.drafting.drafter import StoreDrafter, check_request
 from draftstore.errors import StoreError, require_limits
 from draftstore.search.expand import Rule, draft_batch, draft_one
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
@@ -73,10 +73,8 @@ def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
     return digests.reshape(-1, DIGEST_BYTES)
 
 
-class RestDrafter:
-    """Drafts from one store by one rule, a batch on several threads; no per-text state, so threads may share it."""
-
-    hidden_size = 0
+class RestDrafter(StoreDrafter):
+    """Drafts from one store by one rule, a batch on several threads."""
 
     def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:
         require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})
@@ -155,14 +153,6 @@ class RestDrafter:
             self._pool = ThreadPoolExecutor(self._threads - 1, "draftstore-draft")
             self._process = os.getpid()
         return self._pool
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids)
-
-    def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft."""
-        self.draft(np.full((1, self.context_size), -1, np.int32))
 
 
 @dataclasses.dataclass(eq=False)

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import FEW_IDS, SEPARATOR, ContextSession, propose_batch, separated
+from draftstore.drafting.drafter import (
+    FEW_IDS,
+    SEPARATOR,
+    ContextDrafter,
+    ContextSession,
+    propose_batch,
+    separated,
+)
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
@@ -22,7 +29,7 @@ INDEX = make_index([DOCUMENTS[:6], DOCUMENTS[6:]], VOCAB)
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=40)
 
 
-class Recorder:
+class Recorder(ContextDrafter):
     """A drafter that notes what it is asked and proposes the last token again."""
 
     def __init__(self, context_size: int = 4, vocab_size: int = VOCAB, hidden_size: int = 0) -> None:
@@ -45,9 +52,6 @@ class Recorder:
         self.calls.append((contexts.tolist(), budget, min_prob))
         last = contexts[:, -1:]
         return [Draft(DraftTree(row, np.array([-1], np.int16), np.zeros(1, np.uint8)), 1, 1) for row in last]
-
-    def session(self, prompt_ids: Any, **_prefill: Any) -> ContextSession:
-        return ContextSession(self, prompt_ids)
 
 
 def store(strategy: str = "backoff") -> RestDrafter:

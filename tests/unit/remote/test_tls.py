@@ -11,8 +11,8 @@ import pytest
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.addresses import Address
-from draftstore.remote.client import DraftCall, RemoteStore
-from draftstore.remote.connection import client_context
+from draftstore.remote.client import RemoteStore
+from draftstore.remote.connection import Connection, client_context
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from services.common.permissions import Grant, Permissions, hash_token
@@ -74,11 +74,18 @@ def test_threads_get_the_drafts_of_the_store(
 
 
 def test_nothing_is_read_unencrypted_when_another_thread_closes_the_client(
-    lookups: Lookups, certificate: Certificate, small_store: Path
+    lookups: Lookups, certificate: Certificate, small_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    send = RemoteStore._send
+
+    def closed_meanwhile(store: RemoteStore, data: bytes, end: float) -> Connection:
+        connection = send(store, data, end)
+        store.close()
+        return connection
+
+    monkeypatch.setattr(RemoteStore, "_send", closed_meanwhile)
     with client_of(lookups, certificate.file) as store:
-        call = DraftCall(store.drafter(), contexts_of(small_store, 1), 8)
-    call.finish()
+        store.drafter().draft(contexts_of(small_store, 1), 8)
     assert store.counters["answered"] + store.counters["closed"] == 1
 
 

@@ -2,12 +2,10 @@ r"""Views and functions for common SQL queries, with comments that `\d+` and `\d
 
 Anything that needs all n-grams uses the spectrum, which is complete and small, not the head of the most common ones.
 Migrations drop the views before they change tables and recreate them at the newest revision (`migrations/env.py`), so
-this file always holds the current definitions. A change here needs a revision, possibly empty, that names the new
-`fingerprint()`; a test checks this.
+this file always holds the current definitions. A change here needs a revision, possibly empty; a test checks this.
 """
 
 import dataclasses
-import hashlib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,8 +303,3 @@ def create_statements() -> list[str]:
 def drop_statements() -> list[str]:
     """Return the statements that drop all views and functions, dependent ones first."""
     return [view.drop() for view in reversed(VIEWS)]
-
-
-def fingerprint() -> str:
-    """Return a hash of all definitions, named by the newest revision."""
-    return hashlib.sha256("\n".join(create_statements()).encode()).hexdigest()[:16]

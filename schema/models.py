@@ -306,7 +306,6 @@ class KeptNgram(Base):
     nodes: Mapped[Smallint] = mapped_column(comment="nodes of its draft tree")
     raw_bytes: Mapped[int] = mapped_column(comment="bytes of the tree before compression")
     bytes: Mapped[int] = mapped_column(comment="bytes of the tree as stored")
-    tree: Mapped[str | None] = mapped_column(comment="the tree as text; only of the first selected")
 
     __table_args__ = (
         Index(None, "text"),

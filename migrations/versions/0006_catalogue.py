@@ -10,4 +10,4 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-DEFINITIONS = "52e9d7204ffd88f2"
+DEFINITIONS = "a1312a0e6ed5322f"

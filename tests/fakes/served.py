@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,19 @@ class Service:
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Send an HTTP request; return status and body."""
-        host = self.started["url"].removeprefix("http://").rstrip("/")
-        connection = http.client.HTTPConnection(host, timeout=SECONDS)
-        try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+        with closing(self.begin(method, path, body, headers)) as connection:
             answer = connection.getresponse()
             return answer.status, answer.read()
-        finally:
-            connection.close()
+
+    def begin(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPConnection:
+        """Send an HTTP request, and read nothing yet."""
+        host = self.started["url"].removeprefix("http://").rstrip("/")
+        connection = http.client.HTTPConnection(host, timeout=SECONDS)
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+        return connection
 
     def get(self, path: str) -> Any:
         """Return the JSON document of a page that should be there."""

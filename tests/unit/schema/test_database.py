@@ -49,7 +49,7 @@ QUOTED = "s3cret%2Fwith%40signs"
 READING = (
     "catalogue list", "catalogue show 1", "catalogue drop 1", "catalogue prune --keep 3", "corpus list",
     "corpus show chat", "corpus scan chat", "corpus remove chat --document a", "corpus restore chat 1",
-    "corpus prove-removed chat", "corpus drop chat", "doctor", "recordings list", "recordings remove x",
+    "corpus prove-removed chat", "corpus drop chat", "recordings list", "recordings remove x",
     "releases list", "releases history x", "releases publish x 1", "releases rollback x", "releases remove x",
     "sql SELECT",
 )  # fmt: skip

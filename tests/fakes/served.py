@@ -100,14 +100,19 @@ def read_samples(text: bytes) -> Samples:
 
 def launch(*arguments: object, folder: Path, **environment: str) -> "subprocess.Popen[str]":
     """Start the command with a socket in a folder, a free port and JSON on standard output."""
-    command = [sys.executable, "-m", "draftstore", "serve", "--json", "--socket", folder / "s"]
-    command += ["--http", "127.0.0.1:0", "--notice-seconds", "0"]
+    usual = ("--socket", folder / "s", "--http", "127.0.0.1:0", "--notice-seconds", "0")
+    return launch_module("draftstore", "serve", *usual, *arguments, folder=folder, **environment)
+
+
+def launch_module(
+    module: str, name: str, *arguments: object, folder: Path, **environment: str
+) -> "subprocess.Popen[str]":
+    """Start a command of a module with JSON on standard output and its log in a folder."""
+    command = [sys.executable, "-m", module, name, "--json", *map(str, arguments)]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
-            [str(word) for word in (*command, *arguments)],
-            stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
-            env=os.environ | environment,
-        )  # fmt: skip
+            command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=os.environ | environment
+        )
 
 
 @contextmanager

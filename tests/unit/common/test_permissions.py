@@ -126,13 +126,6 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> Non
     assert "secret" not in str(caught.value)  # a token in the wrong place is not shown
 
 
-@pytest.mark.parametrize("budget", [1, 4096])
-def test_limits_of_nodes_reach_from_one_to_all(tmp_path: Path, budget: int) -> None:
-    path = tmp_path / "tokens.toml"
-    path.write_text(entry() + f"max_budget = {budget}\n")
-    assert [grant.max_budget for grant in read_grants(path)] == [budget]
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PermissionsError, match="draftstore tokens new"):
         Permissions.load(tmp_path / "none.toml")

@@ -11,58 +11,12 @@ from draftstore.trees.frontier import MAX_BUDGET
 from services.worker.bodies import Body, ChatBody, CompletionBody
 from tests.fakes.workers import CHAT, FakeEngine, Worker, refusal
 
-GENERAL = {"model": "small", "stream": True, "stream_options": {"include_usage": True}}
-CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
-PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-NAMED = [{"role": "user", "content": "Hi", "name": "x"}]
-SENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "AIPerf chat": ("chat", {**GENERAL, "messages": NAMED, "stream_options": CONTINUOUS, "max_completion_tokens": 5}),
-    "guidellm chat": (
-        "chat",
-        {
-            **GENERAL, "stream_options": CONTINUOUS, "messages": PARTS, "max_completion_tokens": 5, "stop": None,
-            "ignore_eos": True,
-        },
-    ),
-    "vllm bench serve, openai": (
-        "completions",
-        {
-            **GENERAL, "prompt": "a", "repetition_penalty": 1.0, "max_tokens": 5, "logprobs": None, "ignore_eos": True,
-            "temperature": 0.0,
-        },
-    ),
-    "openai chat": (
-        "chat",
-        {
-            "model": "small", "messages": CHAT, "user": "u", "store": False, "metadata": {"a": "b"}, "n": 1,
-            "service_tier": "auto", "safety_identifier": "s", "prompt_cache_key": "k", "parallel_tool_calls": True,
-            "modalities": ["text"], "response_format": {"type": "text"}, "verbosity": "medium", "logprobs": False,
-            "tool_choice": "auto", "functions": [], "function_call": "none", "stream": False,
-        },
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("client", SENT)
-def test_what_clients_send_is_answered(worker: Worker, client: str) -> None:
-    what, asked = SENT[client]
-    assert worker.stream(what, **asked) if asked.get("stream") else worker.ask(what, **asked)[0] == 200
-
 
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 def test_null_passes_for_every_optional_field(worker: Worker, kind: type[Body]) -> None:
     what, needed = ("chat", {"messages": CHAT}) if kind is ChatBody else ("completions", {"prompt": "a"})
     empty = {name: None for name in kind.model_fields if name not in needed}
     assert worker.ask(what, **needed, **empty)[0] == 200
-
-
-def test_fields_of_the_openai_client_are_declared() -> None:
-    chat = pytest.importorskip("openai.types.chat.completion_create_params")
-    plain = pytest.importorskip("openai.types.completion_create_params")
-    assert chat.CompletionCreateParamsBase.__annotations__.keys() - ChatBody.model_fields.keys() == set()
-    assert (
-        plain.CompletionCreateParamsBase.__annotations__.keys() - CompletionBody.model_fields.keys() == set()
-    )
 
 
 def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
@@ -82,15 +36,12 @@ def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"prompt": None}, "prompt", ""),
-    ({"prompt": ["a", 5]}, "prompt", ""),
     ({"prompt": [[1], []]}, "prompt", "empty"),
     ({"prompt": []}, "prompt", "empty"),
     ({"prompt": [384]}, "prompt", "outside this model's vocabulary"),
     ({"prompt": [10**400]}, "prompt", "outside this model's vocabulary"),
     ({"prompt": "a" * 2000}, "prompt", "context length"),
     ({"max_tokens": 300}, "max_tokens", "limit of 256 tokens"),
-    ({"max_tokens": 0}, "max_tokens", "greater"),
     ({"temperature": 2.1}, "temperature", "less"),
     ({"temperature": 1e999}, "temperature", "finite"),
     ({"repetition_penalty": 1e-40}, "repetition_penalty", "greater"),
@@ -101,9 +52,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 7}, "n", "at most 6 answers"),
     ({"prompt": ["a"] * 7}, "prompt", "at most 6 answers"),
     ({"stop": [""]}, "stop", "at least 1"),
-    ({"logprobs": 1}, "logprobs", "only false"),
     ({"logprobs": 0}, "logprobs", "only false"),
-    ({"echo": True}, "echo", "only false"),
     ({"echo": 0}, "echo", "only false"),
     ({"best_of": True}, "best_of", "integer"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens: must be greater"),

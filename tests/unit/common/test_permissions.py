@@ -20,7 +20,6 @@ from services.common.permissions import (
     Permissions,
     PermissionsError,
     hash_token,
-    new_token,
     read_grants,
 )
 from services.common.token_file import _to_toml, change_grants
@@ -78,14 +77,6 @@ def test_grants_are_renewed_by_token_not_by_name() -> None:
     assert Permissions([taken_over]).renew(ONE) is None
     assert Permissions([ONE]).renew(ANYBODY) is None
     assert Permissions(None).renew(ONE) == ANYBODY
-
-
-def test_tokens_are_long_and_differ() -> None:
-    made = {new_token() for _ in range(100)}
-    assert len(made) == 100
-    assert all(
-        token.startswith("draftstore_") and len(token) >= 11 + 43 and token.isascii() for token in made
-    )
 
 
 def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:

@@ -133,15 +133,6 @@ def test_the_limits_of_an_answer(worker: Worker, engine: FakeEngine) -> None:
     assert engine.works[-1].max_tokens == engine.facts.positions - 300
 
 
-def test_what_is_too_long_for_the_model(worker: Worker, engine: FakeEngine) -> None:
-    fits = [5] * (engine.facts.positions - 1)
-    assert worker.ask("completions", prompt=fits)[1]["usage"]["completion_tokens"] == 1
-    for asked in ({"prompt": [*fits, 5]}, {"prompt": fits, "max_tokens": 2}):
-        error = refusal(worker.ask("completions", **asked), 400)
-        assert error["code"] == "context_length_exceeded"
-        assert "context length of 512 tokens" in error["message"]
-
-
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(worker: Worker) -> None:
     asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": ["xyz", "one t", "one two"]}
     [choice] = worker.ask("completions", **asked)[1]["choices"]

@@ -24,6 +24,7 @@ def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
         "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1,
         "frequency_penalty": -0.5, "logit_bias": {"7": -100, "9": 1.5}, "seed": -4, "max_tokens": 5,
         "min_tokens": 3, "ignore_eos": True, "stop_token_ids": [7, 9], "draftstore": {"budget": MAX_BUDGET},
+        "logprobs": False,
     }  # fmt: skip
     assert worker.ask("completions", prompt="zero", **asked)[0] == 200
     work = engine.works[-1]

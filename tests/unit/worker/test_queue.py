@@ -215,12 +215,6 @@ def test_a_full_queue(pair: tuple[Worker, Batched], monkeypatch: pytest.MonkeyPa
     assert [status_of(connection) for connection in connections] == [200, 200]
 
 
-def test_requests_that_are_being_read_count_as_waiting(pair: tuple[Worker, Batched]) -> None:
-    worker, _ = pair
-    worker.site._reading = 8  # four to decode, four to wait
-    refusal(worker.ask("completions", prompt="a"), 429)
-
-
 def test_a_stream_shows_that_it_is_alive_while_it_waits(
     pair: tuple[Worker, Batched], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """Alembic's environment for the catalogue: one migration at a time, in one transaction, without long waits.
 
+An empty database gets its tables from the models and the newest revision; revisions change the tables of others.
+
 Run by `draftstore db migrate` and by the command `alembic`. A caller may pass a URL (`config.attributes["url"]`) and
 another `lock_timeout`; otherwise the database is the one that every command uses.
 """
@@ -10,10 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from alembic import context
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, NullPool, text
-from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 import schema.collections.models  # noqa: F401 (its tables belong to the same metadata)
 from schema import views
@@ -33,21 +33,12 @@ def include_name(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 def create_missing_views(bind: Connection) -> None:
-    """Create the views and comment the tables if the database is at the newest revision.
-
-    Revisions drop the views before they change tables.
-    """
-    head = ScriptDirectory.from_config(context.config).get_current_head()
-    if context.get_context().get_current_heads() != (head,):
+    """Create the views if the database is at the newest revision; revisions drop them before they change tables."""
+    if context.get_context().get_current_heads() != (context.script.get_current_head(),):
         return
     if bind.scalar(text("SELECT to_regclass('live_releases')")) is None:
         for statement in views.create_statements():
             bind.exec_driver_sql(statement)
-        for table in Base.metadata.sorted_tables:
-            bind.execute(SetTableComment(table))
-            for column in table.columns:
-                if column.comment:
-                    bind.execute(SetColumnComment(column))
 
 
 @contextmanager
@@ -74,6 +65,9 @@ def migrate() -> None:
             timeout = context.config.attributes.get("lock_timeout", LOCK_TIMEOUT)
             bind.execute(text(f"SET LOCAL lock_timeout = '{timeout}'"))
             bind.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT}'"))
+            if not context.get_context().get_current_heads():
+                Base.metadata.create_all(bind)
+                context.get_context().stamp(context.script, "head")
             context.run_migrations()
             create_missing_views(bind)
 

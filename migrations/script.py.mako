@@ -15,7 +15,7 @@ down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 
-VIEWS = "${__import__("schema.views").views.fingerprint()}"
+DEFINITIONS = ""  # tests/unit/schema/test_migrations.py says which
 
 
 def upgrade() -> None:
@@ -23,10 +23,3 @@ def upgrade() -> None:
     for statement in views.drop_statements():
         op.execute(statement)
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """Downgrade to the previous revision."""
-    for statement in views.drop_statements():
-        op.execute(statement)
-    ${downgrades if downgrades else "pass"}

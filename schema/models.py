@@ -214,13 +214,12 @@ class Recording(Base):
     tolerance: Mapped[float] = mapped_column(
         comment="share of the live build's accepted length that a new one may lose: 0.02"
     )
-    # The last two belonged to removed gates: databases of this revision still have them.
+    # The check that read it is gone; it is NOT NULL without a default in databases of this revision.
     slowdown: Mapped[float] = mapped_column(default=1.5, comment="not used")
-    max_bytes: Mapped[Bigint | None] = mapped_column(comment="not used")
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     __table_args__ = (
-        CheckConstraint("budget > 0 AND rows > 0 AND max_bytes > 0", name="counts"),
+        CheckConstraint("budget > 0 AND rows > 0", name="counts"),
         CheckConstraint("tolerance >= 0 AND tolerance < 1 AND slowdown >= 1", name="tolerances"),
         {
             "comment": "recorded outputs that are replayed before a release moves, and what is asked of a new build"
@@ -308,7 +307,6 @@ class KeptNgram(Base):
     nodes: Mapped[Smallint] = mapped_column(comment="nodes of its draft tree")
     raw_bytes: Mapped[int] = mapped_column(comment="bytes of the tree before compression")
     bytes: Mapped[int] = mapped_column(comment="bytes of the tree as stored")
-    tree: Mapped[str | None] = mapped_column(comment="the tree as text; only of the first selected")
 
     __table_args__ = (
         Index(None, "text"),

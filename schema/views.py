@@ -2,12 +2,10 @@ r"""Views and functions for common SQL queries, with comments that `\d+` and `\d
 
 Anything that needs all n-grams uses the spectrum, which is complete and small, not the head of the most common ones.
 Migrations drop the views before they change tables and recreate them at the newest revision (`migrations/env.py`), so
-this file always holds the current definitions. A change here needs a revision, possibly empty, that names the new
-`fingerprint()`; a test checks this.
+this file always holds the current definitions. A change here needs a revision, possibly empty; a test checks this.
 """
 
 import dataclasses
-import hashlib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,20 +218,6 @@ FROM kept_ngrams GROUP BY build_id, n
 """,
     ),
     View(
-        "tree_texts",
-        "draft trees as text, of the most common n-grams that a CREST build kept",
-        {
-            "build_id": BUILD,
-            "rank": "1 was selected first, over all n",
-            "n": N,
-            "text": "the n-gram",
-            "count": "occurrences in the corpus",
-            "nodes": "nodes of the tree",
-            "tree": "",
-        },
-        "SELECT build_id, rank, n, text, count, nodes, tree FROM kept_ngrams WHERE tree IS NOT NULL",
-    ),
-    View(
         "kept_coverage",
         "which share of all n-grams, and of their occurrences, a CREST build kept, by n; needs the n-gram counts of "
         "the same corpus, of which it takes the newest",
@@ -263,37 +247,6 @@ JOIN LATERAL (
 JOIN ngram_totals totals ON totals.build_id = counts.id AND totals.n = kept.n
 """,
     ),
-    Function(
-        "compare_builds",
-        "a bigint, b bigint",
-        "TABLE (n smallint, kept_by_both bigint, only_a bigint, only_b bigint, bytes_a bigint, bytes_b bigint, "
-        "mean_nodes_a numeric, mean_nodes_b numeric)",
-        "two CREST builds of one tokenizer: the n-grams that both kept or only one, the bytes and mean nodes of "
-        "their trees, by n; n is NULL in the row of sums",
-        """
-SELECT coalesce(one.n, other.n), count(*) FILTER (WHERE one.n IS NOT NULL AND other.n IS NOT NULL),
-       count(*) FILTER (WHERE other.n IS NULL), count(*) FILTER (WHERE one.n IS NULL),
-       coalesce(sum(one.bytes), 0), coalesce(sum(other.bytes), 0),
-       round(avg(one.nodes), 2), round(avg(other.nodes), 2)
-FROM (SELECT * FROM kept_ngrams WHERE build_id = compare_builds.a) one
-FULL JOIN (SELECT * FROM kept_ngrams WHERE build_id = compare_builds.b) other ON other.tokens = one.tokens
-GROUP BY GROUPING SETS ((coalesce(one.n, other.n)), ())
-ORDER BY 1
-""",
-    ),
-    Function(
-        "kept_only_by",
-        "a bigint, b bigint",
-        "SETOF kept_ngrams",
-        "the n-grams that CREST build a kept and b did not: ... FROM kept_only_by(7, 5) ORDER BY rank LIMIT 20",
-        """
-SELECT kept.* FROM kept_ngrams kept
-WHERE kept.build_id = kept_only_by.a
-  AND NOT EXISTS (
-    SELECT FROM kept_ngrams other WHERE other.build_id = kept_only_by.b AND other.tokens = kept.tokens
-  )
-""",
-    ),
 )
 
 
@@ -305,8 +258,3 @@ def create_statements() -> list[str]:
 def drop_statements() -> list[str]:
     """Return the statements that drop all views and functions, dependent ones first."""
     return [view.drop() for view in reversed(VIEWS)]
-
-
-def fingerprint() -> str:
-    """Return a hash of all definitions, named by the newest revision."""
-    return hashlib.sha256("\n".join(create_statements()).encode()).hexdigest()[:16]

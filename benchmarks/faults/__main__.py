@@ -7,7 +7,7 @@ that end are restarted, as by a service manager. Clients constantly request draf
 
 The judge requires that every draft is that of the build that it names, and every completion equals that without drafts;
 that a fault accompanies every failed run and every client without answers; that the last run completes, and its store
-holds what the source holds; that `draftstore doctor` finds nothing, and no process is left over.
+holds what the source holds; that `draftstore catalogue list --check` finds nothing, and no process is left over.
 
 The last line of stdout is one JSON document, also written to OUT/faults.json. Exit status 1 if the judge objects.
 
@@ -169,7 +169,8 @@ def run(site: Site, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in ("worker", "lookup"):  # what has stores open
         site.programs[name].close()
     command("catalogue", "prune", "--keep", 1)
-    problems["draftstore doctor"] = [each["what"] for each in command("doctor", "--full")["findings"]]
+    checked = command("catalogue", "list", "--check", "full")
+    problems["draftstore catalogue list"] = [each["what"] for each in checked["findings"]]
     return figures, problems
 
 

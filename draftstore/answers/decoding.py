@@ -1,4 +1,4 @@
-"""Decoding of the answers missing from a journal: batched, or plainly one by one if the model takes no drafts.
+"""Decoding of the answers missing from a journal, in batches.
 
 Answers join the batch as room becomes available, longest prompts first. Each answer has its own random numbers, so
 neither the batch nor an interruption changes samples, except for rounding.
@@ -14,12 +14,10 @@ from draftstore.answers.journal import Journal, StoredAnswer
 from draftstore.answers.prompts import Prompt, ResponseOptions
 from draftstore.decoding.conversation import answer_lead
 from draftstore.decoding.incremental import Pieces
-from draftstore.decoding.loop import Step
 from draftstore.decoding.planners import Fixed
 from draftstore.errors import ModelError, counted
-from draftstore.hf.answering import batch_member, decode_plainly
+from draftstore.hf.answering import batch_member
 from draftstore.hf.batches import Batch
-from draftstore.hf.exactness import why_plain
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.storage.progress import OnProgress
@@ -37,10 +35,9 @@ def decode_answers(
     left = [number for number in range(len(prompts)) if number not in journal.answers]
     left.sort(key=lambda number: -len(prompts[number].ids))
     requests = {number: _request(options, prompts[number], number) for number in left}
-    plain = not left or why_plain(loaded.model)
     decoded = 0
     on_progress(len(journal.answers), len(prompts), counted(decoded, "token"))
-    for number, tokens in _plainly(loaded, requests) if plain else _together(loaded, requests, most):
+    for number, tokens in _together(loaded, requests, most) if requests else ():
         decoded += len(tokens)
         limited = len(tokens) == options.max_tokens
         journal.add(_finish(loaded, prompts[number], number, tokens, limited))
@@ -77,14 +74,6 @@ def _together(
                     raise error or ModelError("an answer failed")
                 if member.over:
                     yield members.pop(member), member.text.ids[len(member.prompt) :].tolist()
-
-
-def _plainly(loaded: LoadedModel, requests: dict[int, GenerationRequest]) -> Iterator[tuple[int, list[int]]]:
-    """Decode answers one by one; yield the number and the tokens of each."""
-    for number, request in requests.items():
-        steps: list[Step] = []
-        decode_plainly(loaded, request, steps.append)
-        yield number, [token for step in steps for token in step.tokens.tolist()]
 
 
 def _finish(

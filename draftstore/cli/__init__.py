@@ -42,7 +42,7 @@ TITLES = {
     "First steps": ("quickstart", "demo", "generate"),
     "Stores": ("build", "query", "info", "replay", "responses", "export", "count", "verify"),
     "Models and services": ("worker", "serve", "tune", "check-model", "tokens", "live"),
-    "Catalogue and renewal": ("catalogue", "releases", "recordings", "corpus", "doctor", "sql", "db"),
+    "Catalogue and renewal": ("catalogue", "releases", "recordings", "corpus", "sql", "db"),
 }
 """The commands by title in help, the most essential first."""
 

@@ -1,15 +1,12 @@
-"""Requests as texts for a batch or for plain `generate`: the only place that maps them to arguments of `generate`."""
+"""Requests as texts for a batch: the only place that maps them to arguments of `generate`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import LogitsProcessorList
-from transformers.generation.streamers import BaseStreamer
 
 from draftstore.decoding.budget import capped
-from draftstore.decoding.loop import Step
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf.generation import seeded
@@ -19,7 +16,6 @@ from draftstore.hf.members import Member
 from draftstore.hf.penalties import Penalties
 from draftstore.hf.preparing import prepare_text
 from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
-from draftstore.trees.tree import DraftTree
 
 ONE_TEXT: dict[str, Any] = {
     "num_beams": 1, "num_return_sequences": 1, "constraints": None, "force_words_ids": None, "penalty_alpha": None,
@@ -47,49 +43,17 @@ def batch_member(
     Raises:
         ValueError: `generate` rejects an argument.
     """
-    random = seeded(request.sampling.seed, loaded.model.device)
-    member = prepare_text(**_arguments(loaded, request), random=random)
+    device = loaded.model.device
+    prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(device)
+    member = prepare_text(
+        loaded.model,
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        tokenizer=loaded.tokenizer,  # for the model's own stop strings
+        random=seeded(request.sampling.seed, device),
+        **generation_arguments(loaded, request),
+    )
     return member.draft(drafter, capped(planner, request.budget), min_prob)
-
-
-def decode_plainly(loaded: LoadedModel, request: GenerationRequest, on_step: Callable[[Step], None]) -> None:
-    """Decode the answer to one request with plain `generate`, for models that take no drafts.
-
-    Args:
-        on_step: called with every token, as a step with an empty tree; if it raises, decoding ends.
-    """
-    if request.sampling.seed is None:
-        torch.seed()
-    else:
-        torch.manual_seed(request.sampling.seed)
-    arguments = _arguments(loaded, request)
-    arguments.pop("model").generate(**arguments, streamer=_Steps(on_step))
-
-
-class _Steps(BaseStreamer):
-    """Turns the tokens of plain `generate` into steps; the first value is the prompt."""
-
-    def __init__(self, on_step: Callable[[Step], None]) -> None:
-        self._on_step = on_step
-        self._begun = False
-
-    def put(self, value: torch.Tensor) -> None:
-        """Take a token."""
-        begun, self._begun = self._begun, True
-        if begun:
-            self._on_step(Step(DraftTree.empty(), [], value.reshape(-1).numpy().astype(np.int32), 0, 0, 0))
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
-def _arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
-    """Return the model, the prompt, and the arguments of `generate` for a request."""
-    model: Any = loaded.model
-    prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
-    settings = generation_arguments(loaded, request)
-    mask, tokenizer = torch.ones_like(prompt), loaded.tokenizer  # the latter for the model's own stop strings
-    return {"model": model, "inputs": prompt, "attention_mask": mask, "tokenizer": tokenizer, **settings}
 
 
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:

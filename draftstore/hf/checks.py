@@ -14,7 +14,7 @@ from draftstore.hf.masks import CHUNKED, FULL, SLIDING, views_of
 ATTENTION = ("sdpa", "eager")
 """Attention implementations that accept a custom mask."""
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-PLAIN = "use plain generate, without custom_generate"
+PLAIN = "call model.generate without custom_generate"
 IGNORED = frozenset(
     {"attention_mask", "logits_to_keep", "past_key_values", "position_ids", "tokenizer", "use_cache"}
 )

@@ -48,8 +48,8 @@ class Exactness(NamedTuple):
     fault: str = ""
 
 
-def why_plain(model: Any) -> str | None:
-    """Return the reason why a model is decoded without drafts; None if drafts do not change its output.
+def require_exact(model: Any) -> None:
+    """Raise a DecodingError for a model that does not support drafts, or whose output they would change.
 
     The first call for a model checks it, except in training mode, where dropout makes every pass different.
     """
@@ -57,19 +57,14 @@ def why_plain(model: Any) -> str | None:
     known = _KNOWN.setdefault(model, {})
     if attention not in known:
         if model.training and why_never(model) is None:
-            return None
-        known[attention] = examine(model).fault or None
-    return known[attention]
+            return
+        known[attention] = examine(model).fault
+    if fault := known[attention]:
+        raise DecodingError(f"{type(model).__name__} {fault}, so it takes no drafts: {PLAIN}")
 
 
-_KNOWN: "weakref.WeakKeyDictionary[Any, dict[str, str | None]]" = weakref.WeakKeyDictionary()
-"""By model and attention implementation."""
-
-
-def require_exact(model: Any) -> None:
-    """Raise a DecodingError for a model that does not support drafts, or whose output they would change."""
-    if why := why_plain(model):
-        raise DecodingError(f"{type(model).__name__} {why}, so it takes no drafts: {PLAIN}")
+_KNOWN: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictionary()
+"""Faults by model and attention implementation."""
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """`draftstore catalogue`: the builds of the catalogue."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
@@ -27,13 +28,15 @@ from draftstore.storage.manifest import manifest_digest
 from draftstore.storage.staging import remove_store
 from schema import catalogue
 from schema.catalogue import Verdict
-from schema.catalogue.publishing import GATES
+from schema.catalogue.publishing import GATES, Verify, verify_build, verify_present
 from schema.cli.common import build_fields, catalogue_session, row_fields
+from schema.cli.findings import examine
 from schema.db.home import data_home
 from schema.models import KINDS, STATES, Build, Corpus, Release, Replay
 from schema.statistics.loading import has_statistics, load_statistics
 from schema.statistics.ngrams import HEAD
 
+CHECKS: dict[str, Verify] = {"fast": verify_present, "full": verify_build}
 COLUMNS: Columns = {
     "id": "id",
     "kind": "kind",
@@ -64,20 +67,35 @@ def builds() -> None:
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of builds."
 )
+@click.option(
+    "--check",
+    type=click.Choice([*CHECKS]),
+    help="Add what is wrong or left over, with advice: of live stores (full: every byte), other builds, folders of "
+    "flows, and collections. Exit with status 1 if something does not work.",
+)
 @json_option
-def list_builds(kind: str | None, state: str | None, limit: int, as_json: bool) -> None:
+def list_builds(kind: str | None, state: str | None, limit: int, check: str | None, as_json: bool) -> None:
     """List builds, newest first, with the releases that point at them.
 
     \b
-    Example:
+    Examples:
       draftstore catalogue list --kind crest --state finished
+      draftstore catalogue list --check full
     """
     with catalogue_session() as session:
         catalogue.fail_cut_off(session)
         found = catalogue.list_builds(session, kind=kind, state=state, limit=limit)
         live = _live(session)
     rows = [build_fields(build) | {"releases": live[build.id]} for build in found]
-    print_rows(rows, COLUMNS, as_json, empty="no builds: `draftstore catalogue add DIR` adds a store")
+    findings = [*examine(catalogue_session, data_home(), CHECKS[check])] if check else []
+    if check and as_json:
+        print_json({"builds": rows, "findings": [finding._asdict() for finding in findings]})
+    else:
+        print_rows(rows, COLUMNS, as_json, empty="no builds: `draftstore catalogue add DIR` adds a store")
+        for problem, what, advice in sorted(findings, key=lambda finding: not finding.problem):
+            say(f"{'problem' if problem else 'note'}: {what}\n  {advice}")
+    if any(finding.problem for finding in findings):
+        sys.exit(1)
 
 
 @builds.command()

@@ -279,7 +279,8 @@ def migrate() -> str:
         except CommandError as error:
             raise SchemaError(
                 f"the tables in {describe(url)} cannot be migrated: {error}: update draftstore if a newer version has "
-                "migrated them, or use an empty database"
+                "migrated them; if they are of a version before 0.1.0, name an empty database (or a new folder with "
+                "DRAFTSTORE_HOME) and register your stores there with `draftstore catalogue add`"
             ) from None
         if is_embedded() or os.environ.get(READER_VARIABLE):
             make_reader(connection, database_url(reading=True))

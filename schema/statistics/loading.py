@@ -1,10 +1,9 @@
 """Loading stores into the database: a CREST store in one transaction, and statistics of any store."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -13,10 +12,8 @@ from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
 from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.crest.counts import KIND as NGRAMS
-from draftstore.stores.crest.entries import Entries, entries_digest, key_dtype, open_entries
+from draftstore.stores.crest.entries import Entries, entries_digest
 from draftstore.stores.crest.store import KIND as CREST
-from draftstore.stores.crest.store import open_envelope
-from draftstore.trees.tree import DraftTree
 from schema.catalogue.builds import add_build, fail_cut_off
 from schema.db.database import connect, make_engine
 from schema.db.failures import database_errors
@@ -36,7 +33,6 @@ def load(path: Path, out: Path, manifest: Manifest, source: Entries, progress: O
     """Implement `schema.trees.load_store`."""
     entries = manifest.counts["entries"]
     tokenizer = store_tokenizer(path, manifest)
-    tree_of = tree_reader(path, manifest, source)
     engine = make_engine()
     try:
         with database_errors(), Session(engine) as session, session.begin():
@@ -56,7 +52,6 @@ def load(path: Path, out: Path, manifest: Manifest, source: Entries, progress: O
                     build_id,
                     path,
                     tokenizer,
-                    tree_of=tree_of,
                     progress=lambda done, _total, _detail="": progress(entries + done, 2 * entries),
                 )
     finally:
@@ -77,20 +72,6 @@ def _build_to_fill(session: Session, path: Path, out: Path) -> int:
         build.path = place
         session.flush()
     return build.id
-
-
-def tree_reader(
-    path: Path, manifest: Manifest, source: Entries
-) -> Callable[[tuple[int, ...]], DraftTree | None]:
-    """Return a function from an n-gram to its tree in a store (None if absent)."""
-    envelope = open_envelope(path, manifest)
-    dtype = key_dtype(manifest.vocab_size)
-
-    def read(ngram: tuple[int, ...]) -> DraftTree | None:
-        (value,) = source.get([np.array(ngram, dtype).tobytes()])
-        return None if value is None else envelope.open(value).tree
-
-    return read
 
 
 def fill_trees(
@@ -154,11 +135,6 @@ def load_statistics(build_id: int, path: Path, *, head: int = HEAD, progress: On
         with connect() as connection, database_errors():
             load_counts(connection, build_id, path, head=head, progress=progress)
     elif manifest.kind == CREST:
-        entries = open_entries(path, manifest)
-        try:
-            tree_of = tree_reader(path, manifest, entries)
-            tokenizer = store_tokenizer(path, manifest)
-            with connect() as connection, database_errors(), loading(connection, build_id):
-                fill_kept(connection, build_id, path, tokenizer, tree_of=tree_of, progress=progress)
-        finally:
-            entries.close()
+        tokenizer = store_tokenizer(path, manifest)
+        with connect() as connection, database_errors(), loading(connection, build_id):
+            fill_kept(connection, build_id, path, tokenizer, progress=progress)

@@ -1,12 +1,12 @@
 """n-gram statistics for SQL: a store's Parquet files loaded into the catalogue's tables.
 
 For counts (kind `ngrams`): the most common n-grams of each n with their text, and the whole spectrum, the number of
-n-grams with each count. For a CREST store: all its n-grams, and the trees of the most common ones as text.
+n-grams with each count. For a CREST store: all its n-grams.
 """
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,17 @@ import psycopg
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
 from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.crest.store import KEPT_FILE
-from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.trees.tree import DraftTree
 from schema.db.partitions import copy_statement, filling, loading
 from schema.statistics.texts import ngram_texts
 
 HEAD = 1_000_000
-DRAWN = 1_000
 BATCH_ROWS = 1 << 16
 
 NGRAM_COLUMNS = ("build_id", "n", "rank", "tokens", "text", "count")
 SPECTRUM_COLUMNS = ("build_id", "n", "count", "ngrams")
 KEPT_NUMBERS = ("n", "rank", "count", "nodes", "raw_bytes", "bytes")
-KEPT_COLUMNS = ("build_id", "tokens", "text", "tree", *KEPT_NUMBERS)
-
-TreeOf = Callable[[tuple[int, ...]], DraftTree | None]
+KEPT_COLUMNS = ("build_id", "tokens", "text", *KEPT_NUMBERS)
 
 
 def load_counts(
@@ -120,29 +115,18 @@ def fill_kept(
     store: Path,
     tokenizer: TextTokenizer,
     *,
-    tree_of: TreeOf,
-    drawn: int = DRAWN,
     progress: OnProgress = ignore,
 ) -> None:
-    """Replace the n-grams of a CREST build, inside `loading`; `store` may be unfinished.
-
-    `tree_of` returns the draft tree of an n-gram; those of the `drawn` most common of each n are stored as text.
-    """
-    drawing = TreeText(tokenizer)
+    """Replace the n-grams of a CREST build, inside `loading`; `store` may be unfinished."""
     kept = pl.read_parquet(store / KEPT_FILE)
-    by_count = kept.sort("count", descending=True, maintain_order=True)
-    to_draw = map(tuple, by_count.group_by("n").head(drawn)["tokens"].to_list())
-    drawings = {ngram: drawing.draw(tree) for ngram in to_draw if (tree := tree_of(ngram)) is not None}
 
     def rows() -> Iterator[pl.DataFrame]:
         done = 0
         for batch in kept.iter_slices(BATCH_ROWS):
-            ngrams = batch["tokens"].to_list()
             yield batch.with_columns(
                 build_id=pl.lit(build_id),
                 tokens=array_text(pl.col("tokens").cast(pl.List(pl.String)).list.join(",")),
-                text=ngram_texts(tokenizer, ngrams),
-                tree=pl.Series([drawings.get(tuple(ngram)) for ngram in ngrams], dtype=pl.String),
+                text=ngram_texts(tokenizer, batch["tokens"].to_list()),
             )
             done += len(batch)
             progress(done, len(kept))

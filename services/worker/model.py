@@ -14,9 +14,9 @@ from draftstore.decoding.planners import Planner
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, ModelError
-from draftstore.hf.answering import batch_member, decode_plainly
+from draftstore.hf.answering import batch_member
 from draftstore.hf.batches import Batch
-from draftstore.hf.exactness import why_plain
+from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import LoadedModel, ModelOptions
 from draftstore.hf.members import Member
 from draftstore.hf.planning import Effort, choose_plan
@@ -31,8 +31,6 @@ LOOKUP_WAIT_SECONDS = 10.0
 """Seconds that the lookup service has to start serving the release, unless the worker waits for it."""
 DEADLINE_SHARE = 0.1
 """Part of a pass that a step waits for drafts of the lookup service: on a CPU, more than the default of 2 ms."""
-UNBOUNDED = 1 << 20
-"""Positions of models without a stated maximum."""
 Ended = list[tuple[Answer, Exception | None]]
 
 
@@ -50,7 +48,15 @@ class BatchEngine:
     ) -> None:
         """Decode with a batch; `name` is shown to clients, `min_prob` is the minimum probability of a drafted node."""
         self.tokenizer = loaded.text
-        self.facts = _facts(loaded, name, batch.positions, tuple(drafters.labels))
+        self.facts = Facts(
+            name or loaded.name,
+            min(batch.positions, loaded.positions or batch.positions),
+            loaded.vocab_size,
+            frozenset(loaded.ends),
+            tuple(drafters.labels),
+            str(loaded.model.device),
+            loaded.stops,
+        )
         self.grammars = Grammars(loaded.text, loaded.vocab_size, loaded.ends)
         self._loaded, self._batch = loaded, batch
         self._drafters, self._planner, self._min_prob = drafters, planner, min_prob
@@ -117,56 +123,6 @@ class BatchEngine:
         self._drafters.close()
 
 
-class PlainEngine:
-    """Decodes one answer at a time without drafts, for models that allow nothing else; see `Engine`."""
-
-    def __init__(self, loaded: LoadedModel, *, name: str | None = None) -> None:
-        """Decode with `generate` of transformers."""
-        self.tokenizer = loaded.text
-        self.facts = _facts(loaded, name)
-        self.grammars = Grammars(loaded.text, loaded.vocab_size, loaded.ends)
-        self._loaded = loaded
-        self._answer: Answer | None = None
-
-    @property
-    def room(self) -> int:
-        """Number of answers that can be started now."""
-        return int(self._answer is None)
-
-    def join(self, answer: Answer) -> None:
-        """Start an answer."""
-        self._answer = answer
-
-    def leave(self, answer: Answer) -> None:  # noqa: ARG002 (there is no other)
-        """End the answer."""
-        self._answer = None
-
-    def step(self) -> Ended:
-        """Decode the whole answer."""
-        answer, self._answer = self._answer, None
-        assert answer is not None
-        try:
-            decode_plainly(self._loaded, answer.request, answer.take)
-        except Exception as error:  # noqa: BLE001 (reported)
-            return [(answer, error)]
-        return [(answer, None)]
-
-    def remember(self, answer: Answer, digest: bytes) -> None:
-        """Do nothing: there is no live store."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def _facts(
-    loaded: LoadedModel, name: str | None, positions: int = UNBOUNDED, drafters: tuple[str, ...] = ()
-) -> Facts:
-    """Return the facts about a model and its drafters."""
-    positions, ends = min(positions, loaded.positions or UNBOUNDED), frozenset(loaded.ends)
-    device = str(loaded.model.device)
-    return Facts(name or loaded.name, positions, loaded.vocab_size, ends, drafters, device, loaded.stops)
-
-
 def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings: WorkerSettings) -> Engine:
     """Load the model with its drafters from `sources`; `effort` limits the verified drafts."""
     begin = monotonic()
@@ -191,10 +147,8 @@ def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings:
 
 
 def _engine_of(loaded: LoadedModel, sources: Sources, effort: Effort, settings: WorkerSettings) -> Engine:
-    """Return the engine that a model allows: with drafts, or one answer at a time."""
-    if why := why_plain(loaded.model):
-        LOG.warning("one answer at a time, without drafts", extra={"reason": why})
-        return PlainEngine(loaded, name=settings.name)
+    """Return the engine of a model; DecodingError if it takes no drafts."""
+    require_exact(loaded.model)  # before its stores are opened
     plan = choose_plan(effort, loaded)
     if sources.deadline is None:
         sources = sources.model_copy(update={"deadline": max(DEADLINE, DEADLINE_SHARE * plan.seconds)})

@@ -4,32 +4,26 @@ with serving({"chat": small_store}) as lookups, lookups.caller() as caller:
     answer = caller.draft("chat", contexts)
 """
 
-import asyncio
 import select
-import shutil
 import socket
 import ssl
 import tempfile
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import uvloop
 from numpy.typing import NDArray
 
 from draftstore.live.target import LiveTarget
 from draftstore.remote import wire
 from draftstore.stores.registry import open_store
 from services.common.permissions import Permissions
-from services.lookup.drafting import Drafting
-from services.lookup.metrics import Metrics
 from services.lookup.protocol import Clients
-from services.lookup.releases.following import Releases
 from services.lookup.settings import Limits, LookupSettings
 from services.lookup.targets import Target
+from tests.fakes.sites import Loop, Running
 from tests.fakes.waiting import SECONDS
 
 T = TypeVar("T")
@@ -141,17 +135,15 @@ def contexts_of(path: Path, number: int, width: int = 16, seed: int = 0) -> NDAr
     return contexts
 
 
-class Lookups:
-    """A service of frames that runs in a thread, and all its parts; its releases change only by `put`."""
+class Lookups(Running):
+    """A service of frames that runs in a thread, and all its parts."""
 
     def __init__(self, settings: LookupSettings, permissions: Permissions) -> None:
+        super().__init__(settings, permissions)
         self.settings = settings
-        self.metrics = Metrics()
-        self.releases = Releases(settings, self.metrics)
-        self.releases.follow()
-        self.drafting = Drafting(self.releases, self.metrics, settings.all_limits)
         self.clients = Clients(self.drafting, permissions)
-        self.loop = uvloop.new_event_loop()
+        self._thread = Loop()
+        self.loop, self.run = self._thread.loop, self._thread.run
         self.socket = settings.socket
         self.tcp = ("", 0)
 
@@ -166,15 +158,6 @@ class Lookups:
 
         return self.run(run())
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop to its end."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(SECONDS)
-
-    def put(self, name: str, path: Path) -> None:
-        """Serve a store under a name from now on, and nothing else."""
-        self.releases.settings = self.settings.changed(stores=(Target(name, path),))
-        self.releases.follow()
-
     async def listen(self, tls: ssl.SSLContext | None) -> None:
         """Take connections."""
         unix = await self.loop.create_unix_server(self.clients.connect, str(self.socket))
@@ -187,11 +170,16 @@ class Lookups:
         self._servers = unix, tcp
         self._tick()
 
-    async def close(self) -> None:
-        """Close all connections."""
+    async def _leave(self) -> None:
         for server in self._servers:
             server.close()
         await self.clients.close(0.1)
+
+    def close(self) -> None:
+        """Close all connections, then the stores."""
+        self.run(self._leave())
+        self._thread.close()
+        super().close()
 
     def _tick(self) -> None:
         self.clients.close_overdue(self.loop.time())
@@ -218,27 +206,18 @@ def serving(
         live: live stores.
         tls: certificate for TCP.
     """
-    folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
     targets = tuple(Target(name, path) for name, path in stores.items())
-    settings = LookupSettings(
-        socket=folder / "s",
-        stores=targets,
-        limits=limits or Limits(),
-        max_budget=max_budget,
-        live=tuple(live),
-    )
-    lookups = Lookups(settings, permissions or Permissions(None))
-    loop = lookups.loop
-    thread = threading.Thread(target=loop.run_forever, name="lookups")
-    thread.start()
-    try:
+    with tempfile.TemporaryDirectory(prefix="draftstore-", ignore_cleanup_errors=True) as folder:
+        settings = LookupSettings(
+            socket=Path(folder) / "s",
+            stores=targets,
+            limits=limits or Limits(),
+            max_budget=max_budget,
+            live=tuple(live),
+        )
+        lookups = Lookups(settings, permissions or Permissions(None))
         lookups.run(lookups.listen(tls))
-        yield lookups
-    finally:
-        lookups.run(lookups.close())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(SECONDS)
-        lookups.drafting.close()
-        lookups.releases.close()
-        loop.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield lookups
+        finally:
+            lookups.close()

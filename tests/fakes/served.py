@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,19 @@ class Service:
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Send an HTTP request; return status and body."""
-        host = self.started["url"].removeprefix("http://").rstrip("/")
-        connection = http.client.HTTPConnection(host, timeout=SECONDS)
-        try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+        with closing(self.begin(method, path, body, headers)) as connection:
             answer = connection.getresponse()
             return answer.status, answer.read()
-        finally:
-            connection.close()
+
+    def begin(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPConnection:
+        """Send an HTTP request, and read nothing yet."""
+        host = self.started["url"].removeprefix("http://").rstrip("/")
+        connection = http.client.HTTPConnection(host, timeout=SECONDS)
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+        return connection
 
     def get(self, path: str) -> Any:
         """Return the JSON document of a page that should be there."""
@@ -96,14 +100,19 @@ def read_samples(text: bytes) -> Samples:
 
 def launch(*arguments: object, folder: Path, **environment: str) -> "subprocess.Popen[str]":
     """Start the command with a socket in a folder, a free port and JSON on standard output."""
-    command = [sys.executable, "-m", "draftstore", "serve", "--json", "--socket", folder / "s"]
-    command += ["--http", "127.0.0.1:0", "--notice-seconds", "0"]
+    usual = ("--socket", folder / "s", "--http", "127.0.0.1:0", "--notice-seconds", "0")
+    return launch_module("draftstore", "serve", *usual, *arguments, folder=folder, **environment)
+
+
+def launch_module(
+    module: str, name: str, *arguments: object, folder: Path, **environment: str
+) -> "subprocess.Popen[str]":
+    """Start a command of a module with JSON on standard output and its log in a folder."""
+    command = [sys.executable, "-m", module, name, "--json", *map(str, arguments)]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
-            [str(word) for word in (*command, *arguments)],
-            stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
-            env=os.environ | environment,
-        )  # fmt: skip
+            command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=os.environ | environment
+        )
 
 
 @contextmanager

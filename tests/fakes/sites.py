@@ -47,11 +47,11 @@ class Loop:
 
 
 class Running:
-    """Open stores and their site; the stores change only by `put`, which closes what was open before."""
+    """Open stores and their site; the stores change only by `put`."""
 
-    def __init__(self, settings: LookupSettings, permissions: Permissions) -> None:
+    def __init__(self, settings: LookupSettings, permissions: Permissions, **options: Any) -> None:
         self.metrics = Metrics()
-        self.releases = Releases(settings, self.metrics, kept_seconds=-1)
+        self.releases = Releases(settings, self.metrics, **options)
         self.releases.follow()
         self.drafting = Drafting(self.releases, self.metrics, settings.all_limits)
         self.site = Site(self.releases, self.drafting, permissions)
@@ -85,7 +85,7 @@ def running_site(
     targets = tuple(Target(name, path) for name, path in stores.items())
     with tempfile.TemporaryDirectory() as folder:
         settings = LookupSettings(socket=Path(folder) / "s", stores=targets, max_budget=max_budget)
-        running = Running(settings, Permissions(grants or None))
+        running = Running(settings, Permissions(grants or None), kept_seconds=-1)
         try:
             yield running
         finally:

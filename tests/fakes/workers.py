@@ -7,7 +7,6 @@ with running_worker(FakeEngine(tokenizer, " one two")) as worker:
 import asyncio
 import http.client
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -41,8 +40,7 @@ from services.worker.engine import Facts
 from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
-from tests import ROOT
-from tests.fakes.served import Samples, Service, read_samples, started
+from tests.fakes.served import Samples, Service, launch_module, read_samples, started
 from tests.fakes.sites import Loop
 from tests.fakes.waiting import SECONDS, until
 
@@ -299,17 +297,8 @@ def served_worker(*arguments: object, folder: Path, module: str = "draftstore") 
 
 def launch_worker(*arguments: object, folder: Path, module: str = "draftstore") -> "subprocess.Popen[str]":
     """Start a worker on a free port, with JSON on standard output."""
-    options = ("--json", "--port", "0", "--log-format", "json")
-    command = [sys.executable, "-m", module, "worker", *options, *arguments]
-    with (folder / "log").open("a") as log:
-        return subprocess.Popen(
-            [str(word) for word in command],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+    usual = ("--port", 0, "--log-format", "json")
+    return launch_module(module, "worker", *usual, *arguments, folder=folder, OMP_NUM_THREADS="1")
 
 
 @click.group()

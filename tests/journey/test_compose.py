@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -90,20 +89,6 @@ def test_services_are_pinned_bounded_and_closed_to_others(
     assert {name for name in mounted if not name.startswith((".", "/"))} == set(compose["volumes"])
 
 
-def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(services: Services) -> None:
-    profiles = {name: service["profiles"] for name, service in services.items() if "profiles" in service}
-    assert (profiles["worker"], profiles["worker-cpu"]) == (["gpu"], ["cpu"])
-    assert not services["worker-cpu"]["deploy"]
-    [device] = services["worker"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
-    assert not any("worker" in service.get("depends_on", {}) for service in services.values())
-
-
-def test_flows_find_their_settings_in_the_data_folder(services: Services) -> None:
-    flows = services["flows"]
-    assert f"/dev/null:{flows['environment']['DRAFTSTORE_HOME']}/flows.toml:ro" in flows["volumes"]
-
-
 def test_secrets_come_from_the_environment(services: Services) -> None:
     lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
     for line in lines:
@@ -113,60 +98,6 @@ def test_secrets_come_from_the_environment(services: Services) -> None:
             assert '"${PREFECT_AUTH_STRING:?' in line  # a default would be known to everybody
     clients = {name for name, service in services.items() if AUTH in service.get("environment", {}).values()}
     assert clients == {"prefect-server", "flows"}
-
-
-def test_the_images_are_what_the_project_is(dockerfile: list[list[str]], services: Services) -> None:
-    """Their version, extras, files and kernels; they run as an unprivileged user."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    version, builds = project["version"], [service for service in services.values() if "build" in service]
-    assert {service["image"] for service in builds} == {
-        f"draftstore:{version}",
-        f"draftstore-worker:{version}",
-    }
-    usual, _ = [words[1] for words in dockerfile if words[0] == "ARG"]
-    named = [service["build"] for service in builds if isinstance(service["build"], dict)]
-    for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in named)]:
-        assert set(extras.split(",")) <= set(project["optional-dependencies"])
-    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    for words in dockerfile:
-        for source in words[1:-1] if words[0] == "COPY" else []:
-            assert (ROOT / source).exists(), source
-            assert f"!{source.split('/')[0]}" in ignored, source
-    (code,) = (words[-1] for words in dockerfile if words[:2] == ["RUN", "python"])
-    statement, _, call = code.partition("; ")
-    names: dict[str, Any] = {}
-    exec(statement, names)
-    assert callable(names[call.removesuffix("()")])
-    assert [words[1] for words in dockerfile if words[0] == "USER"] == ["draftstore"]
-
-
-def test_prometheus_and_grafana_find_the_services_rules_and_dashboard(services: Services) -> None:
-    monitoring = {
-        name: service for name, service in services.items() if "monitoring" in service.get("profiles", [])
-    }
-    mounted = {
-        inside: ROOT / source
-        for service in monitoring.values()
-        for source, inside, *_ in (volume.split(":") for volume in service["volumes"])
-        if source.startswith(".")
-    }
-    prometheus, datasources, dashboards = (
-        yaml.safe_load(mounted[place].read_text())
-        for place in (
-            "/etc/prometheus/prometheus.yml",
-            "/etc/grafana/provisioning/datasources/draftstore.yml",
-            "/etc/grafana/provisioning/dashboards/draftstore.yml",
-        )
-    )
-    assert all(f"/etc/prometheus/{name}" in mounted for name in prometheus["rule_files"])
-    for job in prometheus["scrape_configs"]:
-        for found in job["dns_sd_configs"]:
-            for name in found["names"]:
-                assert services[name]["ports"][0].endswith(f":{found['port']}")
-    [source], [provider] = datasources["datasources"], dashboards["providers"]
-    address, port = source["url"].removeprefix("http://").split(":")
-    assert monitoring[address]["ports"][0].endswith(f":{port}")
-    assert mounted[f"{provider['options']['path']}/draftstore.json"].is_file()
 
 
 def order(services: Services, *profiles: str) -> list[str]:

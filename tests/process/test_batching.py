@@ -1,6 +1,5 @@
 """The decoding worker under many concurrent clients, with a real model: each gets its answer, and nothing leaks."""
 
-import http.client
 import itertools
 import json
 import random
@@ -16,12 +15,13 @@ import pytest
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 from tests.fakes.served import Service
-from tests.fakes.waiting import SECONDS, until
+from tests.fakes.waiting import until
 from tests.fakes.workers import served_worker
 
 pytest.importorskip("torch")
 
 CLIENTS = 32
+PATH = "/v1/completions"
 TOKENS = 24
 TALE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
 PROMPTS = ("Once upon a time", "Tom and Lily went to the park.", "One day, a big", TALE)
@@ -54,24 +54,16 @@ def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield service
 
 
-def begin(service: Service, asked: dict[str, Any]) -> http.client.HTTPConnection:
-    """Send a request, and read nothing yet."""
-    connection = http.client.HTTPConnection(service.started["url"].removeprefix("http://"), timeout=SECONDS)
-    connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
-    return connection
-
-
 def texts_of(service: Service, asked: dict[str, Any]) -> list[str]:
     """Return the answers of a whole reply."""
-    status, body = service.request("POST", "/v1/completions", asked)
+    status, body = service.request("POST", PATH, asked)
     assert status == 200, body
     return [choice["text"] for choice in json.loads(body)["choices"]]
 
 
 def read_stream(service: Service, asked: dict[str, Any], events: int) -> list[str]:
     """Return the texts of the first events of a stream, and hang up."""
-    connection = begin(service, {**asked, "stream": True})
-    with closing(connection):
+    with closing(service.begin("POST", PATH, {**asked, "stream": True})) as connection:
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
         texts = [""] * asked.get("n", 1)
@@ -85,7 +77,7 @@ def read_stream(service: Service, asked: dict[str, Any], events: int) -> list[st
 def ask(service: Service, asked: dict[str, Any], manner: str, expected: list[str]) -> None:
     """Be one client: each gets its own answer, as far as it reads."""
     if manner == "changes its mind":
-        with closing(begin(service, asked)):
+        with closing(service.begin("POST", PATH, asked)):
             service.get("/healthz")  # by then the request was read: the worker reads in order
         return
     leaves = manner == "hangs up"

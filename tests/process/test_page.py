@@ -5,13 +5,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from io import BytesIO
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions, Keys
 from selenium.webdriver.chrome.service import Service
@@ -137,49 +134,6 @@ def test_a_draft_is_drawn_while_a_text_is_typed(browser: Chrome, address: str) -
     assert mark.get_property("textContent") == expected["matched_text"]
     total = sum(node["prob"] for node in expected["nodes"])
     assert float(of(browser, "expected").text) == pytest.approx(total, abs=0.006)
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_boxes_stand_apart_and_nothing_hangs_over_the_edge(browser: Chrome, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    boxes = [node.rect for node in draft(browser, "code", "if item is", 48)]
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    for one, other in combinations(boxes, 2):
-        beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
-        assert beside or abs(one["y"] - other["y"]) >= 20
-
-
-def test_a_table_that_scrolls_shows_where_it_goes_on(browser: Chrome) -> None:
-    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    table = browser.find_element(By.CSS_SELECTOR, "#live .scroll")
-
-    def shaded() -> list[bool]:
-        """Tell whether the left and the right edge are darker than the middle, above the first row."""
-        image = Image.open(BytesIO(table.screenshot_as_png)).convert("L")
-        row = image.crop((0, 3, image.width, 4)).tobytes()
-        return [edge < row[image.width // 2] for edge in (row[2], row[-3])]
-
-    assert wait_for(browser, lambda: of(browser, "by-release").rect["width"] > table.rect["width"])
-    assert shaded() == [False, True]
-    browser.execute_script("arguments[0].scrollLeft = 9999", table)
-    assert shaded() == [True, False]
-
-
-def test_captions_are_whole_and_the_tooltip_hides_no_node(browser: Chrome) -> None:
-    size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    found = draft(browser, "code", "if item is", 48)
-    cut = "return [...document.querySelectorAll('dd.sub')].filter(each => each.scrollWidth > each.clientWidth).length"
-    assert browser.execute_script(cut) == 0
-    browser.execute_script("arguments[0].focus({preventScroll: true})", found[5])
-    wait_for(browser, lambda: of(browser, "tip").is_displayed())
-    script = "return arguments[0].getBoundingClientRect().toJSON()"
-    tip, tree = (
-        dict[str, float](browser.execute_script(script, of(browser, name))) for name in ("tip", "tree")
-    )
-    assert tip["bottom"] <= tree["top"] or tree["bottom"] <= tip["top"]
 
 
 def test_nothing_that_a_store_holds_is_taken_for_markup(browser: Chrome) -> None:

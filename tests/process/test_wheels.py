@@ -1,21 +1,17 @@
 """The two wheels: draftstore alone, as in an inference engine, and together with draftstore-server."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import tomllib
 import venv
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import draftstore
 from tests import ROOT
 from tests.fakes.servers import free_port, reachable_folder
 from tests.journey.pages import read_page
@@ -38,18 +34,8 @@ def environment(folder: Path, *wheels: Path) -> Path:
     """Make an environment with wheels and the libraries of this one, and return its programs."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--no-deps",
-        "--no-index",
-        *map(str, wheels),
-    ]
-    subprocess.run(pip, check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *map(str, wheels)], check=True, capture_output=True)
     (path,) = folder.glob("lib/*/site-packages")
     # As a path alone: the editable install of the checkout that lies there does not take effect.
     (path / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -92,7 +78,7 @@ def test_the_second_wheel_brings_catalogue_flows_and_services(
         assert (
             run(programs, home, "draftstore", "sql", "--csv", "SELECT count(*) FROM builds") == "count\n0\n"
         )
-        for name in ("serve", "worker", "tokens", "catalogue", "corpus", "doctor", "releases", "recordings"):
+        for name in ("serve", "worker", "tokens", "catalogue", "corpus", "releases", "recordings"):
             assert f"draftstore {name}" in run(programs, home, "draftstore", name, "--help")
         assert "--port" in run(programs, home, "python", "-m", "pipelines.serving", "--help")
         code = "from pipelines import deployments; print(deployments.__file__)"
@@ -131,26 +117,3 @@ def test_the_readme_works_where_only_the_wheels_and_what_they_need_are_installed
             finally:
                 service.terminate()
         assert service.returncode == 0
-
-
-def test_the_wheels_belong_together() -> None:
-    first, second = (tomllib.loads((path / "pyproject.toml").read_text()) for path in PROJECTS.values())
-    version = first["project"]["version"]
-    assert second["project"]["version"] == version == draftstore.__version__
-    assert re.findall(r"dist/draftstore-(.+?)-py3", read_page("docs/python.md").text) == [version]
-    images = re.findall(r"image: draftstore.*:(.+)", (ROOT / "docker-compose.yml").read_text())
-    assert set(images) == {version}
-    extras: dict[str, Any] = second["project"]["optional-dependencies"]
-    for needed in (
-        *second["project"]["dependencies"],
-        *(line for lines in extras.values() for line in lines),
-    ):
-        name, _, wanted = needed.partition("==")
-        assert wanted == version
-        assert name.removeprefix("draftstore[").removesuffix("]") in first["project"]["optional-dependencies"]
-    included = second["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    modules = {
-        entry["value"] if isinstance(entry, dict) else entry
-        for entry in first["project"]["entry-points"]["draftstore.commands"].values()
-    }
-    assert {value.partition(".")[0] for value in modules} <= set(included.values())

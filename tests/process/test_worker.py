@@ -31,10 +31,7 @@ def tokenizer(small_tokenizer: TextTokenizer, tmp_path: Path) -> Path:
 
 
 def begin(service: Service, **asked: Any) -> http.client.HTTPConnection:
-    """Send a request, and read nothing yet."""
-    connection = http.client.HTTPConnection(service.started["url"].removeprefix("http://"), timeout=SECONDS)
-    connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
-    return connection
+    return service.begin("POST", "/v1/completions", asked)
 
 
 def events(service: Service) -> list[dict[str, Any]]:

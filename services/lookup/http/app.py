@@ -21,7 +21,6 @@ from services.common.guards import Guard, ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.lookup import page
 from services.lookup.drafting import Drafting
-from services.lookup.http import openapi
 from services.lookup.http.drafting import Questions
 from services.lookup.http.live import Live
 from services.lookup.http.messages import MAX_BODY, Problem, ProblemReply, ReadyReply
@@ -102,7 +101,6 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
         hosts: its names besides localhost and IP addresses; None accepts any, see `guards.Guard`.
     """
     fixed = {
-        "/openapi.json": _reply(json.dumps(openapi.document(site.max_budget))),
         "/healthz": _reply('{"status":"alive"}'),
         "/": _reply(page.render(site.max_budget), media="text/html"),
     }
@@ -145,5 +143,5 @@ async def _on_problem(_request: Request, error: Any) -> Response:
 
 async def _on_http_error(request: Request, error: Any) -> Response:
     """Answer an unknown path or method, as reported by Starlette."""
-    message = f"{request.method} {request.url.path}: {error.detail}: see /openapi.json"
+    message = f"{request.method} {request.url.path}: {error.detail}: see docs/service.md"
     return _problem(error.status_code, message, error.headers)

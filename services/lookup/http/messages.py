@@ -1,8 +1,8 @@
-"""JSON messages of the lookup service as pydantic models, from which the OpenAPI document is generated."""
+"""JSON messages of the lookup service as pydantic models."""
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from draftstore.trees.frontier import BUDGET, MAX_BUDGET
@@ -19,19 +19,12 @@ MAX_NODES = MAX_CONTEXTS * SHARED_BUDGET
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Context = Annotated[list[TokenId], Field(max_length=MAX_CONTEXT)]
-_SCHEMA: dict[str, JsonValue] = {
-    "oneOf": [{"required": ["text"]}, {"required": ["contexts"]}],
-    "examples": [
-        {"release": "chat", "text": "The quick brown", "budget": 16},
-        {"release": "chat", "contexts": [[450, 4996, 17354]], "budget": 16},
-    ],
-}
 
 
 class Question(BaseModel):
     """A request for drafts, for one text or several contexts; other keys and types are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_SCHEMA)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     release: str = Field(min_length=1, max_length=255, description="A name listed by `/v1/releases`.")
     text: str = Field(default_factory=str, max_length=MAX_TEXT, description="The text so far, or its end.")
@@ -83,12 +76,6 @@ class DraftReply(BaseModel):
     tokenizer: str = Field(description="The first 16 hexadecimal digits of the tokenizer's fingerprint.")
     lookup_us: int = Field(ge=0, description="Microseconds of the lookup in the store.")
     drafts: list[DraftedContext]
-
-
-class ReleasesReply(BaseModel):
-    """The releases served to the client."""
-
-    releases: list[dict[str, JsonValue]] = Field(description="As `RELEASES` in docs/frames.md lists them.")
 
 
 class ReadyReply(BaseModel):

@@ -14,7 +14,6 @@ import torch
 from draftstore.answers import decoding, responses
 from draftstore.answers.journal import Journal, StoredAnswer
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses
-from draftstore.decoding.loop import Step
 from draftstore.decoding.replay import read_recordings
 from draftstore.errors import BuildError, CorpusError, NoTextError
 from draftstore.hf import load_model
@@ -24,7 +23,6 @@ from draftstore.storage.streams import read_lines
 from draftstore.text.chat import plain_chat
 from draftstore.text.corpus import read_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.trees.tree import DraftTree
 from tests.fakes.hf_models import STORIES
 from tests.unit.hf.test_loading import model_folder
 
@@ -217,13 +215,11 @@ def test_what_cannot_be_answered_is_counted(model_folder: Path, tmp_path: Path) 
 
 def say(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Sequence[int]]) -> None:
     """Have the model give these answers, and end each."""
-    left = iter(answers)
 
-    def decode(loaded: LoadedModel, request: Any, on_step: Any) -> None:
-        on_step(Step(DraftTree.empty(), [], np.array([*next(left), loaded.ends[0]], np.int32), 0, 0, 0))
+    def decode(loaded: LoadedModel, requests: Any, _most: int) -> Any:
+        return zip(requests, [[*answer, loaded.ends[0]] for answer in answers], strict=True)
 
-    monkeypatch.setattr(decoding, "why_plain", lambda model: "is decoded plainly")
-    monkeypatch.setattr(decoding, "decode_plainly", decode)
+    monkeypatch.setattr(decoding, "_together", decode)
 
 
 def test_empty_answers_and_special_tokens_are_left_out(

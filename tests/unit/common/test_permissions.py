@@ -20,7 +20,6 @@ from services.common.permissions import (
     Permissions,
     PermissionsError,
     hash_token,
-    new_token,
     read_grants,
 )
 from services.common.token_file import _to_toml, change_grants
@@ -80,14 +79,6 @@ def test_grants_are_renewed_by_token_not_by_name() -> None:
     assert Permissions(None).renew(ONE) == ANYBODY
 
 
-def test_tokens_are_long_and_differ() -> None:
-    made = {new_token() for _ in range(100)}
-    assert len(made) == 100
-    assert all(
-        token.startswith("draftstore_") and len(token) >= 11 + 43 and token.isascii() for token in made
-    )
-
-
 def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
     import services.common.permissions as module
 
@@ -124,13 +115,6 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> Non
         Permissions.load(path)
     assert str(path) in str(caught.value)
     assert "secret" not in str(caught.value)  # a token in the wrong place is not shown
-
-
-@pytest.mark.parametrize("budget", [1, 4096])
-def test_limits_of_nodes_reach_from_one_to_all(tmp_path: Path, budget: int) -> None:
-    path = tmp_path / "tokens.toml"
-    path.write_text(entry() + f"max_budget = {budget}\n")
-    assert [grant.max_budget for grant in read_grants(path)] == [budget]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

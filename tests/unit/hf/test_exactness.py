@@ -16,7 +16,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf import exactness, generate
 from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import PROMPT as READ
-from draftstore.hf.exactness import examine, why_plain
+from draftstore.hf.exactness import examine, require_exact
 from draftstore.hf.generation import decode_all
 from draftstore.hf.masks import FULL, SLIDING
 from draftstore.hf.preparing import prepare_text
@@ -235,7 +235,7 @@ def test_in_training_nothing_is_checked() -> None:
     model: Any = build(vocab_size=VOCAB).train()
     passes = []
     model.register_forward_hook(lambda *_: passes.append(1))
-    assert why_plain(model) is None
+    require_exact(model)
     assert passes == []
 
 

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from draftstore.decoding.planners import Fixed
 from draftstore.drafting.request import RequestDrafter
-from draftstore.hf.answering import batch_member, decode_plainly
+from draftstore.hf.answering import batch_member, generation_arguments
 from draftstore.hf.generation import batch_for, check_model, decode_all
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.requests import GenerationRequest, Sampling
@@ -94,9 +94,11 @@ def answers(loaded: LoadedModel, sampling: Sampling, prompt: torch.Tensor) -> tu
     request = GenerationRequest(ids, 24, sampling)
     member = batch_member(loaded, request, drafter=RequestDrafter(512), planner=Fixed(16))
     decode_all(batch_for(loaded.model, [member]), [member], lambda _: None)
-    plainly: list[int] = []
-    decode_plainly(loaded, request, lambda step: plainly.extend(step.tokens.tolist()))
-    return member.text.ids[len(ids) :].tolist(), plainly
+    torch.manual_seed(sampling.seed or 0)
+    model: Any = loaded.model
+    arguments = {"attention_mask": torch.ones_like(prompt), "tokenizer": loaded.tokenizer}
+    plainly = model.generate(prompt, **arguments, **generation_arguments(loaded, request))
+    return member.text.ids[len(ids) :].tolist(), plainly[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("name", [*KEPT, *DROPPED])

@@ -6,10 +6,14 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic.json_schema import models_json_schema
 
-from tests.fakes.sites import browse, running_site, serving
+from services.lookup.http import messages
+from services.lookup.settings import SHARED_BUDGET
+from tests.fakes.sites import running_site, serving
 
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
 TOKEN = "secret-of-the-fuzzer"
@@ -20,14 +24,46 @@ expected-statuses = [400, 401, 403, 404, 405, 409, 413, 415, 422, 429]
 """
 
 
+def document() -> dict[str, Any]:
+    """Return an OpenAPI document of the JSON API, with the names of what is served."""
+    models = messages.Question, messages.DraftReply, messages.ReadyReply, messages.ProblemReply
+    _, found = models_json_schema(
+        [(model, "validation") for model in models],
+        ref_template="#/components/schemas/{model}",
+    )
+    question = found["$defs"]["Question"]
+    question["oneOf"] = [{"required": ["text"]}, {"required": ["contexts"]}]
+    question["examples"] = [
+        {"release": "chat", "text": "The quick brown", "budget": 16},
+        {"release": "chat", "contexts": [[450, 499, 173]], "budget": 16},
+    ]
+    question["properties"]["budget"]["maximum"] = SHARED_BUDGET
+    question["properties"]["release"]["enum"] = ["chat", "code", "dense"]
+    question["properties"]["strategy"]["enum"] = ["", "longest", "backoff"]
+
+    def content(model: str, media: str = "application/json") -> dict[str, Any]:
+        schema = {"$ref": f"#/components/schemas/{model}"} if model else {}
+        return {"description": model, "content": {media: {"schema": schema}}}
+
+    def replies(model: str = "", media: str = "application/json") -> dict[str, Any]:
+        return {"responses": {"200": content(model, media), "default": content("ProblemReply")}}
+
+    ready = replies("ReadyReply")
+    ready["responses"]["503"] = ready["responses"]["200"]
+    draft = replies("DraftReply") | {"requestBody": {"required": True, **content("Question")}}
+    gets = {"/v1/releases": replies(), "/healthz": replies(), "/readyz": ready}
+    gets |= {"/metrics": replies(media="text/plain")}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "lookup service", "version": "1"},
+        "paths": {"/v1/draft": {"post": draft}} | {path: {"get": get} for path, get in gets.items()},
+        "components": {"schemas": found["$defs"]},
+    }
+
+
 def run(address: str, folder: Path, *arguments: str) -> str:
-    """Run Schemathesis with the names of what is served in the document; return what it prints."""
-    with browse(address) as client:
-        document = client.get("/openapi.json").json()
-    properties = document["components"]["schemas"]["Question"]["properties"]
-    properties["release"] |= {"enum": ["chat", "code", "dense"]}
-    properties["strategy"] |= {"enum": ["", "longest", "backoff"]}
-    (folder / "openapi.json").write_text(json.dumps(document))
+    """Run Schemathesis; return what it prints."""
+    (folder / "openapi.json").write_text(json.dumps(document()))
     (folder / "schemathesis.toml").write_text(CONFIGURATION)
     command = [
         sys.executable, str(SCHEMATHESIS), "run", "openapi.json", "--url", address, "--no-color",
@@ -47,4 +83,4 @@ def test_examples_and_the_edges_of_every_field(
 ) -> None:
     stores = {"chat": small_crest, "code": small_store, "dense": small_dense}
     with running_site(stores) as running, serving(running.app()) as address:
-        assert "Tested: 6" in run(address, tmp_path, "--phases", "examples,coverage")
+        assert "Tested: 5" in run(address, tmp_path, "--phases", "examples,coverage")

@@ -195,11 +195,6 @@ def test_every_answer_carries_the_security_headers(client: TestClient, path: str
     assert headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def test_a_foreign_name_for_this_machine_is_refused(client: TestClient) -> None:
-    response = client.get("/v1/releases", headers={"Host": "attacker.example:7780"})
-    assert "attacker.example" in refusal(response, 400)
-
-
 def test_questions_at_once_are_bounded_and_slow_bodies_are_not_counted(
     site: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, TokenRangeError
 from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
-from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.trees.tree import DraftTree
 from schema.db.partitions import loading
 from schema.statistics.ngrams import (
     array_text,
@@ -187,14 +185,6 @@ def test_two_loads_of_one_build(
         load_counts(connection, 999_999_999, small_counts)
 
 
-def tree_of(ngram: Ngram) -> DraftTree | None:
-    """Return a tree that shows which n-gram it is of; none for some."""
-    if ngram[0] == 7:
-        return None
-    tokens = np.array([ngram[0], ngram[-1]], np.int32)
-    return DraftTree(tokens, np.array([-1, 0], np.int16), np.array([3, 9], np.uint8))
-
-
 KEPT_TYPES = {
     "rank": pl.Int32(),
     "n": pl.UInt8(),
@@ -234,23 +224,16 @@ def test_kept_ngrams(
     monkeypatch.setattr("schema.statistics.ngrams.BATCH_ROWS", 64)
     rows, build_id, seen = some_kept(), new_build(connection, "crest"), list[tuple[int, int]]()
     store = write_kept(tmp_path / "crest", rows, small_store)
-    for drawn in (1, 20):
-        load_kept(
-            connection, build_id, store, tree_of=tree_of, drawn=drawn,
-            progress=lambda *done: seen.append(done),
-        )  # fmt: skip
+    for _ in range(2):
+        load_kept(connection, build_id, store, progress=lambda *done: seen.append(done))
     query = (
-        "SELECT rank, n, tokens, text, count, nodes, raw_bytes, bytes, tree FROM kept_ngrams"
+        "SELECT rank, n, tokens, text, count, nodes, raw_bytes, bytes FROM kept_ngrams"
         " WHERE build_id = %s ORDER BY rank"
     )
-    drawing, expected = TreeText(small_tokenizer), []
-    for rank, n, tokens, count, _distinct, *numbers in rows:
-        before = [row for row in rows if row[1] == n and (-row[3], row[0]) < (-count, rank)]
-        tree = tree_of(tuple(tokens)) if len(before) < 20 else None
-        text = shown(tuple(tokens), small_tokenizer)
-        drawn_text = None if tree is None else drawing.draw(tree)
-        expected.append((rank, n, tokens, text, count, *numbers, drawn_text))
-    assert connection.execute(query, (build_id,)).fetchall() == expected
+    assert connection.execute(query, (build_id,)).fetchall() == [
+        (rank, n, tokens, shown(tuple(tokens), small_tokenizer), count, *numbers)
+        for rank, n, tokens, count, _distinct, *numbers in rows
+    ]
     assert seen[-1] == (len(rows), len(rows))
 
 

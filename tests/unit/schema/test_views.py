@@ -24,7 +24,6 @@ from tests.unit.schema.test_statistics import (
     ranked,
     shown,
     some_counts,
-    tree_of,
     write_counts,
     write_kept,
 )
@@ -72,7 +71,7 @@ def kept_builds(session: Session, tmp_path: Path, small_store: Path) -> list[tup
                         (len(rows) + 1, n, list(ngram), count, 3, nodes, 10 * nodes, dice.randint(5, 90))
                     )
         build = catalogue.add_build(session, write_kept(tmp_path / f"kept-{seed}", rows, small_store))
-        load_kept(driver(session), build.id, Path(build.path), tree_of=tree_of, drawn=3)
+        load_kept(driver(session), build.id, Path(build.path))
         found.append((build, rows))
     return found
 
@@ -144,13 +143,6 @@ class TestTrees:
             assert [float(value) for value in found[3:]] == pytest.approx(
                 [fmean(raw), fmean(stored), sum(raw) / sum(stored)], abs=0.06
             )
-        texts = "SELECT rank, text, nodes FROM tree_texts WHERE build_id = :id ORDER BY rank"
-        drawn = [row for n in (1, 2) for row in [each for each in kept if each[1] == n][:3]]
-        assert ask(session, texts, id=build.id) == [
-            (rank, shown(tuple(tokens), small_tokenizer), nodes)
-            for rank, _, tokens, _, _, nodes, *_ in drawn
-            if tree_of(tuple(tokens))
-        ]
 
     def test_coverage(
         self, session: Session, counted: Build, kept_builds: list[tuple[Build, list[KeptRow]]]
@@ -163,26 +155,6 @@ class TestTrees:
             of_n, total = [row[3] for row in kept if row[1] == n], sum(COUNTS[n].values())
             share = pytest.approx(sum(of_n) / total, abs=1e-8)
             assert found == [len(of_n), len(COUNTS[n]), sum(of_n), total, share]
-
-    def test_two_builds_compared(
-        self, session: Session, kept_builds: list[tuple[Build, list[KeptRow]]]
-    ) -> None:
-        (a, in_a), (b, in_b) = kept_builds
-        found = ask(session, "SELECT * FROM compare_builds(:a, :b)", a=a.id, b=b.id)
-        assert [row[0] for row in found] == [1, 2, None]
-        for n, *figures in found:
-            one, other = (
-                {tuple(row[2]): row for row in rows if n in (None, row[1])} for rows in (in_a, in_b)
-            )
-            assert figures == [
-                len(one.keys() & other.keys()), len(one.keys() - other.keys()), len(other.keys() - one.keys()),
-                sum(row[7] for row in one.values()), sum(row[7] for row in other.values()),
-                pytest.approx(fmean(row[5] for row in one.values()), abs=0.006),
-                pytest.approx(fmean(row[5] for row in other.values()), abs=0.006),
-            ]  # fmt: skip
-        only = ask(session, "SELECT tokens FROM kept_only_by(:a, :b) ORDER BY rank", a=a.id, b=b.id)
-        ngrams_of_b = [row[2] for row in in_b]
-        assert [row[0] for row in only] == [row[2] for row in in_a if row[2] not in ngrams_of_b]
 
 
 def test_live_releases(session: Session, tmp_path: Path) -> None:

@@ -133,15 +133,6 @@ def test_the_limits_of_an_answer(worker: Worker, engine: FakeEngine) -> None:
     assert engine.works[-1].max_tokens == engine.facts.positions - 300
 
 
-def test_what_is_too_long_for_the_model(worker: Worker, engine: FakeEngine) -> None:
-    fits = [5] * (engine.facts.positions - 1)
-    assert worker.ask("completions", prompt=fits)[1]["usage"]["completion_tokens"] == 1
-    for asked in ({"prompt": [*fits, 5]}, {"prompt": fits, "max_tokens": 2}):
-        error = refusal(worker.ask("completions", **asked), 400)
-        assert error["code"] == "context_length_exceeded"
-        assert "context length of 512 tokens" in error["message"]
-
-
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(worker: Worker) -> None:
     asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": ["xyz", "one t", "one two"]}
     [choice] = worker.ask("completions", **asked)[1]["choices"]
@@ -322,24 +313,26 @@ def broken(error: BaseException, after: int, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "words"),
+    ("error", "status", "words", "health"),
     [
-        (DraftstoreError("a secret path"), 500, "internal error"),
-        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA"), 503, "no memory"),
+        (DraftstoreError("a secret path"), 500, "internal error", 503),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA"), 503, "no memory", 503),
+        (ProbabilityError("use milder penalties"), 400, "use milder penalties", 200),  # the request's fault
     ],
 )
 def test_a_model_that_fails(
-    small_tokenizer: TextTokenizer, error: Exception, status: int, words: str
+    small_tokenizer: TextTokenizer, error: Exception, status: int, words: str, health: int
 ) -> None:
     engine = FakeEngine(small_tokenizer)
     broken(error, 0, engine)
     with running_worker(engine) as worker:
-        for stream in (False, True, False):  # before the first piece, a stream has a status too
+        for number in range(MAX_FAILURES):
             assert worker.request("GET", "/healthz")[0] == 200
+            stream = number == 1  # before the first piece, a stream has a status too
             found = refusal(worker.ask("completions", prompt="a", stream=stream), status)
             assert words in found["message"]
             assert "secret" not in found["message"]
-        assert worker.request("GET", "/healthz")[0] == worker.request("GET", "/health")[0] == 503
+        assert worker.request("GET", "/healthz")[0] == worker.request("GET", "/health")[0] == health
 
 
 def test_a_model_that_fails_in_the_middle_of_a_stream(small_tokenizer: TextTokenizer) -> None:
@@ -349,17 +342,6 @@ def test_a_model_that_fails_in_the_middle_of_a_stream(small_tokenizer: TextToken
         events = worker.stream("completions", prompt="a")
     assert text_of(events[:-1])
     assert events[-1]["error"]["message"].startswith("internal error")
-
-
-def test_settings_that_leave_no_probabilities_are_the_fault_of_their_request(
-    small_tokenizer: TextTokenizer,
-) -> None:
-    engine = FakeEngine(small_tokenizer)
-    broken(ProbabilityError("use milder penalties"), 0, engine)
-    with running_worker(engine) as worker:
-        for _ in range(MAX_FAILURES + 1):
-            assert refusal(worker.ask("completions", prompt="a"), 400)["message"] == "use milder penalties"
-        assert worker.request("GET", "/healthz")[0] == 200
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

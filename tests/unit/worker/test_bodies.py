@@ -11,43 +11,6 @@ from draftstore.trees.frontier import MAX_BUDGET
 from services.worker.bodies import Body, ChatBody, CompletionBody
 from tests.fakes.workers import CHAT, FakeEngine, Worker, refusal
 
-GENERAL = {"model": "small", "stream": True, "stream_options": {"include_usage": True}}
-CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
-PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-NAMED = [{"role": "user", "content": "Hi", "name": "x"}]
-SENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "AIPerf chat": ("chat", {**GENERAL, "messages": NAMED, "stream_options": CONTINUOUS, "max_completion_tokens": 5}),
-    "guidellm chat": (
-        "chat",
-        {
-            **GENERAL, "stream_options": CONTINUOUS, "messages": PARTS, "max_completion_tokens": 5, "stop": None,
-            "ignore_eos": True,
-        },
-    ),
-    "vllm bench serve, openai": (
-        "completions",
-        {
-            **GENERAL, "prompt": "a", "repetition_penalty": 1.0, "max_tokens": 5, "logprobs": None, "ignore_eos": True,
-            "temperature": 0.0,
-        },
-    ),
-    "openai chat": (
-        "chat",
-        {
-            "model": "small", "messages": CHAT, "user": "u", "store": False, "metadata": {"a": "b"}, "n": 1,
-            "service_tier": "auto", "safety_identifier": "s", "prompt_cache_key": "k", "parallel_tool_calls": True,
-            "modalities": ["text"], "response_format": {"type": "text"}, "verbosity": "medium", "logprobs": False,
-            "tool_choice": "auto", "functions": [], "function_call": "none", "stream": False,
-        },
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("client", SENT)
-def test_what_clients_send_is_answered(worker: Worker, client: str) -> None:
-    what, asked = SENT[client]
-    assert worker.stream(what, **asked) if asked.get("stream") else worker.ask(what, **asked)[0] == 200
-
 
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 def test_null_passes_for_every_optional_field(worker: Worker, kind: type[Body]) -> None:
@@ -56,20 +19,12 @@ def test_null_passes_for_every_optional_field(worker: Worker, kind: type[Body]) 
     assert worker.ask(what, **needed, **empty)[0] == 200
 
 
-def test_fields_of_the_openai_client_are_declared() -> None:
-    chat = pytest.importorskip("openai.types.chat.completion_create_params")
-    plain = pytest.importorskip("openai.types.completion_create_params")
-    assert chat.CompletionCreateParamsBase.__annotations__.keys() - ChatBody.model_fields.keys() == set()
-    assert (
-        plain.CompletionCreateParamsBase.__annotations__.keys() - CompletionBody.model_fields.keys() == set()
-    )
-
-
 def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
     asked: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1,
         "frequency_penalty": -0.5, "logit_bias": {"7": -100, "9": 1.5}, "seed": -4, "max_tokens": 5,
         "min_tokens": 3, "ignore_eos": True, "stop_token_ids": [7, 9], "draftstore": {"budget": MAX_BUDGET},
+        "logprobs": False,
     }  # fmt: skip
     assert worker.ask("completions", prompt="zero", **asked)[0] == 200
     work = engine.works[-1]
@@ -82,15 +37,12 @@ def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"prompt": None}, "prompt", ""),
-    ({"prompt": ["a", 5]}, "prompt", ""),
     ({"prompt": [[1], []]}, "prompt", "empty"),
     ({"prompt": []}, "prompt", "empty"),
     ({"prompt": [384]}, "prompt", "outside this model's vocabulary"),
     ({"prompt": [10**400]}, "prompt", "outside this model's vocabulary"),
     ({"prompt": "a" * 2000}, "prompt", "context length"),
     ({"max_tokens": 300}, "max_tokens", "limit of 256 tokens"),
-    ({"max_tokens": 0}, "max_tokens", "greater"),
     ({"temperature": 2.1}, "temperature", "less"),
     ({"temperature": 1e999}, "temperature", "finite"),
     ({"repetition_penalty": 1e-40}, "repetition_penalty", "greater"),
@@ -101,9 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 7}, "n", "at most 6 answers"),
     ({"prompt": ["a"] * 7}, "prompt", "at most 6 answers"),
     ({"stop": [""]}, "stop", "at least 1"),
-    ({"logprobs": 1}, "logprobs", "only false"),
     ({"logprobs": 0}, "logprobs", "only false"),
-    ({"echo": True}, "echo", "only false"),
     ({"echo": 0}, "echo", "only false"),
     ({"best_of": True}, "best_of", "integer"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens: must be greater"),

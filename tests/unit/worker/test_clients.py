@@ -42,11 +42,3 @@ def test_openai_chats(client: Any, engine: FakeEngine) -> None:
     chunks = list(stream)
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == ANSWER[1:]
     assert chunks[-1].usage.completion_tokens == reply.usage.completion_tokens / 2
-
-
-def test_openai_gets_errors_of_its_own_kinds(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model=MODEL, messages=CHAT, extra_body={"guided_json": {}})
-    assert raised.value.param == "guided_json"
-    with pytest.raises(openai.NotFoundError, match="not served here"):
-        client.chat.completions.create(model="gpt-4", messages=CHAT)

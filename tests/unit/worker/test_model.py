@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from draftstore.assembly import Sources
 from draftstore.decoding.curve import CostCurve
+from draftstore.errors import DraftstoreError
 from draftstore.hf.loading import ModelOptions
 from draftstore.hf.planning import Effort
 from draftstore.live.target import LiveTarget
@@ -79,15 +81,8 @@ def speculation(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(service: Service, path: str, **asked: Any) -> str:
-    import http.client
-
-    connection = http.client.HTTPConnection(service.started["url"].removeprefix("http://"), timeout=60)
-    body = json.dumps({**asked, "stream": True})
-    connection.request("POST", f"/v1/{path}", body, {"Content-Type": "application/json"})
-    try:
+    with closing(service.begin("POST", f"/v1/{path}", {**asked, "stream": True})) as connection:
         return text_of(read_stream(connection.getresponse()))
-    finally:
-        connection.close()
 
 
 def answer_ids(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, **options: Any) -> list[int]:
@@ -247,47 +242,17 @@ def test_an_answer_in_json_is_the_same_where_what_its_schema_forces_is_drafted(
     assert stream(service, "completions", **asked) == answer["text"]
 
 
-def test_the_plain_engine_answers_one_after_the_other(
-    stories: Path, model: Any, tokenizer: TextTokenizer
-) -> None:
-    from draftstore.hf.loading import load_model
-    from services.worker.model import PlainEngine
-
-    engine = PlainEngine(load_model(str(stories), dtype="float64", device="cpu"), name="plain")
-    asked: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0}
-    with running_worker(engine) as worker:
-        _, reply = worker.ask("completions", **asked, n=2)
-        events = worker.stream("completions", **asked, stop="girl")
-    expected = plain(model, tokenizer, PROMPTS[0], 20)
-    assert [choice["text"] for choice in reply["choices"]] == [expected, expected]
-    assert (reply["usage"]["draftstore"]["accepted_length"], speculation(reply)["num_draft_tokens"]) == (
-        1.0,
-        0,
-    )
-    assert text_of(events) == expected[: expected.index("girl")]
-    assert engine.facts.drafters == ()
-
-
-@pytest.mark.parametrize("exact", [True, False])
 def test_a_model_with_stop_strings_of_its_own(
-    stories: Path,
-    model: Any,
-    tokenizer: TextTokenizer,
-    tmp_path: Path,
-    exact: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    stories: Path, model: Any, tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     import shutil
 
-    from draftstore.hf import exactness
     from services.worker.model import load_engine
 
     folder = shutil.copytree(stories, tmp_path / "own")
     own = transformers.GenerationConfig.from_pretrained(stories)
     own.update(stop_strings=["girl"], num_return_sequences=2, do_sample=True)
     own.save_pretrained(folder)
-    if not exact:
-        monkeypatch.setattr(exactness, "why_never", lambda _model: "reads backwards")
     options = ModelOptions(model=str(folder), dtype="float64", device="cpu")
     with running_worker(load_engine(options, Sources(), Effort(), WorkerSettings())) as worker:
         _, reply = worker.ask("completions", prompt=PROMPTS[0], max_tokens=40, temperature=0)
@@ -295,14 +260,29 @@ def test_a_model_with_stop_strings_of_its_own(
     assert (choice["text"], choice["finish_reason"]) == (expected[: expected.index("girl")], "stop")
 
 
-def test_a_model_that_cannot_be_decoded_is_not_served(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftstore.errors import ModelError
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("why_never", r"LlamaForCausalLM reads backwards, so it takes no drafts: call model\.generate"),
+        ("forward", r"LlamaForCausalLM cannot be decoded at all: .*list index out of range"),
+        ("step", r"cannot be decoded \(IndexError: list index out of range\): check its files"),
+    ],
+)
+def test_models_that_take_no_drafts_are_not_served(
+    stories: Path, monkeypatch: pytest.MonkeyPatch, part: str, message: str
+) -> None:
+    from draftstore.hf import exactness
+    from draftstore.hf.batches import Batch
     from services.worker.model import load_engine
 
     def fail(*_: Any, **__: Any) -> None:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", fail)
+    if part == "why_never":
+        monkeypatch.setattr(exactness, "why_never", lambda _model: "reads backwards")
+    else:
+        broken: Any = {"forward": transformers.LlamaForCausalLM, "step": Batch}[part]
+        monkeypatch.setattr(broken, part, fail)
     options = ModelOptions(model=str(stories), device="cpu")
-    with pytest.raises(ModelError, match=r"cannot be decoded .*list index out of range"):
+    with pytest.raises(DraftstoreError, match=message):
         load_engine(options, Sources(), Effort(), WorkerSettings())

@@ -11,19 +11,6 @@ def shown(stops: list[str], texts: list[str]) -> tuple[str, bool]:
     return text, found.found()
 
 
-def test_nothing_of_a_stop_string_is_seen_while_it_may_come() -> None:
-    stops = StopStrings(["</s>", "User:"])
-    assert [stops.push(text) for text in ("a<", "/", "b Us", "er", ":", "more")] == [
-        "a",
-        "",
-        "</b ",
-        "",
-        "",
-        "",
-    ]
-    assert stops.found()
-
-
 @given(
     text=st.text("ab", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),

@@ -1,4 +1,4 @@
-"""`draftstore doctor`, in a separate catalogue."""
+"""`draftstore catalogue list --check`, in a separate catalogue."""
 
 import json
 import shutil
@@ -11,11 +11,11 @@ from sqlalchemy.orm import sessionmaker
 
 from draftstore.cli import cli
 from schema import catalogue
-from schema.catalogue.publishing import Transaction
+from schema.catalogue.publishing import Transaction, verify_present
+from schema.cli.findings import Finding, examine
 from schema.collections.collecting import NewSource, add_sources
 from schema.db.database import make_engine
 from schema.db.home import HOME_VARIABLE
-from schema.doctor import examine
 
 
 @pytest.fixture
@@ -42,32 +42,23 @@ def released(transaction: Transaction, small_store: Path, home: Path) -> Path:
     return store
 
 
+def found_in(transaction: Transaction, home: Path) -> list[Finding]:
+    return list(examine(transaction, home, verify_present))
+
+
 def test_a_live_store_that_is_whole_or_damaged(transaction: Transaction, released: Path, home: Path) -> None:
-    result = CliRunner().invoke(cli, ["doctor", "--full"])
-    assert (result.exit_code, result.output) == (0, "0 problems, 0 notes\n")
+    result = CliRunner().invoke(cli, ["catalogue", "list", "--check", "full"])
+    assert (result.exit_code, "problem" in result.output, "note" in result.output) == (0, False, False)
     with (released / "tokens.bin").open("r+b") as file:
         file.write(b"\x01\x02\x03")
-    assert examine(transaction, home) == []
-    result = CliRunner().invoke(cli, ["doctor", "--full", "--json"])
+    assert found_in(transaction, home) == []
+    command = ["catalogue", "list", "--check", "full"]
+    result = CliRunner().invoke(cli, [*command, "--json"])
     found = json.loads(result.stdout)
-    assert (result.exit_code, found["problems"]) == (1, 1)
+    assert (result.exit_code, [build["releases"] for build in found["builds"]]) == (1, [["live"]])
     assert "tokens.bin has SHA-256" in found["findings"][0]["what"]
-    assert "releases publish live" in found["findings"][0]["advice"], "nothing to roll back to"
-
-
-def test_a_damaged_store_is_rolled_back_where_a_build_was_before(
-    transaction: Transaction, released: Path, home: Path, small_crest: Path
-) -> None:
-    other = home / "stores" / "small" / "crest-0123456789abcdef"
-    shutil.copytree(small_crest, other)
-    with transaction() as session:
-        build = catalogue.add_build(session, other).id
-    catalogue.publish(transaction, "live", build, force=["kind", "strategy", "corpus", "tokens"])
-    (other / "manifest.json").unlink()
-    (found,) = examine(transaction, home)
-    assert "releases rollback live" in found.advice
-    shutil.rmtree(released)
-    assert "releases publish live" in examine(transaction, home)[0].advice
+    assert "draftstore releases rollback live" in found["findings"][0]["advice"]
+    assert "problem: release live, build" in CliRunner().invoke(cli, command).output
 
 
 def test_what_lies_about(transaction: Transaction, released: Path, home: Path, small_store: Path) -> None:
@@ -78,7 +69,7 @@ def test_what_lies_about(transaction: Transaction, released: Path, home: Path, s
     shutil.rmtree(other)
     (home / "stores" / "small" / ".rest-0000000000000000.partial").mkdir()
     (home / "stores" / "small" / "rest-1111111111111111").mkdir()
-    found = examine(transaction, home)
+    found = found_in(transaction, home)
     assert [finding.problem for finding in found] == [False, False, False]
     assert f"draftstore catalogue drop {gone}" in found[0].advice
     assert "rest-1111111111111111 belongs to no build" in found[1].what
@@ -90,7 +81,7 @@ def test_a_source_that_is_gone(transaction: Transaction, tmp_path: Path, home: P
     texts.write_text('{"text": "one"}\n')
     with transaction() as session:
         add_sources(session, "chat", [NewSource(place=str(texts))])
-    assert examine(transaction, home) == []
+    assert found_in(transaction, home) == []
     texts.unlink()
-    (found,) = examine(transaction, home)
+    (found,) = found_in(transaction, home)
     assert (found.problem, f"{texts} is missing" in found.what) == (True, True)

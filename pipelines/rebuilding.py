@@ -21,8 +21,8 @@ from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.progress import tokenizing
 from draftstore.stores.rest.store import KIND as REST
-from draftstore.stores.rest.store import RestStore
-from draftstore.stores.rest.updating import Contents, read_documents, update_rest
+from draftstore.stores.rest.store import RestStore, read_digests
+from draftstore.stores.rest.updating import Contents, update_rest
 from draftstore.text.digests import answer_digest, digest_keys
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scans import Scan, documents_of
@@ -122,7 +122,7 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
     path = store_path(data_home(), REST, contents.name, plan=contents.plan(tokenizer))
     change = Change(None, contents.digests, 0, 0)
     if base := _newest(ledger, surveyed, path):
-        change = _since(base.path, read_documents(base), contents.digests)
+        change = _since(base.path, read_digests(base.path), contents.digests)
     folder = collection_folder(contents.name) / "tokens"
 
     def make(_build_id: int, logs: StepLogs) -> None:
@@ -162,7 +162,6 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
             made = manifest.parameters["plan"]
             if wanted <= made.items():
                 store = RestStore.open(place)
-                read_documents(store)
                 problems = [] if place == path else verify_files(place, manifest)
                 if not problems:
                     return store

@@ -24,7 +24,7 @@ from draftstore.stores.crest.coding import PADDING, code_entries, read_entries
 from draftstore.trees.tree import DraftTree
 
 ENTRIES_VERSION = 2
-"""Version of values and dictionary; values of version 1 were zstandard frames."""
+"""Version of values and dictionary."""
 
 _COUNTS = struct.Struct("<II")
 _MAX_COUNT = (1 << 32) - 1

@@ -153,7 +153,7 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
     Raises:
         StoreError: the entries have another version, or the codes are missing or damaged.
     """
-    version = manifest.parameters.get("entries_version", 1)
+    version = manifest.parameters.get("entries_version")
     if version != ENTRIES_VERSION:
         raise StoreError(
             f"{path} has entries of version {version}, this draftstore reads version {ENTRIES_VERSION}: "

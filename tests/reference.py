@@ -278,7 +278,7 @@ def level_prob(level_: int) -> float:
     return float(np.float32(2.0 ** (-level_ / 16)))
 
 
-# -- selections ----------------------------------------------------------------------------------------------
+# -- selection ----------------------------------------------------------------------------------------------
 
 
 def all_ngrams(documents: Documents, max_n: int) -> "Counter[Ngram]":
@@ -290,24 +290,6 @@ def most_common(documents: Documents, n: int, most: int) -> list[Ngram]:
     """Return the most common n-grams of one length; of equally common ones the first in token order."""
     counts = ngram_counts(documents, n)
     return sorted(counts, key=lambda ngram: (-counts[ngram], ngram))[:most]
-
-
-def select_single(documents: Documents, max_n: int, most: int) -> list[Ngram]:
-    """Take the most common n-grams of one length."""
-    return most_common(documents, max_n, most)
-
-
-def select_combined(documents: Documents, max_n: int, most: int) -> list[Ngram]:
-    """Take the most common n-gram of every length, then the second of every length, and so on."""
-    waiting = [most_common(documents, n, most) for n in range(1, max_n + 1)]
-    turns = (column[turn] for turn in range(most) for column in waiting if turn < len(column))
-    return list(turns)[:most]
-
-
-def select_global(documents: Documents, max_n: int, most: int) -> list[Ngram]:
-    """Take the most common n-grams of all lengths, of equally common ones the shorter, then the first one."""
-    counts = all_ngrams(documents, max_n)
-    return sorted(counts, key=lambda ngram: (-counts[ngram], len(ngram), ngram))[:most]
 
 
 def gain_candidates(documents: Documents, max_n: int, most: int) -> set[Ngram]:
@@ -368,17 +350,6 @@ def heaviest(chances: dict[Ngram, float], budget: int, max_depth: int, max_level
     return nodes
 
 
-def blend_trees(
-    trees: Sequence[Nodes], weights: Sequence[float], budget: int, max_depth: int = 63, max_level: int = 255
-) -> Nodes:
-    """Add up the weighted chances of equal paths; keep the likeliest paths."""
-    chances: dict[Ngram, float] = {}
-    for nodes, weight in zip(trees, weights, strict=True):
-        for path, level_ in paths_of(nodes).items():
-            chances[path] = chances.get(path, 0.0) + weight * level_prob(level_)
-    return heaviest(chances, budget, max_depth, max_level)
-
-
 class Stored(NamedTuple):
     """What a CREST store knows of an n-gram: its tree, its occurrences, the different tokens that follow."""
 
@@ -388,32 +359,15 @@ class Stored(NamedTuple):
 
 
 def crest_draft(
-    store: dict[Ngram, Stored],
-    max_n: int,
-    context: Sequence[int],
-    trust: tuple[float, float],
-    budget: int,
-    max_level: int,
+    store: dict[Ngram, Stored], max_n: int, context: Sequence[int], budget: int, max_level: int
 ) -> tuple[Nodes, int, int]:
-    """Draft from stored n-grams: the tree, the length of the longest one that is stored, its occurrences.
-
-    With a trust of (0, 0) the longest takes all; else each takes c / (c + beta * d + alpha) of what is left.
-    """
-    alpha, beta = trust
+    """Draft from the longest stored n-gram that ends the context: its tree, its length, its occurrences."""
     suffixes = [tuple(context[len(context) - n :]) for n in range(min(max_n, len(context)), 0, -1)]
-    found = [suffix for suffix in suffixes if suffix in store]
-    if not found:
-        return [], 0, 0
-    first = store[found[0]]
-    if alpha + beta == 0.0:
-        kept = [node for node in first.tree[:budget] if node[2] <= max_level]
-        return kept, len(found[0]), first.occurrences
-    left, weights = 1.0, []
-    for _, count, distinct in (store[suffix] for suffix in found):
-        weights.append(left * count / (count + beta * distinct + alpha))
-        left -= weights[-1]
-    trees = [store[suffix].tree for suffix in found]
-    return blend_trees(trees, weights, budget, max_level=max_level), len(found[0]), first.occurrences
+    for suffix in suffixes:
+        if suffix in store:
+            tree, occurrences, _ = store[suffix]
+            return [node for node in tree[:budget] if node[2] <= max_level], len(suffix), occurrences
+    return [], 0, 0
 
 
 # -- acceptance ----------------------------------------------------------------------------------------------

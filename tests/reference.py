@@ -423,24 +423,6 @@ def recycle(
                 rows[token] = row
 
 
-def count_ranks(
-    rows: Rows, last: int, accepted: Sequence[int], counts: dict[str, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
-    """Return tries and hits of all rank paths after a text grew, as long as a path led along it."""
-    followed, token = "", last
-    counts = dict(counts)
-    for next_ in accepted:
-        row, came_true = rows.get(token, [-1] * 8), None
-        for path in [path for path in counts if path[:-1] == followed and row[int(path[-1])] >= 0]:
-            tries, hits = counts[path]
-            counts[path] = (tries + 1, hits + (row[int(path[-1])] == next_))
-            came_true = path if row[int(path[-1])] == next_ else came_true
-        if came_true is None:
-            break
-        followed, token = came_true, next_
-    return counts
-
-
 def guesses_of(rows: Rows, last: int, before: Sequence[int], vocab_size: int) -> list[int]:
     """Return what was held likely one token earlier, by rank, unless it is drafted anyway; else -1."""
     drafted = {last, *rows.get(last, [])}

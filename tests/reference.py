@@ -17,7 +17,6 @@ from draftstore.search.expand import Rule
 from draftstore.search.sorting import suffix_array
 from draftstore.search.suffix import SuffixIndex, first_row_table, key_layout, key_table
 from draftstore.stores.dresd.kernels.dense_tree import Calibration
-from draftstore.stores.dresd.projection import Projection
 from draftstore.text.tokens import sentinel, token_dtype
 from draftstore.trees.tree import DraftTree
 
@@ -617,37 +616,6 @@ def nearest_entries(
         for entry in entries
     }
     return sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:k]
-
-
-def stored_cosine(codes: NDArray[Any], query: NDArray[np.float32]) -> float:
-    """Return the cosine of a query and a stored vector, added up in the order that stores promise."""
-    numbers = (
-        codes.astype(np.float32) if codes.dtype == np.int8 else codes.view(np.float16).astype(np.float32)
-    )
-    wide = query.astype(np.float64)
-    unit = (wide / math.sqrt(sum(number * number for number in wide))).astype(np.float32)
-    length = np.sqrt(sum_in_order(numbers * numbers)) if codes.dtype == np.int8 else np.float32(1.0)
-    return float(sum_in_order(numbers * unit) / length)
-
-
-def projected(projection: Projection, state: NDArray[np.float16]) -> NDArray[np.float32]:
-    """Return the query of a hidden state, added up in the same order."""
-    products = projection.weights * state.astype(np.float32)
-    return np.array([sum_in_order(row) for row in products], np.float32) + projection.bias
-
-
-def sum_in_order(numbers: NDArray[np.float32], lanes: int = 16) -> np.float32:
-    """Add up numbers: lanes of every 16th, halves of the lanes onto each other, then what is left one by one."""
-    whole = len(numbers) // lanes * lanes
-    sums = np.zeros(lanes, np.float32)
-    for row in numbers[:whole].reshape(-1, lanes):
-        sums += row
-    while len(sums) > 1:
-        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
-    total = np.float32(sums[0])
-    for number in numbers[whole:]:
-        total += number
-    return np.float32(total)
 
 
 def visited_lists(

@@ -30,9 +30,9 @@ from draftstore.drafting.faults import DisabledSession, Faults
 from draftstore.drafting.joining import WrongTreeError, join_trees
 from draftstore.errors import DraftstoreError
 from draftstore.jit import as_input, kernel, leaf_kernel
-from draftstore.trees.blend import keep_best, new_trie, place_nodes
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH, finish, new_frontier
 from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
+from draftstore.trees.trie import keep_best, new_trie, place_nodes
 from draftstore.trees.walk import steps_below, walk
 
 TRUST = 3.0
@@ -189,7 +189,7 @@ class _Forest:
 def merge_trees(
     tokens: Any, parents: Any, levels: Any, stops: Any, seen: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Merge concatenated draft trees, as in `blend_trees`; `seen` float64 [trees, 2] as in `MixtureSession`.
+    """Merge concatenated draft trees; `seen` float64 [trees, 2] as in `MixtureSession`.
 
     Returns:
         -1 or the first node with an invalid parent or token; tokens int32 [n], parents int16 [n], levels uint8 [n].

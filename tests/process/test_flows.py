@@ -343,9 +343,9 @@ class TestRebuild:
         assert live("small") == Path(grown["rest"]["path"])
         require_whole(live("small"))
         site.corpus.write_text("".join(site.corpus.read_text().splitlines(keepends=True)[1:]))
-        (less,) = rebuild(dense=dense.changed(dtype="int8"))
+        (less,) = rebuild(dense=dense.changed(dims=4))
         assert (less["removed"], less["crest"]["reused"], less["dense"]["reused"]) == (1, False, False)
-        assert load_manifest(Path(less["dense"]["path"])).parameters["dtype"] == "int8"
+        assert load_manifest(Path(less["dense"]["path"])).parameters["dims"] == 4
         assert live("small-dense") == Path(less["dense"]["path"])
 
     def test_a_model_with_another_tokenizer_is_refused_before_any_work(
@@ -459,7 +459,7 @@ def test_a_dense_store_is_built_registered_and_published(flows: Any, site: Site,
     assert (manifest.target_model, manifest.parameters["dims"]) == ("small-model", 8)
     again = flows.build_dresd(**request, release="live")
     assert (again["build"], again["reused"]) == (made["build"], True)
-    other = flows.build_dresd(**request, dtype="int8", max_length=16)
+    other = flows.build_dresd(**request, max_length=16)
     assert other["path"] != made["path"]
 
 

@@ -95,10 +95,10 @@ def test_count_writes_what_it_says(run: Runner, small_store: Path, crest: Path, 
 
 def test_query(run: Runner, crest: Path, small_tokenizer: TextTokenizer) -> None:
     text = "the lazy dog; the dog does"
-    arguments = [crest, "--text", text, "--strategy", "longest", "--budget", "7", "--backend", "lmdb"]
+    arguments = [crest, "--text", text, "--strategy", "backoff", "--budget", "7", "--backend", "lmdb"]
     found = run("query", *arguments, "--json").json()
     context = small_tokenizer.encode(text, bos=False)
-    [draft] = CrestStore.open(crest).drafter("longest").draft(context[None, -4:], 7)
+    [draft] = CrestStore.open(crest).drafter().draft(context[None, -4:], 7)
     assert (found["match_length"], found["match_count"]) == (draft.match_length, draft.match_count)
     assert [node["token"] for node in found["nodes"]] == draft.tree.tokens.tolist()
     assert small_tokenizer.token_text(draft.tree.tokens[0]) in run("query", *arguments).out

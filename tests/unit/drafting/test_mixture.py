@@ -17,7 +17,7 @@ from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests import reference
 from tests.fakes.scripted import Scripted
 from tests.reference import Nodes, UnclearError, nodes_of, tree_from
-from tests.unit.trees.test_blend import TOKENS, trees
+from tests.unit.trees.test_tree import TOKENS, some_nodes
 
 VOCAB = 9
 ONE = tree_from([(1, -1, 64)])
@@ -30,7 +30,7 @@ def mixed(*scripts: Sequence[Nodes]) -> MixtureSession:
     return session
 
 
-FORESTS = st.lists(trees() | st.just([]), min_size=2, max_size=4)
+FORESTS = st.lists(some_nodes() | st.just([]), min_size=2, max_size=4)
 IDS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=4)
 
 

@@ -150,7 +150,6 @@ def serve(url: str, welcome: str, server: Server | None = None) -> None:
 
 
 def _wait_healthy(url: str, server: Server | None) -> None:
-    """Wait until the server answers."""
     end = time.monotonic() + (START_SECONDS if server else FIND_SECONDS)
     while time.monotonic() < end and (server is None or server.poll() is None):
         with contextlib.suppress(Exception), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310

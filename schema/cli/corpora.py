@@ -148,7 +148,6 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _days(seconds: float | None) -> str:
-    """Return a duration in readable form."""
     return str(timedelta(seconds=seconds)).removesuffix(", 0:00:00") if seconds else ""
 
 

@@ -42,7 +42,6 @@ class Removing(Options):
 
 
 def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, Any]:
-    """Return the source and time that `--where` names."""
     places = {row.place: row.id for row in collection.sources}
     read = {"source": lambda value: places.get(value) or int(value), "before": _seconds}
     found: dict[str, Any] = {}

@@ -171,7 +171,6 @@ def _load(backend: str, store: Path, published: Path, file: Path, progress: Prog
 
 
 def _not_loaded(result: BuildResult) -> list[str]:
-    """Return the backends that lack the entries of a store."""
     absent = []
     for backend in result.manifest.parameters["backends"]:
         try:

@@ -46,7 +46,6 @@ def check_parameters(path: Path, manifest: Manifest) -> None:
 
 
 def _parameter_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield the problems of a store's parameters and list of files."""
     kinds: dict[str, type] = {"dims": int, "hidden_size": int, "layer": str, "projection": str}
     values = manifest.parameters
     for name, kind in kinds.items():

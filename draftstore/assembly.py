@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from draftstore.decoding.grammars import Grammar, GrammarDrafter
-from draftstore.drafting.drafter import Drafter, Session, separated
-from draftstore.drafting.faults import DisabledSession
+from draftstore.drafting.drafter import DisabledSession, Drafter, Session, separated
 from draftstore.drafting.fitting import FittedDrafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter

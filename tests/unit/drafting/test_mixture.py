@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from draftstore.drafting.faults import DisabledSession
+from draftstore.drafting.drafter import DisabledSession
 from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.together import propose_many

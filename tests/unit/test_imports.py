@@ -27,10 +27,9 @@ DRAFT = """
 import sys
 import draftstore
 
-for strategy in ("backoff", "longest"):
-    session = draftstore.open_store(sys.argv[1]).drafter(strategy).session([40, 41, 42])
-    assert len(session.propose(8)) <= 8
-    session.observe([43])
+session = draftstore.open_store(sys.argv[1]).drafter().session([40, 41, 42])
+assert len(session.propose(8)) <= 8
+session.observe([43])
 """
 
 

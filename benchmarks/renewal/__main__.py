@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.common import (
     CHAT,
     TOKENIZER,
-    RecordingSet,
+    VICUNA,
     Workspace,
     add_arguments,
     chosen,
@@ -60,7 +60,6 @@ LATE = 0.01
 """Share of the documents that arrive later."""
 NIGHTS, QUICK_NIGHTS = 10, 2
 QUICK_DOCUMENTS = 2_000
-RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 Result = TypeVar("Result")
 
 
@@ -180,7 +179,7 @@ def _write(folder: Path, files: dict[str, Sequence[bytes]], fresh: bool = False)
 
 def _equal_drafts(space: Workspace, found: Path, expected: Path) -> bool:
     """Compare the drafts of two stores byte for byte at places in recorded outputs."""
-    contexts = draw_contexts(space.recordings(RECORDED), 2_000, MAX_MATCH)
+    contexts = draw_contexts(space.recordings(VICUNA), 2_000, MAX_MATCH)
     drafts = [
         RestStore.open(path).drafter().draft_batch(contexts, 64).encode_trees() for path in (found, expected)
     ]

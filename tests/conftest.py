@@ -18,7 +18,7 @@ from services.lookup.releases import warming
 from tests.fakes.kernels import remove_stale_kernels
 
 # A machine with a GPU, on which `python -m benchmarks.gpu` runs some tests, need not have the packages of databases.
-pytest_plugins = ["tests.engines", *(["tests.fakes.databases"] if find_spec("psycopg") else [])]
+pytest_plugins = ["tests.fakes.databases"] if find_spec("psycopg") else []
 
 TRAINING_TEXT = [
     "def add(left, right):\n    return left + right\n",

@@ -1,8 +1,7 @@
 """docker-compose.yml and the Dockerfile without a Docker engine.
 
-The files are checked for common mistakes, and every service runs here with its own command, environment and health
-check, in the order of its dependencies. Only addresses, ports and folders differ; the wheel's PostgreSQL replaces the
-image's.
+Every service runs here with its own command, environment and health check, in the order of its dependencies. Only
+addresses, ports and folders differ; the wheel's PostgreSQL replaces the image's.
 """
 
 import base64
@@ -30,15 +29,9 @@ from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
 from tests.fakes.waiting import until
 
-KEYS = {
-    "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "logging",
-    "mem_limit", "ports", "profiles", "restart", "shm_size", "stop_grace_period", "volumes",
-}  # fmt: skip
 SECONDS = 300.0
 
 Services = dict[str, dict[str, Any]]
-
-
 AUTH = "draftstore:secret of this test"
 
 
@@ -49,53 +42,28 @@ def interpolated(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
+def services() -> Services:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(interpolated(text))
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def services(compose: dict[str, Any]) -> Services:
-    found: Services = compose["services"]
+    found: Services = yaml.safe_load(interpolated(text))["services"]
     return found
-
-
-@pytest.fixture(scope="module")
-def dockerfile() -> list[list[str]]:
-    """Return the instructions of the Dockerfile as words."""
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def one_shot(service: dict[str, Any]) -> bool:
     return service.get("restart") == "no"
 
 
-def test_services_are_pinned_bounded_and_closed_to_others(
-    compose: dict[str, Any], services: Services
-) -> None:
+def test_only_this_machine_reaches_the_services(services: Services) -> None:
     for name, service in services.items():
-        assert service.keys() <= KEYS, name
-        assert re.search(r":v?\d+\.\d+", service["image"]), name
-        assert service["mem_limit"], name
-        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
-        assert ("healthcheck" in service) != one_shot(service), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
-        for target, rule in service.get("depends_on", {}).items():
-            done = "service_completed_successfully" if one_shot(services[target]) else "service_healthy"
-            assert rule["condition"] == done, f"{name} on {target}"
-    mounted = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
-    assert {name for name in mounted if not name.startswith((".", "/"))} == set(compose["volumes"])
 
 
 def test_secrets_come_from_the_environment(services: Services) -> None:
-    lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        if "PASSWORD" in line and not line.startswith("#"):
-            assert re.search(r"\$\{(POSTGRES|READER)_PASSWORD:-[a-z]+\}", line)
-        if "AUTH_STRING" in line and not line.startswith("#"):
-            assert '"${PREFECT_AUTH_STRING:?' in line  # a default would be known to everybody
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    given = re.findall(r"^[^#\n]*AUTH_STRING: (.*)$", text, re.MULTILINE)
+    assert given
+    assert all(
+        value.startswith('"${PREFECT_AUTH_STRING:?') for value in given
+    )  # a default would be known to everybody
     clients = {name for name, service in services.items() if AUTH in service.get("environment", {}).values()}
     assert clients == {"prefect-server", "flows"}
 
@@ -228,8 +196,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(services: Services, dockerfile: list[list[str]]) -> Iterator[Machine]:
-    image = dict(pair.split("=", 1) for words in dockerfile if words[0] == "ENV" for pair in words[1:])
+def machine(services: Services) -> Iterator[Machine]:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    words = shlex.split(" ".join(re.findall(r"^ENV (.*)$", text, re.MULTILINE)))
+    image = dict(pair.split("=", 1) for pair in words)
     with ExitStack() as stack:
         yield Machine(services, image, stack.enter_context(reachable_folder()), stack)
 

@@ -378,25 +378,12 @@ def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, t
         pause,
     ]  # fmt: skip
 
-    # The same after a kill. A file with an error changes nothing.
-    schedule("rebuild", "DELETE", None)
-    schedule("build-crest", "PATCH", {"active": False})
+    # A file with an error changes nothing.
     local.stop(signal.SIGKILL)
-    until(lambda: local.processes() == [], local.processes)
-    valid = file.read_text()
     file.write_text("[rebuild]\nparameters = {keep = 1}\n[build-rest.parameters]\nnme = 'chat'\n")
     local.launch()
     assert local.process.wait(SECONDS) == 1
     assert f"Error: {file}: build-rest.parameters.nme: unknown field\n" in local.output()
-    file.write_text(valid)
-    local.start()
-    assert [held(flow) for flow in ("rebuild", "build-crest", "count-ngrams")] == [rebuild, crest, nothing]
-    assert resets() == [
-        "build-crest: schedule reset to cron 15 2 * * *, timezone UTC, "
-        "from cron 15 2 * * *, timezone UTC, active False",
-        "rebuild: schedule reset to cron 30 4 * * *, timezone Europe/Berlin, from none",
-        pause,
-    ]
 
 
 class TestSettings:

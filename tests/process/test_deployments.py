@@ -321,16 +321,6 @@ def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, t
         ]
         return schedules, found["parameters"], found["paused"]
 
-    def change(flow: str, **changes: Any) -> None:
-        local.ask(f"deployments/{local.deployments()[flow]['id']}", changes, "PATCH")
-
-    def schedule(flow: str, method: str, body: Any) -> None:
-        found = local.deployments()[flow]
-        places = {"POST": ""} | {
-            each: f"/{found['schedules'][0]['id']}" for each in ("PATCH", "DELETE") if found["schedules"]
-        }
-        local.ask(f"deployments/{found['id']}/schedules{places[method]}", body, method)
-
     def resets() -> list[str]:
         return sorted(line for line in local.output().splitlines() if "reset" in line or "paused" in line)
 
@@ -358,10 +348,10 @@ def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, t
         False,
     )
     nothing: tuple[Any, ...] = [], {}, False
-    change("rebuild", parameters={"keep": 9})
-    change("tokenize-corpus", paused=True)
+    for flow, changes in (("rebuild", {"parameters": {"keep": 9}}), ("tokenize-corpus", {"paused": True})):
+        local.ask(f"deployments/{local.deployments()[flow]['id']}", changes, "PATCH")
     own = {"schedule": {"cron": "0 5 * * *", "timezone": "UTC"}, "active": True, "slug": "own"}
-    schedule("count-ngrams", "POST", [own])
+    local.ask(f"deployments/{local.deployments()['count-ngrams']['id']}/schedules", [own])
     assert local.stop(signal.SIGTERM) == 0, local.output()
     local.start()
     assert [held(flow) for flow in ("rebuild", "build-crest", "count-ngrams")] == [rebuild, crest, nothing]
@@ -379,7 +369,7 @@ def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, t
     ]  # fmt: skip
 
     # A file with an error changes nothing.
-    local.stop(signal.SIGKILL)
+    assert local.stop(signal.SIGTERM) == 0, local.output()
     file.write_text("[rebuild]\nparameters = {keep = 1}\n[build-rest.parameters]\nnme = 'chat'\n")
     local.launch()
     assert local.process.wait(SECONDS) == 1

@@ -84,14 +84,8 @@ def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return load_tokenizer(small_tokenizer_folder(tmp_path_factory.mktemp("small") / "small-bpe"))
 
 
-@pytest.fixture(scope="session")
-def wordy_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
-    """Return a tokenizer of the words `one` and `two`; it makes nothing of all others."""
-    return load_tokenizer(wordy_tokenizer_folder(tmp_path_factory.mktemp("wordy")))
-
-
 def wordy_tokenizer_folder(folder: Path) -> Path:
-    """Write the files of the `wordy_tokenizer` into a folder."""
+    """Write the files of a tokenizer of the words `one` and `two`, which makes nothing of all others."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {

@@ -289,12 +289,6 @@ def test_a_budget_by_request(server: Server, prompts: Texts, plain: Plain, foret
     assert found[0] == pytest.approx(len(prompts) * (TOKENS - 1), rel=LUCK)
 
 
-def test_an_unknown_corpus_drafts_nothing(server: Server, prompts: Texts, plain: Plain) -> None:
-    answers = server.ask(prompts[:4], {"corpus": "nobody"}, max_new_tokens=TOKENS)
-    assert ids(answers) == plain.short[:4]
-    assert passes(answers) == pytest.approx(4 * (TOKENS - 1), rel=LUCK)
-
-
 def test_answers_of_a_moment_ago(server: Server, prompts: Texts, plain: Plain, foretell: Foretell) -> None:
     team, off = {"corpus": "team"}, {"corpus": "team", "live": False}
     [first] = server.ask(prompts[:1], team, max_new_tokens=TOKENS)

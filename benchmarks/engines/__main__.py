@@ -105,13 +105,9 @@ def main() -> None:
         ) as service:
             service.wait_until_ready()
             rows = measure(space, args.engine, store, recordings, address)
-        tokens = store.manifest.counts["tokens"]
+        about |= {"outputs": len(recordings), "store_tokens": store.manifest.counts["tokens"]}
     show_rows(f"{args.engine}: {len(recordings)} outputs, batches of {BATCH}", rows)
-    finish(
-        args.out,
-        f"engine_{args.engine}",
-        about | {"outputs": len(recordings), "store_tokens": tokens, "ways": rows},
-    )
+    finish(args.out, f"engine_{args.engine}", about | {"ways": rows})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Example:
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import product
@@ -209,14 +208,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--replays", help=f"parts of the names of {', '.join(REPLAYS)} (default: all)")
     parser.add_argument("--sizes", help="some of sample, whole (default: both)")
     parser.add_argument("--nodes", help=f"default: {','.join(map(str, NODES))}")
-    parser.add_argument("--draw", action="store_true", help="draw in docs/ what OUT holds; measure nothing")
     parser.add_argument(
         "--rows", type=int, help="outputs of each replay (default: all that are quoted, of the others 100)"
     )
     args = parser.parse_args(arguments)
     args.whole = not (args.quick or args.systems or args.replays or args.sizes or args.nodes)
     args.systems = chosen(parser, args.systems, SYSTEMS)
-    for name in () if args.draw else absent():
+    for name in absent():
         if name in args.systems:
             args.systems.remove(name)
             args.whole = False
@@ -233,9 +231,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure missing figures, print tables, draw, and finish with the JSON document."""
     args = parse_arguments(arguments)
-    if args.draw:
-        draw(json.loads((args.out / "quality.json").read_text(encoding="utf-8")), DOCS)
-        return
     with open_workspace(args) as workspace:
         figures = figures_of(run(workspace, args))
     show(figures, args.nodes)

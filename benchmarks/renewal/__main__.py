@@ -45,11 +45,11 @@ from draftstore.stores.building import Workers
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
-from pipelines import steps
 from schema.collections.collecting import NewSource, add_sources, list_collections
 from schema.db.database import migrate
 from schema.db.embedded import stop
 from schema.db.home import HOME_VARIABLE
+from schema.renewal import making
 from schema.renewal.ledger import Built, Ledger
 from schema.renewal.rest import renew_rest
 from schema.renewal.survey import survey
@@ -99,8 +99,8 @@ class Site:
             rest, _ = self._timed("REST", lambda: renew_rest(ledger, surveyed, None))
             if ngrams:
                 options = CrestOptions(name=f"{NAME}-crest", ngrams=ngrams)
-                self._timed("counts", lambda: steps.make_counts(ledger, NAME, rest, 5, 100_000))
-                self._timed("CREST", lambda: steps.make_store(ledger, "crest", options, Workers(), rest))
+                self._timed("counts", lambda: making.make_counts(ledger, NAME, rest, 5, 100_000))
+                self._timed("CREST", lambda: making.make_store(ledger, "crest", options, Workers(), rest))
         return rest
 
     def _timed(self, name: str, do: Callable[[], Result]) -> Result:

@@ -35,9 +35,10 @@ def roundtrips(address: str, echo: str, name: str, path: Path, contexts: NDArray
         "in process": [partial(local.draft, batch, BUDGET) for batch in contexts],
     }
     times = time_in_turn(calls, np.random.default_rng(SEED))
-    us = {kind: percentiles(each) for kind, each in times.items()}
     remote.close()
-    found = {f"{kind}_{key}": figures[key] for kind, figures in us.items() for key in ("p50", "p99")}
+    found = {
+        f"{kind}_{key}": percentiles(each)[key] for kind, each in times.items() for key in ("p50", "p99")
+    }
     return {
         "store": name,
         "contexts": contexts.shape[1],

@@ -13,7 +13,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -130,7 +129,7 @@ class Machine:
         if one_shot(self._services[name]):
             assert self._running[name].wait(SECONDS) == 0, self.log(name)
         else:
-            self._wait_healthy(name, self._services[name]["healthcheck"]["test"])
+            until(lambda: self._is_healthy(name), lambda: f"{name} is not healthy: {self.log(name)}", SECONDS)
 
     def _start_postgres(self, service: dict[str, Any]) -> None:
         environment = service["environment"]
@@ -167,19 +166,14 @@ class Machine:
         names = re.compile("|".join(map(re.escape, self._changes)))
         return [names.sub(lambda found: self._changes[found[0]], text) for text in texts]
 
-    def _wait_healthy(self, name: str, test: list[str]) -> None:
-        assert test[0] == "CMD"
-        end = time.monotonic() + SECONDS
-        while True:
-            ran = subprocess.run(
-                self._here(test[1:]), env=self.environment(name), capture_output=True, check=False
-            )
-            if ran.returncode == 0:
-                return
-            process = self._running.get(name)
-            assert process is None or process.poll() is None, self.log(name)
-            assert time.monotonic() < end, f"{name} is not healthy: {ran.stderr.decode()} {self.log(name)}"
-            time.sleep(1.0)
+    def _is_healthy(self, name: str) -> bool:
+        kind, *command = self._services[name]["healthcheck"]["test"]
+        assert kind == "CMD"
+        here = self._here(command)
+        ran = subprocess.run(here, env=self.environment(name), capture_output=True, check=False)
+        process = self._running.get(name)
+        assert process is None or process.poll() is None, self.log(name)
+        return ran.returncode == 0
 
     def log(self, name: str) -> str:
         path = self._folder / f"{name}.log"

@@ -290,8 +290,7 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def download_wheels(requirements: Sequence[str], folder: Path) -> Path:
     """Have pip fetch the wheels of pinned packages, one per line, unless present; return their folder."""
-    pinned = [line.split("#")[0].strip() for line in requirements]
-    pinned = [line for line in pinned if line]
+    pinned = [*filter(None, (line.split("#")[0].strip() for line in requirements))]
     if len(list(folder.glob("*.whl"))) < len(pinned):
         progress(f"download {len(pinned)} wheels")
         command = ["download", "--no-deps", "--only-binary=:all:", *pinned, "-d", str(folder)]

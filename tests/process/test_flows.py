@@ -344,9 +344,9 @@ class TestRebuild:
         assert live("small") == Path(grown["rest"]["path"])
         require_whole(live("small"))
         site.corpus.write_text("".join(site.corpus.read_text().splitlines(keepends=True)[1:]))
-        (less,) = rebuild(dense=dense.changed(dtype="int8"))
+        (less,) = rebuild(dense=dense.changed(dims=4))
         assert (less["removed"], less["crest"]["reused"], less["dense"]["reused"]) == (1, False, False)
-        assert load_manifest(Path(less["dense"]["path"])).parameters["dtype"] == "int8"
+        assert load_manifest(Path(less["dense"]["path"])).parameters["dims"] == 4
         assert live("small-dense") == Path(less["dense"]["path"])
 
     def test_a_model_with_another_tokenizer_is_refused_before_any_work(

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
@@ -66,6 +66,8 @@ class Source:
 
 CHAT = Source("chat_sharegpt", ("chat_sharegpt.jsonl.zst",))
 CODE = Source("code_packages_small")
+SIXTH = Source("chat_sharegpt_sixth", CHAT.files, tokens=4_500_000, every=6)
+"""As much as libraries can hold that keep it in memory."""
 TINY = Source("chat_sharegpt_500k", CHAT.files, tokens=500_000)
 """For smoke tests of a program."""
 
@@ -76,6 +78,9 @@ class RecordingSet:
 
     file: str
     model: str | None = None
+
+
+VICUNA = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 
 
 class Documents(NamedTuple):
@@ -285,8 +290,7 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def download_wheels(requirements: Sequence[str], folder: Path) -> Path:
     """Have pip fetch the wheels of pinned packages, one per line, unless present; return their folder."""
-    pinned = [line.split("#")[0].strip() for line in requirements]
-    pinned = [line for line in pinned if line]
+    pinned = [*filter(None, (line.split("#")[0].strip() for line in requirements))]
     if len(list(folder.glob("*.whl"))) < len(pinned):
         progress(f"download {len(pinned)} wheels")
         command = ["download", "--no-deps", "--only-binary=:all:", *pinned, "-d", str(folder)]
@@ -296,16 +300,13 @@ def download_wheels(requirements: Sequence[str], folder: Path) -> Path:
 
 def python_files(wheels: Sequence[Path]) -> Iterator[Document]:
     """Yield the distinct UTF-8 Python files of wheels."""
-    seen = set()
+    seen = set[bytes]()
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for name in sorted(archive.namelist()):
                 data = archive.read(name) if name.endswith(".py") else b""
                 digest = hashlib.sha256(data).digest()
-                if not data.strip() or digest in seen:
-                    continue
-                seen.add(digest)
-                try:
-                    yield Document.plain(f"{wheel.name}/{name}", data.decode("utf-8"))
-                except UnicodeDecodeError:
-                    continue
+                if data.strip() and digest not in seen:
+                    seen.add(digest)
+                    with suppress(UnicodeDecodeError):
+                        yield Document.plain(f"{wheel.name}/{name}", data.decode("utf-8"))

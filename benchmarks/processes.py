@@ -81,8 +81,14 @@ class Program:
 
     def wait_until_ready(self) -> Self:
         """Wait until `/readyz` answers 200."""
-        self.wait_for(lambda: is_ready(self.url))
+        self.wait_for(self._is_ready)
         return self
+
+    def _is_ready(self) -> bool:
+        try:
+            return ask(f"{self.url}/readyz", seconds=5.0)[0] == 200
+        except NO_ANSWER:
+            return False
 
     def close(self) -> None:
         """End it with SIGTERM."""
@@ -111,9 +117,7 @@ def lookup_service(address: Path, log: Path, *options: object) -> Program:
     return Program("lookup service", arguments, log, port)
 
 
-def ask(
-    url: str, body: object = None, *, seconds: float = 60.0, headers: Mapping[str, str] | None = None
-) -> tuple[int, Any]:
+def ask(url: str, body: object = None, *, seconds: float = 60.0) -> tuple[int, Any]:
     """Send a GET, or a POST with a JSON body; return the status and the JSON document, None if it is not JSON.
 
     Raises:
@@ -121,7 +125,7 @@ def ask(
         http.client.HTTPException: the answer breaks off.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             status, text = answer.status, answer.read()
@@ -132,14 +136,6 @@ def ask(
         return status, json.loads(text)
     except ValueError:
         return status, None
-
-
-def is_ready(url: str) -> bool:
-    """Return True if `/readyz` answers 200."""
-    try:
-        return ask(f"{url}/readyz", seconds=5.0)[0] == 200
-    except NO_ANSWER:
-        return False
 
 
 def free_port() -> int:

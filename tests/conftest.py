@@ -18,7 +18,7 @@ from services.lookup.releases import warming
 from tests.fakes.kernels import remove_stale_kernels
 
 # A machine with a GPU, on which `python -m benchmarks.gpu` runs some tests, need not have the packages of databases.
-pytest_plugins = ["tests.engines", *(["tests.fakes.databases"] if find_spec("psycopg") else [])]
+pytest_plugins = ["tests.fakes.databases"] if find_spec("psycopg") else []
 
 TRAINING_TEXT = [
     "def add(left, right):\n    return left + right\n",
@@ -84,14 +84,8 @@ def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return load_tokenizer(small_tokenizer_folder(tmp_path_factory.mktemp("small") / "small-bpe"))
 
 
-@pytest.fixture(scope="session")
-def wordy_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
-    """Return a tokenizer of the words `one` and `two`; it makes nothing of all others."""
-    return load_tokenizer(wordy_tokenizer_folder(tmp_path_factory.mktemp("wordy")))
-
-
 def wordy_tokenizer_folder(folder: Path) -> Path:
-    """Write the files of the `wordy_tokenizer` into a folder."""
+    """Write the files of a tokenizer of the words `one` and `two`, which makes nothing of all others."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {

@@ -44,7 +44,7 @@ from benchmarks.common import (
     open_workspace,
     write_records,
 )
-from benchmarks.measure import percentiles, undisturbed
+from benchmarks.measure import undisturbed
 from benchmarks.quality.__main__ import DOCS, nested
 from benchmarks.quality.reliability import steps_of
 from benchmarks.quality.replays import REPLAYS
@@ -143,13 +143,11 @@ def measure(workspace: Workspace, name: str, nodes: int, systems: Sequence[str],
 
 
 def summarize(played: Mapping[str, Sequence[Played]]) -> Cell:
-    """Return accepted length and time of a draft by system, and the ratio of times with and without live memory."""
-    times = {name: percentiles(np.concatenate([reply.times for reply in played[name]])) for name in played}
+    """Return accepted lengths by system, and the ratio of draft times with and without live memory."""
     pairs = zip(played[ALL], played[BEFORE], strict=True)
     ratios = [np.median(after.times) / np.median(before.times) for after, before in pairs if len(after.times)]
     return {
         "accepted_length": {name: length_of(replies) for name, replies in played.items()},
-        "draft_us": {name: {key: found[key] for key in ("mean", "p50")} for name, found in times.items()},
         "ratio": round(float(np.median(ratios)), 3),
     }
 
@@ -207,14 +205,11 @@ def show(figures: Mapping[str, Any]) -> None:
     """Print accepted lengths and times by set and nodes."""
     for name, by_nodes in figures["accepted_length"].items():
         for nodes, lengths in by_nodes.items():
-            times, ratio = (figures[key][name][nodes] for key in ("draft_us", "ratio"))
             kinds, after = (figures[key].get(name, {}).get(nodes, {}) for key in ("kinds", "sessions"))
+            ratio = figures["ratio"][name][nodes]
             title = f"{name}, {nodes} nodes; a draft takes {ratio} with live; {LIVE} after sessions: {after}"
-            rows = [
-                [system, length, *kinds.get(system, {}).values(), *times[system].values()]
-                for system, length in lengths.items()
-            ]
-            show_table(title, ["drafts", "M", *kinds.get(ALL, {}), "mean µs", "p50"], rows)
+            rows = [[system, length, *kinds.get(system, {}).values()] for system, length in lengths.items()]
+            show_table(title, ["drafts", "M", *kinds.get(ALL, {})], rows)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -242,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             systems = [system for system in SETS[name].systems if system in args.systems]
             place = {"name": name, "nodes": nodes, "systems": systems, "rows": args.rows}
             cells.append(notes.take(place, partial(measure, workspace, **place)))
-    keys = ("accepted_length", "kinds", "share", "sessions", "draft_us", "ratio")
+    keys = ("accepted_length", "kinds", "share", "sessions", "ratio")
     places = "name", "nodes"
     figures = {key: nested([each for each in cells if key in each], places, itemgetter(key)) for key in keys}
     show(figures)

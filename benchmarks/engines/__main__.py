@@ -22,11 +22,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.common import (
-    CHAT,
+    SIXTH,
     TINY,
     TOKENIZER,
-    RecordingSet,
-    Source,
+    VICUNA,
     Workspace,
     add_arguments,
     evenly,
@@ -39,8 +38,6 @@ from benchmarks.report import describe_machine, finish, show_rows
 from draftstore.decoding.replay import Recording
 from draftstore.stores.rest.store import RestStore
 
-RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
-STORE = Source("chat_sharegpt_sixth", CHAT.files, tokens=4_500_000, every=6)
 OUTPUTS, QUICK_OUTPUTS = 101, 8
 NODES = {"vllm": (8,), "sglang": (8, 16, 64)}
 RELEASE = "chat"
@@ -100,21 +97,17 @@ def main() -> None:
     args = parser.parse_args()
     about = describe_machine([args.engine, "torch"]) | {"quick": args.quick, "batch": BATCH}
     with open_workspace(args) as space, TemporaryDirectory(prefix="draftstore-bench-") as folder:
-        store = space.store(TINY if args.quick else STORE)
-        recordings = evenly(space.recordings(RECORDED), QUICK_OUTPUTS if args.quick else OUTPUTS)
+        store = space.store(TINY if args.quick else SIXTH)
+        recordings = evenly(space.recordings(VICUNA), QUICK_OUTPUTS if args.quick else OUTPUTS)
         address = Path(folder) / "lookup.sock"
         with closing(
             lookup_service(address, space.work / "engines.log", "--store", f"{RELEASE}={store.path}")
         ) as service:
             service.wait_until_ready()
             rows = measure(space, args.engine, store, recordings, address)
-        tokens = store.manifest.counts["tokens"]
+        about |= {"outputs": len(recordings), "store_tokens": store.manifest.counts["tokens"]}
     show_rows(f"{args.engine}: {len(recordings)} outputs, batches of {BATCH}", rows)
-    finish(
-        args.out,
-        f"engine_{args.engine}",
-        about | {"outputs": len(recordings), "store_tokens": tokens, "ways": rows},
-    )
+    finish(args.out, f"engine_{args.engine}", about | {"ways": rows})
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.common import CHAT, TINY, add_arguments, evenly, open_workspace
-from benchmarks.engines.__main__ import OUTPUTS, QUICK_OUTPUTS, RECORDED
+from benchmarks.common import CHAT, TINY, VICUNA, add_arguments, evenly, open_workspace
+from benchmarks.engines.__main__ import OUTPUTS, QUICK_OUTPUTS
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, finish, show_rows
 from draftstore.decoding.replay import Recording
@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     with open_workspace(args) as space:
         store = space.store(TINY if args.quick else CHAT)
-        recordings = evenly(space.recordings(RECORDED), QUICK_OUTPUTS if args.quick else OUTPUTS)
+        recordings = evenly(space.recordings(VICUNA), QUICK_OUTPUTS if args.quick else OUTPUTS)
         rows: list[dict[str, Any]] = []
         for name, options in {"none": None, **FILES}.items():
             progress(name)

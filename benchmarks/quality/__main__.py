@@ -1,7 +1,7 @@
 """Every system on every replay, over the same texts: `python -m benchmarks.quality`.
 
-Accepted length M (tokens per forward pass), the mean time of a draft on one core and, for drafts with probabilities,
-the expected calibration error (reliability.py in this folder). Systems are in systems.py, recorded outputs in
+Accepted length M (tokens per forward pass) and, for drafts with probabilities, the expected calibration error
+(reliability.py in this folder). Systems are in systems.py, recorded outputs in
 replays.py. Other libraries are included if installed; see libraries.py. Two pictures, accepted.svg and reliability.svg,
 are drawn in docs/ for a full run, otherwise in OUT.
 
@@ -16,7 +16,6 @@ Example:
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import product
@@ -28,6 +27,7 @@ import numpy as np
 from benchmarks.common import (
     CHAT,
     CODE,
+    SIXTH,
     TINY,
     Notes,
     Source,
@@ -36,7 +36,7 @@ from benchmarks.common import (
     chosen,
     open_workspace,
 )
-from benchmarks.measure import progress, undisturbed
+from benchmarks.measure import progress
 from benchmarks.quality.picture import ALL, draw_lengths, draw_reliability, means_of
 from benchmarks.quality.reliability import Reliability, steps_of
 from benchmarks.quality.replays import REPLAYS
@@ -47,11 +47,10 @@ from draftstore.decoding.replay import Recording
 
 NODES, QUICK_NODES = (4, 8, 16, 32, 64), (8, 64)
 QUICK_ROWS = 3
-SAMPLE = 4_500_000
 SIZES: dict[str, dict[Source, Source]] = {
     "sample": {
-        CHAT: Source("chat_sharegpt_sixth", CHAT.files, tokens=SAMPLE, every=6),
-        CODE: Source("code_packages_sixth", CODE.files, tokens=SAMPLE, every=6),
+        CHAT: SIXTH,
+        CODE: Source("code_packages_sixth", CODE.files, tokens=SIXTH.tokens, every=SIXTH.every),
     },
     "whole": {CHAT: CHAT, CODE: CODE},
     "tiny": {CHAT: TINY, CODE: TINY},
@@ -81,15 +80,13 @@ class Bench:
             self._recordings[replay, rows] = REPLAYS[replay].read(self._workspace, rows)
         made = self._system(system, nodes)
         tally, reliability = Tally(), Reliability()
-        with undisturbed():
-            for recording in self._recordings[replay, rows]:
-                for step, coming in steps_of(made.drafter, recording, nodes):
-                    tally.add(step)
-                    if system in OURS:
-                        reliability.add(step.tree, coming)
+        for recording in self._recordings[replay, rows]:
+            for step, coming in steps_of(made.drafter, recording, nodes):
+                tally.add(step)
+                if system in OURS:
+                    reliability.add(step.tree, coming)
         figures = {
             "accepted_length": round(tally.accepted_length, 4),
-            "draft_us": round(tally.draft_ns / max(tally.passes, 1) / 1000, 1),
             "bytes_a_token": round(made.memory / self._texts.tokens, 2),
             "mapped": made.mapped,
         }
@@ -144,7 +141,6 @@ def figures_of(cells: Sequence[Cell]) -> dict[str, Any]:
     held, places = ("bytes_a_token", "mapped"), ("size", "replay", "system", "nodes")
     return {
         "accepted_length": nested(cells, places, lambda cell: cell["accepted_length"]),
-        "draft_us": nested(cells, places, lambda cell: cell["draft_us"]),
         "memory": nested(cells, ("size", "system"), lambda cell: {key: cell[key] for key in held}),
         "calibration": nested(
             judge(cells), ("size", "system", "nodes", "replay"), lambda cell: cell["reliability"]
@@ -173,18 +169,16 @@ def show(figures: dict[str, Any], nodes: Sequence[int]) -> None:
         ]
         show_table(f"accepted length by nodes, {size} texts", ["drafts", *map(str, nodes)], rows)
         held = figures["memory"][size]
-        times = means_of(figures["draft_us"][size])
         rows = [
             [
                 system,
                 *by_nodes.values(),
-                times[system][max(by_nodes)],
                 held[system]["bytes_a_token"],
                 "files" if held[system]["mapped"] else "memory",
             ]
             for system, by_nodes in means_of(replays).items()
         ]
-        columns = ["drafts", *map(str, nodes), "µs, most nodes", "bytes a token", "in"]
+        columns = ["drafts", *map(str, nodes), "bytes a token", "in"]
         show_table(f"mean of the replays, {size} texts", columns, rows)
     rows = [
         [f"{size}: {system}", count]
@@ -214,14 +208,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--replays", help=f"parts of the names of {', '.join(REPLAYS)} (default: all)")
     parser.add_argument("--sizes", help="some of sample, whole (default: both)")
     parser.add_argument("--nodes", help=f"default: {','.join(map(str, NODES))}")
-    parser.add_argument("--draw", action="store_true", help="draw in docs/ what OUT holds; measure nothing")
     parser.add_argument(
         "--rows", type=int, help="outputs of each replay (default: all that are quoted, of the others 100)"
     )
     args = parser.parse_args(arguments)
     args.whole = not (args.quick or args.systems or args.replays or args.sizes or args.nodes)
     args.systems = chosen(parser, args.systems, SYSTEMS)
-    for name in () if args.draw else absent():
+    for name in absent():
         if name in args.systems:
             args.systems.remove(name)
             args.whole = False
@@ -238,9 +231,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure missing figures, print tables, draw, and finish with the JSON document."""
     args = parse_arguments(arguments)
-    if args.draw:
-        draw(json.loads((args.out / "quality.json").read_text(encoding="utf-8")), DOCS)
-        return
     with open_workspace(args) as workspace:
         figures = figures_of(run(workspace, args))
     show(figures, args.nodes)

@@ -1,10 +1,4 @@
-"""SGLang's NGRAM corpus (0.5.23), used as in its worker: an external corpus of stored texts, and the texts so far.
-
-The corpus is C++ code that is compiled on first use, even without a GPU:
-
-    pip install --no-deps sglang==0.5.23 apache-tvm-ffi
-    pip install torch==2.13.0 ninja msgspec
-"""
+"""SGLang's NGRAM corpus (0.5.23), used as in its worker: an external corpus of stored texts, and the texts so far."""
 
 import importlib
 import importlib.util

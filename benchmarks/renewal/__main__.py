@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.common import (
     CHAT,
     TOKENIZER,
-    RecordingSet,
+    VICUNA,
     Workspace,
     add_arguments,
     chosen,
@@ -45,11 +45,11 @@ from draftstore.stores.building import Workers
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
-from pipelines import steps
 from schema.collections.collecting import NewSource, add_sources, list_collections
 from schema.db.database import migrate
 from schema.db.embedded import stop
 from schema.db.home import HOME_VARIABLE
+from schema.renewal import making
 from schema.renewal.ledger import Built, Ledger
 from schema.renewal.rest import renew_rest
 from schema.renewal.survey import survey
@@ -60,7 +60,6 @@ LATE = 0.01
 """Share of the documents that arrive later."""
 NIGHTS, QUICK_NIGHTS = 10, 2
 QUICK_DOCUMENTS = 2_000
-RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 Result = TypeVar("Result")
 
 
@@ -100,8 +99,8 @@ class Site:
             rest, _ = self._timed("REST", lambda: renew_rest(ledger, surveyed, None))
             if ngrams:
                 options = CrestOptions(name=f"{NAME}-crest", ngrams=ngrams)
-                self._timed("counts", lambda: steps.make_counts(ledger, NAME, rest, 5, 100_000))
-                self._timed("CREST", lambda: steps.make_store(ledger, "crest", options, Workers(), rest))
+                self._timed("counts", lambda: making.make_counts(ledger, NAME, rest, 5, 100_000))
+                self._timed("CREST", lambda: making.make_store(ledger, "crest", options, Workers(), rest))
         return rest
 
     def _timed(self, name: str, do: Callable[[], Result]) -> Result:
@@ -180,7 +179,7 @@ def _write(folder: Path, files: dict[str, Sequence[bytes]], fresh: bool = False)
 
 def _equal_drafts(space: Workspace, found: Path, expected: Path) -> bool:
     """Compare the drafts of two stores byte for byte at places in recorded outputs."""
-    contexts = draw_contexts(space.recordings(RECORDED), 2_000, MAX_MATCH)
+    contexts = draw_contexts(space.recordings(VICUNA), 2_000, MAX_MATCH)
     drafts = [
         RestStore.open(path).drafter().draft_batch(contexts, 64).encode_trees() for path in (found, expected)
     ]

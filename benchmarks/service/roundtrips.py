@@ -1,7 +1,6 @@
 """Round trips of one caller, each compared with its minimum cost: an echo, and the lookup without a service."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import SEED
-from benchmarks.measure import percentiles, time_calls, time_in_turn
+from benchmarks.measure import percentiles, time_in_turn
 from benchmarks.service.echo import HEADER, Caller, echo_frame
-from draftstore.remote.client import DEADLINE, RemoteStore
+from draftstore.remote.client import RemoteStore
 from draftstore.remote.wire import encode_request
-from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.registry import open_store
 from draftstore.trees.frontier import BUDGET
-
-VOCABULARY = 32_000
 
 
 def roundtrips(address: str, echo: str, name: str, path: Path, contexts: NDArray[np.int32]) -> dict[str, Any]:
@@ -39,39 +35,14 @@ def roundtrips(address: str, echo: str, name: str, path: Path, contexts: NDArray
         "in process": [partial(local.draft, batch, BUDGET) for batch in contexts],
     }
     times = time_in_turn(calls, np.random.default_rng(SEED))
-    us = {kind: percentiles(each) for kind, each in times.items()}
     remote.close()
-    found = {f"{kind}_{key}": figures[key] for kind, figures in us.items() for key in ("p50", "p99")}
+    found = {
+        f"{kind}_{key}": percentiles(each)[key] for kind, each in times.items() for key in ("p50", "p99")
+    }
     return {
         "store": name,
         "contexts": contexts.shape[1],
         **found,
         "ratio": round(found["client_p50"] / (found["echo_p50"] + found["in process_p50"]), 2),
-        "within_deadline": round(float((np.array(times["client"]) <= DEADLINE * 1e6).mean()), 5),
         "wrong": wrong,
     }
-
-
-def appends(address: str, live: str, name: str, contexts: NDArray[np.int32], tokens: int) -> dict[str, Any]:
-    """Time appends of so many tokens to a live store, and drafts of another store with and without them."""
-    whose = TokenizerIdentity("random", "0" * 64)
-    memory = RemoteStore(address, live, deadline=5.0, tokenizer=whose, vocab_size=VOCABULARY)
-    memory.check_append()
-    remote = RemoteStore(address, name, deadline=5.0)
-    remote.check()
-    client, rng = remote.drafter(), np.random.default_rng(SEED)
-    drafts = [partial(client.draft, batch, BUDGET) for batch in contexts]
-    texts = rng.integers(0, VOCABULARY, (len(contexts), tokens), np.int32)
-    alone, times = time_calls(drafts), list[float]()
-    with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(
-            lambda: times.extend(time_calls([partial(memory.append, text) for text in texts]))
-        )
-        drafted = time_calls(drafts)
-        beside.result()
-    lost = memory.counters["lost"]
-    remote.close()
-    memory.close()
-    rows = {"append": times, "draft": alone, "draft beside": drafted}
-    found = {f"{kind}_{key}": percentiles(each)[key] for kind, each in rows.items() for key in ("p50", "p99")}
-    return {"tokens": tokens, **found, "wrong": lost}

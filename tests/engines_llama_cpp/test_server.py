@@ -84,7 +84,6 @@ def rate(drafts: Sequence[Drafts]) -> str:
     return f"{len(drafts) * (TOKENS - 1) / sum(each.passes for each in drafts):.2f}"
 
 
-@pytest.mark.case("one request", "chains", "passes as predicted by replay")
 @pytest.mark.parametrize(("options", "simple"), [(CACHE, None), (SIMPLE, SHORT)])
 def test_an_exported_file(
     options: Sequence[str], simple: Simple | None, prompts: Texts, plain: Texts, file: Path, tmp_path: Path
@@ -140,7 +139,6 @@ def outcome(log: Path, file: Path) -> str:
     return log.read_text()
 
 
-@pytest.mark.case("a missing or truncated file refused")
 def test_a_file_that_is_missing_or_cut(file: Path, tmp_path: Path) -> None:
     assert "failed to open static lookup cache" in outcome(tmp_path / "log", tmp_path / "missing.bin")
     cut = tmp_path / "cut.bin"

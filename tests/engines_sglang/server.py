@@ -46,12 +46,8 @@ class Answer(NamedTuple):
     @classmethod
     def read(cls, reply: dict[str, Any]) -> "Answer":
         about = reply["meta_info"]
-        return cls(
-            reply["output_ids"],
-            about.get("spec_verify_ct", 0),
-            about["cached_tokens"],
-            about["num_retractions"],
-        )
+        passes, cached = about.get("spec_verify_ct", 0), about["cached_tokens"]
+        return cls(reply["output_ids"], passes, cached, about["num_retractions"])
 
 
 class Server:
@@ -86,6 +82,10 @@ class Server:
         [*_, line] = [line for line in self.log.read_text().splitlines() if "draftstore.errors" in line]
         return line
 
+    def _generate(self, prompts: Any, wishes: Any, sampling: dict[str, Any], **more: Any) -> Any:
+        asked = {"temperature": 0, "ignore_eos": True, "custom_params": {"draftstore": wishes}} | sampling
+        return self._open("/generate", {"input_ids": prompts, "sampling_params": asked} | more)
+
     def ask(
         self, prompts: Sequence[Sequence[int]], wishes: Any = None, rid: str | None = None, **sampling: Any
     ) -> list[Answer]:
@@ -96,26 +96,13 @@ class Server:
             rid: what the server knows the first by; the others are numbered.
             sampling: other parameters; for as many tokens as `max_new_tokens`, if not given.
         """
-        parameters = {
-            "temperature": 0,
-            "ignore_eos": True,
-            "custom_params": {"draftstore": wishes},
-        } | sampling
-        body: dict[str, Any] = {"input_ids": prompts, "sampling_params": parameters}
-        if rid is not None:
-            body["rid"] = [f"{rid}{place or ''}" for place in range(len(prompts))]
-        with self._open("/generate", body) as reply:
+        rids = {} if rid is None else {"rid": [f"{rid}{place or ''}" for place in range(len(prompts))]}
+        with self._generate(prompts, wishes, sampling, **rids) as reply:
             return [Answer.read(each) for each in json.load(reply)]
 
     def stream(self, prompt: Sequence[int], wishes: Any = None, **sampling: Any) -> Iterator[Answer]:
         """Answer a prompt piece by piece; each has the ids so far."""
-        parameters = {
-            "temperature": 0,
-            "ignore_eos": True,
-            "custom_params": {"draftstore": wishes},
-        } | sampling
-        body = {"input_ids": prompt, "sampling_params": parameters, "stream": True}
-        with self._open("/generate", body) as reply:
+        with self._generate(prompt, wishes, sampling, stream=True) as reply:
             for line in reply:
                 if line.startswith(b"data: {"):
                     yield Answer.read(json.loads(line.removeprefix(b"data: ")))

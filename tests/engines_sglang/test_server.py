@@ -259,14 +259,7 @@ def ids(answers: Sequence[Answer]) -> Texts:
     return [answer.ids for answer in answers]
 
 
-@pytest.mark.case("trees", "passes as predicted by replay")
-@pytest.mark.parametrize(
-    "together",
-    [
-        pytest.param(1, marks=pytest.mark.case("one request")),
-        pytest.param(4, marks=pytest.mark.case("concurrent requests")),
-    ],
-)
+@pytest.mark.parametrize("together", [1, 4])
 def test_a_local_store_and_the_request(
     together: int, server: Server, prompts: Texts, plain: Plain, foretell: Foretell
 ) -> None:
@@ -280,14 +273,12 @@ def test_a_local_store_and_the_request(
     assert passes(answers) == foretell()
 
 
-@pytest.mark.case("corpora per request")
 def test_a_corpus_by_request(server: Server, prompts: Texts, plain: Plain, foretell: Foretell) -> None:
     answers = server.ask(prompts, {"corpus": "acme"}, max_new_tokens=TOKENS)
     assert ids(answers) == plain.short
     assert passes(answers) == foretell("acme") != foretell()
 
 
-@pytest.mark.case("budgets per request")
 def test_a_budget_by_request(server: Server, prompts: Texts, plain: Plain, foretell: Foretell) -> None:
     found = {}
     for budget in (0, 3, BUDGET):
@@ -298,13 +289,6 @@ def test_a_budget_by_request(server: Server, prompts: Texts, plain: Plain, foret
     assert found[0] == pytest.approx(len(prompts) * (TOKENS - 1), rel=LUCK)
 
 
-def test_an_unknown_corpus_drafts_nothing(server: Server, prompts: Texts, plain: Plain) -> None:
-    answers = server.ask(prompts[:4], {"corpus": "nobody"}, max_new_tokens=TOKENS)
-    assert ids(answers) == plain.short[:4]
-    assert passes(answers) == pytest.approx(4 * (TOKENS - 1), rel=LUCK)
-
-
-@pytest.mark.case("a live store")
 def test_answers_of_a_moment_ago(server: Server, prompts: Texts, plain: Plain, foretell: Foretell) -> None:
     team, off = {"corpus": "team"}, {"corpus": "team", "live": False}
     [first] = server.ask(prompts[:1], team, max_new_tokens=TOKENS)
@@ -317,7 +301,6 @@ def test_answers_of_a_moment_ago(server: Server, prompts: Texts, plain: Plain, f
     assert first.passes == without.passes == pytest.approx(TOKENS - 1, rel=LUCK)
 
 
-@pytest.mark.case("a prediction per request")
 def test_a_prediction_by_request(
     server: Server, prompts: Texts, plain: Plain, tokenizer: TextTokenizer
 ) -> None:
@@ -328,7 +311,6 @@ def test_a_prediction_by_request(
     assert right.passes < TOKENS / 4 < wrong.passes
 
 
-@pytest.mark.case("a live store shared by two servers")
 def test_answers_of_another_server_a_moment_ago(
     server: Server, second: Server, replicas: list[Service], prompts: Texts, plain: Plain, foretell: Foretell
 ) -> None:
@@ -351,21 +333,18 @@ def test_answers_of_another_server_a_moment_ago(
     assert found[::2] == pytest.approx(expected[::2], rel=LUCK)
 
 
-@pytest.mark.case("a reused request id")
 def test_one_id_for_many_requests(server: Server, prompts: Texts, plain: Plain, foretell: Foretell) -> None:
     answers = [server.ask([prompt], rid="one", max_new_tokens=TOKENS)[0] for prompt in prompts]
     assert ids(answers) == plain.short
     assert passes(answers) == foretell()
 
 
-@pytest.mark.case("streams")
 def test_streams(server: Server, prompts: Texts, plain: Plain) -> None:
     pieces = [list(server.stream(prompt, max_new_tokens=TOKENS)) for prompt in prompts[:3]]
     assert ids([each[-1] for each in pieces]) == plain.short[:3]
     assert all(len(each) > 2 for each in pieces)
 
 
-@pytest.mark.case("cached prompts")
 def test_prompts_that_are_in_the_cache(server: Server, prompts: Texts, plain: Plain) -> None:
     """Go on from the middle of answers: most of such a prompt has been read before, in rows of trees."""
     half = TOKENS // 2
@@ -376,7 +355,6 @@ def test_prompts_that_are_in_the_cache(server: Server, prompts: Texts, plain: Pl
     assert all(answer.cached >= len(prompt) for answer, prompt in zip(answers, prompts, strict=True))
 
 
-@pytest.mark.case("preempted requests")
 def test_requests_that_are_put_back(server: Server, prompts: Texts, plain: Plain) -> None:
     answers = server.ask(prompts, max_new_tokens=LONG)
     assert ids(answers) == plain.answers
@@ -385,7 +363,6 @@ def test_requests_that_are_put_back(server: Server, prompts: Texts, plain: Plain
     assert passes(answers) < 0.5 * len(prompts) * LONG
 
 
-@pytest.mark.case("a regular expression", "a JSON schema")
 def test_grammars(server: Server, prompts: Texts, plain: Plain, tokenizer: TextTokenizer) -> None:
     for grammar, expected in zip(GRAMMARS, plain.grammars, strict=True):
         answers = [
@@ -400,7 +377,6 @@ def test_grammars(server: Server, prompts: Texts, plain: Plain, tokenizer: TextT
     assert json.loads(record).keys() == {"name", "pets"}
 
 
-@pytest.mark.case("a lookup service", "a lookup service killed mid-run")
 def test_the_lookup_service_and_its_end(
     server: Server, service: Service, prompts: Texts, plain: Plain, foretell: Foretell
 ) -> None:
@@ -416,14 +392,12 @@ def test_the_lookup_service_and_its_end(
     assert ids(server.ask(prompts, wishes, max_new_tokens=TOKENS)) == plain.short
 
 
-@pytest.mark.case("chains", "multi-token cache pages")
 def test_chains(servers: dict[str, Server], prompts: Texts, plain: Plain, foretell: Foretell) -> None:
     answers = servers["chains"].ready().ask(prompts, max_new_tokens=TOKENS)
     assert ids(answers) == plain.short
     assert passes(answers) == foretell(budget=8, chain=8)
 
 
-@pytest.mark.case("two processes per model")
 def test_two_processes_for_a_model(second: Server, prompts: Texts, plain: Plain, foretell: Foretell) -> None:
     answers = second.ask(prompts, max_new_tokens=TOKENS)
     assert ids(answers) == plain.short
@@ -433,7 +407,6 @@ def test_two_processes_for_a_model(second: Server, prompts: Texts, plain: Plain,
     assert sum(answer.retractions for answer in longer) > 0
 
 
-@pytest.mark.case("a wrong tokenizer refused")
 def test_what_is_refused_at_the_start(refused: dict[str, Server]) -> None:
     for words, server in refused.items():
         assert words in server.refusal()

@@ -158,7 +158,6 @@ def predicted(plain: Run, prompts: Texts, store: Path, vocab_size: int, tokenize
         return replay(alone, recordings, budget=16, chain=CHAIN).accepted_length
 
 
-@pytest.mark.case("one request", "concurrent requests", "chains", "passes as predicted by replay")
 def test_a_local_store_and_the_request(
     model: Path, plain: Run, prompts: Texts, store: Path, predicted: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,13 +169,7 @@ def test_a_local_store_and_the_request(
     assert done.predicted[f"rest:{RELEASE}"] > PROMPTS
 
 
-@pytest.mark.parametrize(
-    "killed",
-    [
-        pytest.param(False, marks=pytest.mark.case("a lookup service")),
-        pytest.param(True, marks=pytest.mark.case("a lookup service killed mid-run")),
-    ],
-)
+@pytest.mark.parametrize("killed", [False, True])
 def test_the_lookup_service(
     killed: bool,
     model: Path,
@@ -203,7 +196,6 @@ def test_the_lookup_service(
         assert done.accepted_length == pytest.approx(predicted, rel=0.02)
 
 
-@pytest.mark.case("a live store")
 def test_answers_of_a_moment_ago(
     model: Path, plain: Run, prompts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +207,6 @@ def test_answers_of_a_moment_ago(
     assert done.predicted["live:team"] > PROMPTS * TOKENS / 2
 
 
-@pytest.mark.case("chunked prefill", "preempted requests")
 def test_prompts_in_chunks_and_preemptions(
     model: Path, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

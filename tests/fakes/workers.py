@@ -4,10 +4,8 @@ with running_worker(FakeEngine(tokenizer, " one two")) as worker:
     status, reply = worker.ask("completions", prompt="zero", max_tokens=8)
 """
 
-import asyncio
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -30,7 +28,6 @@ from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
 from services.common import logs
-from services.common.http_server import HttpServer
 from services.common.permissions import Grant, Permissions
 from services.worker import running
 from services.worker.answers import Answer
@@ -41,7 +38,7 @@ from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
 from tests.fakes.served import Samples, Service, launch_module, read_samples, started
-from tests.fakes.sites import Loop
+from tests.fakes.sites import serving
 from tests.fakes.waiting import SECONDS, until
 
 MODEL = "small"
@@ -262,23 +259,17 @@ def running_worker(engine: Any, *grants: Grant, log: Path | None = None, **setti
     responses = ResponseLog(log, 10**6, figures.logged) if log else None
     decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
     site = WorkerSite(decoder, figures, Permissions(grants or None), chosen)
-    loop = Loop()
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(make_app(site, hosts=()))
-    done = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listening]), loop.loop)
-    decoder.start()
-    try:
-        until(lambda: decoder.ready)
-        yield Worker(decoder, listening.getsockname()[:2], site)
-    finally:
-        decoder.drain()
-        decoder.hurry()
-        assert decoder.join(SECONDS)
-        server.should_exit = True
-        done.result(SECONDS)
-        loop.close()
-        if responses:
-            responses.close()
+    with serving(make_app(site, hosts=())) as address:
+        decoder.start()
+        try:
+            until(lambda: decoder.ready)
+            yield Worker(decoder, ("127.0.0.1", int(address.rpartition(":")[2])), site)
+        finally:
+            decoder.drain()
+            decoder.hurry()
+            assert decoder.join(SECONDS)
+    if responses:
+        responses.close()
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """docker-compose.yml and the Dockerfile without a Docker engine.
 
-The files are checked for common mistakes, and every service runs here with its own command, environment and health
-check, in the order of its dependencies. Only addresses, ports and folders differ; the wheel's PostgreSQL replaces the
-image's.
+Every service runs here with its own command, environment and health check, in the order of its dependencies. Only
+addresses, ports and folders differ; the wheel's PostgreSQL replaces the image's.
 """
 
 import base64
@@ -14,7 +13,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -30,15 +28,9 @@ from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
 from tests.fakes.waiting import until
 
-KEYS = {
-    "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "logging",
-    "mem_limit", "ports", "profiles", "restart", "shm_size", "stop_grace_period", "volumes",
-}  # fmt: skip
 SECONDS = 300.0
 
 Services = dict[str, dict[str, Any]]
-
-
 AUTH = "draftstore:secret of this test"
 
 
@@ -49,53 +41,28 @@ def interpolated(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
+def services() -> Services:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(interpolated(text))
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def services(compose: dict[str, Any]) -> Services:
-    found: Services = compose["services"]
+    found: Services = yaml.safe_load(interpolated(text))["services"]
     return found
-
-
-@pytest.fixture(scope="module")
-def dockerfile() -> list[list[str]]:
-    """Return the instructions of the Dockerfile as words."""
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def one_shot(service: dict[str, Any]) -> bool:
     return service.get("restart") == "no"
 
 
-def test_services_are_pinned_bounded_and_closed_to_others(
-    compose: dict[str, Any], services: Services
-) -> None:
+def test_only_this_machine_reaches_the_services(services: Services) -> None:
     for name, service in services.items():
-        assert service.keys() <= KEYS, name
-        assert re.search(r":v?\d+\.\d+", service["image"]), name
-        assert service["mem_limit"], name
-        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
-        assert ("healthcheck" in service) != one_shot(service), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
-        for target, rule in service.get("depends_on", {}).items():
-            done = "service_completed_successfully" if one_shot(services[target]) else "service_healthy"
-            assert rule["condition"] == done, f"{name} on {target}"
-    mounted = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
-    assert {name for name in mounted if not name.startswith((".", "/"))} == set(compose["volumes"])
 
 
 def test_secrets_come_from_the_environment(services: Services) -> None:
-    lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        if "PASSWORD" in line and not line.startswith("#"):
-            assert re.search(r"\$\{(POSTGRES|READER)_PASSWORD:-[a-z]+\}", line)
-        if "AUTH_STRING" in line and not line.startswith("#"):
-            assert '"${PREFECT_AUTH_STRING:?' in line  # a default would be known to everybody
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    given = re.findall(r"^[^#\n]*AUTH_STRING: (.*)$", text, re.MULTILINE)
+    assert given
+    assert all(
+        value.startswith('"${PREFECT_AUTH_STRING:?') for value in given
+    )  # a default would be known to everybody
     clients = {name for name, service in services.items() if AUTH in service.get("environment", {}).values()}
     assert clients == {"prefect-server", "flows"}
 
@@ -162,7 +129,7 @@ class Machine:
         if one_shot(self._services[name]):
             assert self._running[name].wait(SECONDS) == 0, self.log(name)
         else:
-            self._wait_healthy(name, self._services[name]["healthcheck"]["test"])
+            until(lambda: self._is_healthy(name), lambda: f"{name} is not healthy: {self.log(name)}", SECONDS)
 
     def _start_postgres(self, service: dict[str, Any]) -> None:
         environment = service["environment"]
@@ -199,19 +166,14 @@ class Machine:
         names = re.compile("|".join(map(re.escape, self._changes)))
         return [names.sub(lambda found: self._changes[found[0]], text) for text in texts]
 
-    def _wait_healthy(self, name: str, test: list[str]) -> None:
-        assert test[0] == "CMD"
-        end = time.monotonic() + SECONDS
-        while True:
-            ran = subprocess.run(
-                self._here(test[1:]), env=self.environment(name), capture_output=True, check=False
-            )
-            if ran.returncode == 0:
-                return
-            process = self._running.get(name)
-            assert process is None or process.poll() is None, self.log(name)
-            assert time.monotonic() < end, f"{name} is not healthy: {ran.stderr.decode()} {self.log(name)}"
-            time.sleep(1.0)
+    def _is_healthy(self, name: str) -> bool:
+        kind, *command = self._services[name]["healthcheck"]["test"]
+        assert kind == "CMD"
+        here = self._here(command)
+        ran = subprocess.run(here, env=self.environment(name), capture_output=True, check=False)
+        process = self._running.get(name)
+        assert process is None or process.poll() is None, self.log(name)
+        return ran.returncode == 0
 
     def log(self, name: str) -> str:
         path = self._folder / f"{name}.log"
@@ -228,8 +190,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(services: Services, dockerfile: list[list[str]]) -> Iterator[Machine]:
-    image = dict(pair.split("=", 1) for words in dockerfile if words[0] == "ENV" for pair in words[1:])
+def machine(services: Services) -> Iterator[Machine]:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    words = shlex.split(" ".join(re.findall(r"^ENV (.*)$", text, re.MULTILINE)))
+    image = dict(pair.split("=", 1) for pair in words)
     with ExitStack() as stack:
         yield Machine(services, image, stack.enter_context(reachable_folder()), stack)
 

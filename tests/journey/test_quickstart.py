@@ -78,9 +78,12 @@ def test_sources_are_found_once(folder: Path) -> None:
     assert found == names(find_sources([folder, folder]))
 
 
-def test_no_source(tmp_path: Path) -> None:
+def test_too_little_source(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"no Python source found: name a folder \(source\)"):
         find_sources([tmp_path, tmp_path / "absent"])
+    write(tmp_path / "a.py", source_text(1))
+    with pytest.raises(CorpusError, match=r"1 Python file is too few to hold some out: .* \(source\)"):
+        hold_out(find_sources([tmp_path]))
 
 
 def test_the_choice_depends_on_the_texts_alone(folder: Path) -> None:
@@ -187,17 +190,3 @@ def test_the_command_on_the_standard_library_without_a_tokenizer(
     assert found["tokenizer"].startswith("byte-level BPE trained here")
     assert found["held_out"] == 60
     assert found["replay"]["backoff"]["accepted_length"] > 1.3
-
-
-def test_the_command_with_too_few_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "src" / "a.py", source_text(1))
-    arguments = ["quickstart", "--out", str(tmp_path / "q"), "--source", str(tmp_path / "src")]
-    monkeypatch.setattr(sys, "argv", ["draftstore", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 1
-    captured = capsys.readouterr()
-    expected = "error: 1 Python file is too few to hold some out: name more folders (--source)\n"
-    assert (captured.out, captured.err) == ("", expected)

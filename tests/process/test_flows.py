@@ -1,19 +1,22 @@
 """The flows: what they build, register, publish and report, and what they leave behind when killed."""
 
 import errno
-import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import click
-import polars
 import psycopg
 import pytest
 from click.testing import CliRunner
+from prefect import State, Task
+from prefect.client.orchestration import get_client
+from prefect.logging import disable_run_logger
+from prefect.utilities.callables import get_call_parameters
 
 from draftstore.errors import (
     BuildError,
@@ -35,9 +38,9 @@ from draftstore.text.python_source import Source
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
-from pipelines.parameters import Corpus
+from pipelines import steps
+from pipelines.parameters import Corpus, Publishing, Texts, flow_of
 from pipelines.rebuild import Dense, Distilling
-from pipelines.steps import is_transient, make_tokens
 from schema.catalogue import CatalogueError, rollback
 from schema.cli.corpora import corpus
 from schema.cli.releases import releases
@@ -109,12 +112,37 @@ def orchestrator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield str(PREFECT_API_URL.value())
 
 
-@pytest.fixture
-def flows(orchestrator: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the flows, whose tasks wait but a moment between attempts."""
-    from pipelines import flows, steps
+def plain(flow: Any) -> Callable[..., Any]:
+    """Return a flow as a function that checks its parameters and raises what Prefect would call a failure."""
 
-    for task in (steps.make_tokens, steps.make_counts, steps.make_store, steps.make_answers, steps.publish):
+    def run(**given: Any) -> Any:
+        made = flow.fn(**flow.validate_parameters(get_call_parameters(flow.fn, (), given)))
+        if isinstance(made, State):
+            raise made.data
+        return made
+
+    return run
+
+
+@pytest.fixture
+def flows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the flows without Prefect: functions, whose steps are tried once."""
+    from pipelines.flows import FLOWS
+    from pipelines.rebuild import rebuild
+
+    for name, each in list(vars(steps).items()):
+        if isinstance(each, Task):
+            monkeypatch.setattr(steps, name, each.fn)
+    with disable_run_logger():
+        yield SimpleNamespace(**{each.name.replace("-", "_"): plain(each) for each in (rebuild, *FLOWS)})
+
+
+@pytest.fixture
+def prefect(orchestrator: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the flows, whose tasks wait but a moment between attempts."""
+    from pipelines import flows
+
+    for task in (steps.make_tokens, steps.make_store, steps.publish):
         monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
     return flows
 
@@ -146,21 +174,10 @@ def require_whole(store: Path | None) -> None:
     opened.close()
 
 
-def test_a_run_is_named_after_what_it_builds(flows: Any, site: Site) -> None:
-    from prefect.client.orchestration import get_client
-
-    from pipelines.rebuild import rebuild
-
-    flows.tokenize_corpus(**site.request)
-    rebuild()
-    rebuild(collections=["chat", "docs"], return_state=True)  # there are none
-    with get_client(sync_client=True) as client:
-        names = {run.name for run in client.read_flow_runs()}
-    assert {"tokenize-corpus small", "rebuild all collections", "rebuild chat, docs"} <= names
-
-
 class TestBuildRest:
-    def test_another_corpus_gets_another_directory(self, flows: Any, site: Site) -> None:
+    def test_another_corpus_gets_another_directory_and_old_builds_are_removed_last(
+        self, flows: Any, site: Site
+    ) -> None:
         tokens = flows.tokenize_corpus(**site.request)
         shards = open_shards(Path(tokens["path"]))
         assert (shards.document_count, tokens["kind"], tokens["reused"]) == (60, "tokens", False)
@@ -176,50 +193,27 @@ class TestBuildRest:
         assert live() == Path(second["path"])
         moves = rows("SELECT from_build, to_build FROM release_moves ORDER BY id")
         assert moves == [(None, first["build"]), (first["build"], second["build"])]
-
-    def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
-        made = []
-        for seed in range(3):
-            site.write(seed)
-            made.append(flows.build_rest(**site.request, release="live", keep=1))
-        exist = [Path(each["path"]).exists() for each in made]
+        site.write(seed=2)
+        third = flows.build_rest(**site.request, release="live", keep=1)
+        exist = [Path(each["path"]).exists() for each in (first, second, third)]
         assert exist == [False, True, True]  # one to roll back to, one live
         assert states() == [("rest", "finished"), ("tokens", "finished"), ("rest", "finished")]
 
     def test_bad_input_fails_at_once_and_says_why(
-        self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+        self, prefect: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tokenizing = Mock(wraps=build_tokens)
         monkeypatch.setattr(making, "build_tokens", tokenizing)
         site.corpus.write_text('{"text": "fine"}\n{"text": 7}\n', encoding="utf-8")
         strict = site.request["corpus"].model_copy(update={"strict": True})
         with pytest.raises(CorpusError, match="line 2"):
-            flows.build_rest(**{**site.request, "corpus": strict})
+            prefect.build_rest(**{**site.request, "corpus": strict})
         tokenizing.assert_called_once()  # nobody tries again
         ((state, error, finished),) = rows("SELECT state, error, finished_at FROM builds")
         assert (state, "line 2" in error, finished is not None) == ("failed", True, True)
 
-    def test_a_refused_run_says_which_parameter_overrides_the_check(
-        self, flows: Any, site: Site, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        flows.build_rest(**site.request, release="live")
-        write_texts(site.corpus, 20, 1)
-        state = flows.build_rest(**site.request, release="live", return_state=True)
-        assert state.name == "Failed"
-        assert re.match(r"build \d+ does not go live as live: corpus: ", state.message)
-        assert state.message.endswith("override corpus,tokens (the parameter force)")
-        assert "--force" not in caplog.text
-
-    def test_an_option_of_how_texts_are_read_is_a_key_of_the_parameter_corpus(
-        self, flows: Any, site: Site
-    ) -> None:
-        texts = site.corpus.with_name("texts.parquet")
-        polars.DataFrame({"prompt": ["no such column"]}).write_parquet(texts)
-        state = flows.build_rest(**site.request | {"corpus": Corpus(paths=[texts])}, return_state=True)
-        assert state.message.endswith("(the parameter corpus.column)")
-
     def test_reading_that_fails_once_is_tried_again(
-        self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+        self, prefect: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         attempts: list[int] = []
 
@@ -230,9 +224,21 @@ class TestBuildRest:
             return build_rest(*arguments, **options)
 
         monkeypatch.setattr(rest_module, "BUILDER", rest_module.BUILDER._replace(build=flaky))
-        flows.build_rest(**site.request)
+        prefect.build_rest(**site.request)
         assert len(attempts) == 2
         assert states() == [("tokens", "finished"), ("rest", "finished")]
+        with get_client(sync_client=True) as client:
+            assert "build-rest small" in {run.name for run in client.read_flow_runs()}
+
+
+@pytest.mark.parametrize(("option", "named"), [("force", "force"), ("column", "corpus.column")])
+def test_a_failed_run_names_the_parameter(option: str, named: str) -> None:
+    @flow_of("any", Texts, Publishing)
+    def refused(**_: Any) -> None:
+        """Fail."""
+        raise CorpusError("no", option)
+
+    assert refused.fn().message == f"no (the parameter {named})"
 
 
 class TestBuildCrest:
@@ -307,16 +313,11 @@ class TestBuildCrest:
 
 class TestRebuild:
     @pytest.fixture
-    def rebuild(self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def rebuild(self, flows: Any, site: Site) -> Callable[..., Any]:
         """Return the flow, for a collection of the site's corpus."""
-        from pipelines import steps
-        from pipelines.rebuild import rebuild
-
-        for task in (steps.take_survey, steps.renew_rest, steps.make_lagging):
-            monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
         with Ledger() as ledger, ledger.session() as session:
             add_sources(session, "small", [NewSource(place=str(site.corpus))], str(site.tokenizer))
-        return lambda **given: rebuild(
+        return lambda **given: flows.rebuild(
             **{"distilling": Distilling(ngrams=NGRAMS, max_n=2), "workers": 1, **given}
         )
 
@@ -443,24 +444,14 @@ def test_answers_of_a_model_are_a_corpus_that_other_flows_build_from(
     assert flows.generate_responses(**asked) == {**made, "reused": True}
     built = flows.build_rest(name="own", corpus=Corpus(paths=[Path(path)]), tokenizer=str(site.tokenizer))
     assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
-    dense = flows.build_dresd(**asked, dims=8)
-    assert load_manifest(Path(dense["path"])).corpus["sources"] == [path]
+    for reused in (False, True):
+        dense = flows.build_dresd(**asked, dims=8, release="live")
+        assert (live(), dense["reused"]) == (Path(dense["path"]), reused)
+    manifest = load_manifest(Path(dense["path"]), "dresd")
+    assert verify_files(Path(dense["path"]), manifest) == []
+    assert (manifest.corpus["sources"], manifest.target_model) == ([path], "small-model")
     other = flows.generate_responses(**{**asked, "questions": {**questions, "limit": 4}})
     assert (other["path"], other["reused"], other["answers"] <= 4) == (path, False, True)
-
-
-def test_a_dense_store_is_built_registered_and_published(flows: Any, site: Site, model_folder: Path) -> None:
-    request = {"model": str(model_folder), "name": "small", "corpus": site.request["corpus"], "dims": 8}
-    made = flows.build_dresd(**request, release="live")
-    assert live() == Path(made["path"])
-    manifest = load_manifest(Path(made["path"]), "dresd")
-    assert verify_files(Path(made["path"]), manifest) == []
-    assert states() == [("tokens", "finished"), ("dresd", "finished")]
-    assert (manifest.target_model, manifest.parameters["dims"]) == ("small-model", 8)
-    again = flows.build_dresd(**request, release="live")
-    assert (again["build"], again["reused"]) == (made["build"], True)
-    other = flows.build_dresd(**request, max_length=16)
-    assert other["path"] != made["path"]
 
 
 @pytest.mark.parametrize(
@@ -480,8 +471,8 @@ def test_what_is_worth_a_retry(error: Exception, transient: bool) -> None:
     caused, during, cut_off = (BuildError("the build failed") for _ in range(3))
     caused.__cause__, during.__context__, cut_off.__context__ = error, error, error
     cut_off.__suppress_context__ = True
-    assert is_transient(error) == is_transient(caused) == is_transient(during) == transient
-    assert not is_transient(cut_off)
+    assert steps.is_transient(error) == steps.is_transient(caused) == steps.is_transient(during) == transient
+    assert not steps.is_transient(cut_off)
 
 
 class TestLedger:
@@ -494,7 +485,7 @@ class TestLedger:
             return result
 
         def build(ledger: Ledger) -> None:
-            tokens = make_tokens.fn(ledger, "small", site.request["corpus"], str(site.tokenizer))
+            tokens = steps.make_tokens.fn(ledger, "small", site.request["corpus"], str(site.tokenizer))
             options = RestOptions(name="small", corpus=(), segment_tokens=1 << 20)
             making.make_store(ledger, "rest", options, Workers(workers=1), tokens)
 
@@ -510,7 +501,7 @@ class TestLedger:
     def test_what_the_other_run_has_made_is_found(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def make() -> bool:
             with Ledger() as ledger:
-                tokens = make_tokens.fn(ledger, "small", site.request["corpus"], str(site.tokenizer))
+                tokens = steps.make_tokens.fn(ledger, "small", site.request["corpus"], str(site.tokenizer))
             return tokens.built.reused
 
         def taken(*_: Any, **__: Any) -> None:
@@ -526,15 +517,13 @@ class TestLedger:
 
 
 def test_a_database_that_is_away_for_a_while_or_for_good(
-    flows: Any, site: Site, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    prefect: Any, site: Site, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines import steps
-
     for task in (steps.make_store, steps.publish):  # a busy machine takes its time to recover a database
         monkeypatch.setattr(task, "retry_delay_seconds", [1.0, 3.0, 15.0, 45.0])
     migrate()
     request = {**site.crest, "backend": "both"}
-    flows.build_crest(**request)
+    prefect.build_crest(**request)
 
     def stop_during_the_next_build(then: Callable[[], None]) -> None:
         def build(*arguments: Any, **options: Any) -> Any:
@@ -549,7 +538,7 @@ def test_a_database_that_is_away_for_a_while_or_for_good(
     site.write(seed=1)
     restart = threading.Timer(0.5, own_server.start)
     stop_during_the_next_build(restart.start)
-    flows.build_crest(**request)
+    prefect.build_crest(**request)
     restart.join()
     assert live() != before
     require_whole(live())
@@ -560,10 +549,10 @@ def test_a_database_that_is_away_for_a_while_or_for_good(
     stop_during_the_next_build(lambda: None)
     monkeypatch.setattr(steps.make_store, "retry_delay_seconds", [0.1])
     with pytest.raises(DatabaseAwayError, match="does not answer"):
-        flows.build_crest(**request)
+        prefect.build_crest(**request)
     own_server.start()
     assert live() == before
     require_whole(before)
-    made = flows.build_crest(**request)
+    made = prefect.build_crest(**request)
     assert live() == Path(made["path"]) != before
     assert ("crest", "running") not in states()

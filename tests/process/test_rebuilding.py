@@ -12,9 +12,8 @@ from sqlalchemy.orm import sessionmaker
 from tokenizers import Tokenizer
 
 from draftstore.errors import CorpusError, DraftstoreError
-from draftstore.stores.building import ModelSources, Workers
+from draftstore.stores.building import Workers
 from draftstore.stores.crest.build import CrestOptions
-from draftstore.stores.dresd.build import DresdOptions
 from draftstore.stores.rest import updating
 from draftstore.text.digests import digest_keys, identify, stack_digests
 from draftstore.text.records import Document
@@ -34,12 +33,9 @@ from schema.renewal import survey as surveying
 from schema.renewal.lagging import LaggingStore, is_due
 from schema.renewal.ledger import Built, Ledger
 from schema.renewal.rest import Change, renew_rest
-from schema.renewal.survey import survey, tokenize_all
+from schema.renewal.survey import survey
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.reference import plain_digest
-from tests.unit.hf.test_loading import model_folder
-
-__all__ = ["model_folder"]  # a fixture
 
 WORKERS = Workers(workers=1)
 WORDS = ["the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"]
@@ -73,19 +69,9 @@ class Site:
             return renew_rest(ledger, surveyed, 1)
 
     def due(self, options: CrestOptions, after: float) -> bool:
-        return self.lags(LaggingStore("crest", options, WORKERS, after))
-
-    def lags(self, store: LaggingStore) -> bool:
+        store = LaggingStore("crest", options, WORKERS, after)
         with Ledger() as ledger:
             return is_due(ledger, survey(ledger, "small", 1 << 20), store)
-
-    def embed(self, options: DresdOptions, by: ModelSources) -> Built:
-        """Make and publish the dense store."""
-        with Ledger() as ledger:
-            tokens = tokenize_all(ledger, survey(ledger, "small", 1 << 20, by.model))
-            dense = making.make_store(ledger, "dresd", options, by, tokens)
-            publishing.publish(ledger, options.name, dense)
-            return dense
 
 
 @pytest.fixture
@@ -288,31 +274,3 @@ def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) ->
     assert site.due(options, 1.0)
     publish()
     assert prove() == 0
-
-
-@pytest.mark.slow
-def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site, model_folder: Path) -> None:
-    options = DresdOptions(corpus=(), name="small-dense", dims=8)
-    target = ModelSources(model=str(model_folder))
-
-    def due(after: float, options: DresdOptions = options, target: ModelSources = target) -> bool:
-        return site.lags(LaggingStore("dresd", options, target, after))
-
-    assert due(1.0)
-    first = site.embed(options, target)
-    assert not due(0.0)
-    assert due(1.0, options.changed(dims=4))
-    assert due(1.0, target=target.changed(model_dtype="float64"))
-    site.write(1, range(40, 54))
-    assert due(0.05)
-    assert not due(0.1)
-    take_down("d7")
-    assert due(1.0)
-    assert prove() == 5
-    second = site.embed(options, target)
-    assert prove() == 0
-    assert (first.path != second.path, second.manifest.name) == (True, "small-dense")
-    with site.transaction() as session:
-        newest, oldest = (Path(build.path) for build in list_builds(session, kind="tokens", name="small"))
-    assert held(oldest) == expected(range(50))
-    assert held(newest) == expected({*range(54)} - {7})

@@ -1,6 +1,6 @@
 """The systemd units name commands and options that exist."""
 
-import configparser
+import re
 import shlex
 from contextlib import suppress
 
@@ -12,30 +12,17 @@ from services.cli.serve import serve
 from services.cli.worker import worker
 from tests import ROOT
 
-UNITS = {path.stem: path for path in sorted((ROOT / "packaging" / "systemd").iterdir())}
 COMMANDS = {
-    "draftstore-lookup@": serve,
-    "draftstore-worker": worker,
-    "draftstore-flows": serving.main,
+    "lookup@": ("serve", serve),
+    "worker": ("worker", worker),
+    "flows": ("pipelines.serving", serving.main),
 }
-PROGRAMS = "/opt/draftstore/bin/"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_units_name_commands_and_options_that_exist(name: str) -> None:
-    assert UNITS.keys() == COMMANDS.keys()
-    parser = configparser.ConfigParser(strict=True, interpolation=None, delimiters="=", comment_prefixes="#")
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(UNITS[name])
-    assert parser.sections() == ["Unit", "Service", "Install"]
-    service, command = parser["Service"], COMMANDS[name]
-    words = shlex.split(service["ExecStart"])
-    assert words[0].startswith(PROGRAMS)
-    begin = words.index("pipelines.serving" if command is serving.main else str(command.name)) + 1
+@pytest.mark.parametrize("unit", COMMANDS)
+def test_units_name_commands_and_options_that_exist(unit: str) -> None:
+    text = (ROOT / "packaging" / "systemd" / f"draftstore-{unit}.service").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
+    words, (name, command) = shlex.split(line), COMMANDS[unit]
     with suppress(click.exceptions.Exit):
-        command.make_context(str(command.name), words[begin:])
-    # What a unit may write is what it says that it keeps.
-    assert {service[key] for key in ("StateDirectory", "CacheDirectory")} == {"draftstore"}
-    assert service["ProtectSystem"] == "strict"
-    for pair in service["Environment"].split():
-        assert pair.partition("=")[2].startswith(("/var/lib/draftstore", "/var/cache/draftstore"))
+        command.make_context(name, words[words.index(name) + 1 :])

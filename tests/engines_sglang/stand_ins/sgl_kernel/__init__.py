@@ -13,22 +13,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, slots: Tensor, sees: Tensor, scale: float, out: Tensor
-) -> None:
-    """Write the attention of a text's rows, [rows, heads, width]; `sees` is bool [rows, slots]."""
-    out.copy_(
-        scaled_dot_product_attention(
-            queries.transpose(0, 1),
-            keys[slots].transpose(0, 1),
-            values[slots].transpose(0, 1),
-            attn_mask=sees,
-            scale=scale,
-            enable_gqa=True,
-        ).transpose(0, 1)
-    )
-
-
 def _plain_only(**others: Any) -> None:
     """Refuse what these tests do not need."""
     for name, value in others.items():
@@ -37,29 +21,12 @@ def _plain_only(**others: Any) -> None:
 
 
 def extend_attention_cpu(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    out: Tensor,
-    key_buffer: Tensor,
-    value_buffer: Tensor,
-    key_scale: float,
-    value_scale: float,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    extend_seq_lens: Tensor,
-    extend_start_loc: Tensor,
-    max_extend_len: int,
-    scaling: float,
-    logit_cap: float,
-    is_cross_attention: bool,
-    sliding_window: int,
-    encoder_lens: Tensor | None,
-    sinks: Tensor | None,
-    tree_mask: Tensor | None,
-    is_causal: bool,
-) -> None:
+    q: Tensor, k: Tensor | None, v: Tensor | None, out: Tensor, key_buffer: Tensor, value_buffer: Tensor,
+    key_scale: float, value_scale: float, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor,
+    extend_seq_lens: Tensor, extend_start_loc: Tensor, max_extend_len: int, scaling: float, logit_cap: float,
+    is_cross_attention: bool, sliding_window: int, encoder_lens: Tensor | None, sinks: Tensor | None,
+    tree_mask: Tensor | None, is_causal: bool,
+) -> None:  # fmt: skip
     """Attend from the last rows of each text, whose keys and values are in the buffers already.
 
     `tree_mask` is bool [texts x rows x rows], where every text has as many rows: what each sees of the others.
@@ -73,40 +40,25 @@ def extend_attention_cpu(
         own = sees[:, length - rows :]
         own.copy_(own.tril() if tree_mask is None else tree_mask.view(-1, rows, rows)[text])
         place = slice(start, start + rows)
-        _attend(q[place], key_buffer, value_buffer, slots, sees, scaling, out[place])
+        heads = (each.transpose(0, 1) for each in (q[place], key_buffer[slots], value_buffer[slots]))
+        attended = scaled_dot_product_attention(*heads, attn_mask=sees, scale=scaling, enable_gqa=True)
+        out[place] = attended.transpose(0, 1)
 
 
 def decode_attention_cpu(
-    q: Tensor,
-    key_buffer: Tensor,
-    value_buffer: Tensor,
-    key_scale: float,
-    value_scale: float,
-    out: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache_loc: Tensor,
-    attn_logits: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    scaling: float,
-    logit_cap: float,
-    is_cross_attention: bool,
-    sliding_window: int,
-    encoder_lens: Tensor | None,
-    sinks: Tensor | None,
-) -> None:
+    q: Tensor, key_buffer: Tensor, value_buffer: Tensor, key_scale: float, value_scale: float, out: Tensor,
+    k: Tensor, v: Tensor, cache_loc: Tensor, attn_logits: Tensor, req_to_token: Tensor, req_pool_indices: Tensor,
+    seq_lens: Tensor, scaling: float, logit_cap: float, is_cross_attention: bool, sliding_window: int,
+    encoder_lens: Tensor | None, sinks: Tensor | None,
+) -> None:  # fmt: skip
     """Store the key and value of each text's last token, and attend from it."""
-    _plain_only(cap=logit_cap, cross_attention=is_cross_attention, window=sliding_window, sinks=sinks)
-    _plain_only(scales=(key_scale, value_scale) != (1.0, 1.0))
     key_buffer[cache_loc] = k.view(-1, *key_buffer.shape[1:])
     value_buffer[cache_loc] = v.view(-1, *value_buffer.shape[1:])
-    for text, length in enumerate(seq_lens.tolist()):
-        slots = req_to_token[req_pool_indices[text], :length].long()
-        sees = torch.ones(1, length, dtype=torch.bool)
-        place = slice(text, text + 1)
-        _attend(q[place], key_buffer, value_buffer, slots, sees, scaling, out[place])
+    extend_attention_cpu(
+        q, None, None, out, key_buffer, value_buffer, key_scale, value_scale, req_to_token, req_pool_indices, seq_lens,
+        torch.ones_like(seq_lens), torch.arange(len(seq_lens)), 1, scaling, logit_cap, is_cross_attention,
+        sliding_window, encoder_lens, sinks, None, True,
+    )  # fmt: skip
 
 
 def verify_tree_greedy_cpu(
@@ -114,11 +66,11 @@ def verify_tree_greedy_cpu(
     accept_index: Tensor,
     accept_token_num: Tensor,
     candidates: Tensor,
-    retrive_index: Tensor,  # SGLang spells it so
+    retrive_index: Tensor,
     retrive_next_token: Tensor,
     retrive_next_sibling: Tensor,
     target_predict: Tensor,
-) -> None:
+) -> None:  # fmt: skip (SGLang spells it so)
     """Write for each text the rows along which its tree agrees with the model, their number, and what follows each."""
     for text, target in enumerate(target_predict.tolist()):
         tokens, rows = candidates[text].tolist(), retrive_index[text].tolist()
@@ -147,26 +99,18 @@ def _ranges(
 
 
 def assign_req_to_token_pool_cpu(
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    start_offset: Tensor,
-    end_offset: Tensor,
-    out_cache_loc: Tensor,
+    req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor, out_cache_loc: Tensor,
     pool_len: int,
-) -> None:
+) -> None:  # fmt: skip
     """Write new slots, one text's after the other's, where the texts have them."""
     for there, here in _ranges(req_pool_indices, start_offset, end_offset):
         req_to_token[there] = out_cache_loc[here]
 
 
 def assign_extend_cache_locs_cpu(
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    start_offset: Tensor,
-    end_offset: Tensor,
-    out_cache_loc: Tensor,
+    req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor, out_cache_loc: Tensor,
     pool_len: int,
-) -> None:
+) -> None:  # fmt: skip
     """Read the slots of a range of each text, one text's after the other's."""
     for there, here in _ranges(req_pool_indices, start_offset, end_offset):
         out_cache_loc[here] = req_to_token[there]

@@ -7,15 +7,9 @@ from tests.fakes.sglang_engine import links_of
 
 
 def reconstruct_indices_from_tree_mask(
-    tree_mask: Tensor,
-    verified_seq_len: Tensor,
-    positions: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    batch_size: int,
-    draft_token_num: int,
-) -> None:
+    tree_mask: Tensor, verified_seq_len: Tensor, positions: Tensor, retrieve_index: Tensor,
+    retrieve_next_token: Tensor, retrieve_next_sibling: Tensor, batch_size: int, draft_token_num: int,
+) -> None:  # fmt: skip
     """Write the position, index, first child and next sibling of every node; -1 where there is none.
 
     `tree_mask` is bool [batch_size x draft_token_num x draft_token_num]: what a node sees, itself and its ancestors.

@@ -4,7 +4,6 @@
 column of its engine: the cases whose tests all ran and passed.
 """
 
-import ast
 from importlib.metadata import version
 from typing import Any
 
@@ -30,16 +29,6 @@ CASES = (
     "a missing or truncated file refused",
 )  # fmt: skip
 """In the order of the table."""
-
-
-def marked(engine: str) -> set[str]:
-    """Return the cases that an engine's tests say they show."""
-    files = (ROOT / "tests" / f"engines_{engine}").glob("test_*.py")
-    calls = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
-    marks = [
-        call for call in calls if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("mark.case")
-    ]
-    return {ast.literal_eval(case) for mark in marks for case in mark.args}
 
 
 def read() -> dict[str, set[str]]:

@@ -24,9 +24,3 @@ def test_a_cache_for_llama_cpp(run: Runner, small_store: Path, tmp_path: Path) -
     ran = run("export", "llama-cpp", small_store, "--out", out, "--overwrite", "--min-count", 3)
     assert (ran.status, ran.out) == (0, f"{out}\n")
     assert f"{len(read_cache(out)):,} pairs" in ran.err
-
-
-def test_other_kinds_are_refused(run: Runner, small_crest: Path, tmp_path: Path) -> None:
-    error = run("export", "llama-cpp", small_crest, "--out", tmp_path / "cache.bin").error()
-    assert "a store of kind 'crest', which keeps drafts but no counts" in error
-    assert run("export", "llama-cpp", small_crest, "--out", tmp_path / "c", "--min-count", 0).status == 2

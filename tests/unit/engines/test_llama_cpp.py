@@ -72,13 +72,6 @@ def test_the_usual_file_drafts_as_the_whole_table(store: Path, out: Path) -> Non
         assert from_static(kept, ngram[:2]) == from_static({ngram: part}, ngram[:2]) or ties > 1
 
 
-def test_an_answer_that_is_stored_once_is_drafted(small_store: Path, out: Path) -> None:
-    export_cache(small_store, out)
-    table, kept = followers_of(documents_of(small_store)), read_cache(out)
-    once = {ngram: next(iter(part)) for ngram, part in table.items() if sum(part.values()) == 1}
-    assert {ngram: from_static(kept, ngram[:2]) for ngram in once} == once != {}
-
-
 def test_the_bytes(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = np.array([[1, 2, 3], [1, 2, 70_000], [1, 5, 6], [4, 2, 9]], np.uint32)
     table = NgramTable(tokens, np.array([1, 3, 1, 12_345]))

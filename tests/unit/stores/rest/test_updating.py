@@ -107,6 +107,12 @@ def words() -> set[str]:
     return {f"{a} {b} {a} {c}" for a in WORDS for b in WORDS for c in WORDS[:3]}
 
 
+@pytest.fixture
+def base(small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path) -> Path:
+    """Return a store of all words."""
+    return make(small_tokenizer, words, tmp_path / "a").path
+
+
 class Killed(BaseException):
     """Ends a build where it stands, as a kill does."""
 
@@ -146,9 +152,8 @@ def test_a_killed_update_resumes_even_from_another_base(
 
 
 def test_documents_that_nobody_has_are_refused(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
+    small_tokenizer: TextTokenizer, words: set[str], base: Path, tmp_path: Path
 ) -> None:
-    base = make(small_tokenizer, words, tmp_path / "a").path
     with pytest.raises(BuildError, match="1 wanted documents are neither"):
         update_rest(contents(words | {"another"}), small_tokenizer, tmp_path / "out", base=base)
     with pytest.raises(BuildError, match="there are no wanted documents"):
@@ -159,27 +164,26 @@ def test_documents_that_nobody_has_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("key", ["template", "identity", "date"])
-def test_a_store_that_was_made_with_something_else_is_no_base(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path, key: str
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("unlisted", "does not list its documents"),
+        *((key, f"was built with another {key}") for key in ("template", "identity", "date")),
+        ("tokens", "documents, but"),
+    ],
+)
+def test_a_store_that_is_no_base_is_refused(
+    small_tokenizer: TextTokenizer, words: set[str], base: Path, tmp_path: Path, damage: str, reason: str
 ) -> None:
-    base = make(small_tokenizer, words, tmp_path / "a").path
-    manifest = base / "manifest.json"
-    found = json.loads(manifest.read_text())
-    found["parameters"]["plan"][key] = "another"
-    manifest.write_text(json.dumps(found))
-    with pytest.raises(StoreError, match=f"was built with another {key}"):
-        update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
-
-
-def test_a_store_that_lost_the_end_of_a_document_is_refused(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
-) -> None:
-    base = make(small_tokenizer, words, tmp_path / "a").path
-    tokens = np.memmap(base / "tokens.bin", "<u2", "r+")
-    tokens[np.flatnonzero(tokens == np.iinfo(np.uint16).max)[0]] = (
-        7  # all later digests would name other texts
-    )
-    tokens.flush()
-    with pytest.raises(StoreError, match="documents, but"):
+    manifest = json.loads((base / "manifest.json").read_text())
+    if damage == "unlisted":
+        del manifest["files"]["documents.bin"]
+    elif damage == "tokens":  # the end of a document is lost: all later digests would name other texts
+        tokens = np.memmap(base / "tokens.bin", "<u2", "r+")
+        tokens[np.flatnonzero(tokens == np.iinfo(np.uint16).max)[0]] = 7
+        tokens.flush()
+    else:
+        manifest["parameters"]["plan"][damage] = "another"
+    (base / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=reason):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base, workers=1)

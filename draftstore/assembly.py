@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from draftstore.decoding.grammars import Grammar, GrammarDrafter
-from draftstore.drafting.drafter import Drafter, Session, separated
-from draftstore.drafting.faults import DisabledSession
+from draftstore.drafting.drafter import DisabledSession, Drafter, Session, separated
 from draftstore.drafting.fitting import FittedDrafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
@@ -50,7 +49,6 @@ TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
 
 
 def _known_strategies() -> str:
-    """List the strategies of each kind of store."""
     titles: dict[tuple[str, ...], list[str]] = {}
     for kind in map(kind_of, KINDS):
         titles.setdefault(kind.strategies, []).append(kind.title)
@@ -291,7 +289,6 @@ class _TargetModel(NamedTuple):
 
 
 def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator[Part]:
-    """Yield the drafters in order of priority."""
     if sources.request:
         yield Part(REQUEST, "the request itself", RequestDrafter(model.vocab_size))
     recycled = False
@@ -330,7 +327,6 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
 
 
 def _recycled(path: Path, model: _TargetModel) -> Part:
-    """Open a store of this model's recycled candidates."""
     drafter = open_drafter(
         path, vocab_size=model.vocab_size, tokenizer=model.tokenizer, target_model=model.name
     )
@@ -338,7 +334,6 @@ def _recycled(path: Path, model: _TargetModel) -> Part:
 
 
 def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
-    """Refuse a strategy that no store supports."""
     if sources.strategy is not None and not any(part.strategy for part in parts):
         stores = ", ".join(part.name for part in parts) or "none given"
         raise DraftstoreError(
@@ -396,7 +391,6 @@ def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opene
 
 
 def _served(sources: Sources) -> str:
-    """List the releases of a lookup service, if it answers."""
     try:
         with RemoteStore(sources.lookup, "?", token=sources.token) as store:
             names = [str(release.get("name")) for release in store.releases()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import config, extending, njit
+from numba import config, njit
 from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
@@ -70,8 +70,10 @@ They do no reference counting and are inlined: in hot loops, counting and passin
 cached on disk as part of the kernels that call them, not separately.
 """
 
-intrinsic: Any = extending.intrinsic
-"""Decorator for functions that emit LLVM IR, for operations that numba does not provide."""
+reordering_kernel = njit(  # type: ignore[call-overload]
+    nogil=True, error_model="numpy", _nrt=False, forceinline=True, fastmath={"reassoc", "contract", "nsz"}
+)
+"""The same for sums that the compiler may reorder, for speed: their last bits depend on the processor."""
 
 
 def as_input(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

@@ -75,7 +75,6 @@ def build_flow(kind: str) -> Flow[..., Any]:
 
 
 def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
-    """Build a store and its sources; publish it."""
     publishing = Publishing.take(given)
     with Ledger(get_run_logger()) as ledger:
         demo = _is_demo(corpus, given)
@@ -119,7 +118,6 @@ def resolve_name(name: str | None, *, demo: bool) -> str:
 
 
 def _is_demo(corpus: Corpus, given: dict[str, Any]) -> bool:
-    """Return True if no texts are named."""
     return not (corpus.paths or given.get("rest") or given.get("questions"))
 
 
@@ -138,7 +136,6 @@ def _rest(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> l
 
 
 def _count(ledger: Ledger, name: str, rest: Built, given: dict[str, Any]) -> Built:
-    """Count the n-grams of a REST store."""
     return steps.make_counts(ledger, name, rest, given["max_n"], given["head"])
 
 

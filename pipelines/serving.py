@@ -6,9 +6,11 @@ processes and end with it too; unfinished work resumes when their flow runs agai
 
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -22,12 +24,15 @@ import click
 from draftstore.errors import BuildRunningError, DraftstoreError
 from draftstore.processes import end_with_parent
 from draftstore.storage.files import locked_directory
-from pipelines.secret import AUTH_FILE, auth_string
+from draftstore.storage.locks import hold
 from schema.db.home import data_home
 
 URL = "PREFECT_API_URL"
 START_SECONDS, FIND_SECONDS, STOP_SECONDS, POLL_SECONDS = 180.0, 10.0, 10.0, 0.2
 
+AUTH_FILE = "auth"
+"""Name of the file in the server's state folder."""
+BYTES = 32
 WELCOME = """
 Prefect is at http://{host}:{port}. In another terminal:
 
@@ -38,6 +43,28 @@ Prefect is at http://{host}:{port}. In another terminal:
 The page asks for what `cat {auth}` prints. Ctrl-C stops everything."""
 
 Server = subprocess.Popen[bytes]
+
+
+class SecretError(DraftstoreError):
+    """The password file cannot be trusted: others can read it, or it is empty."""
+
+
+def auth_string(state: Path) -> str:
+    """Return the server's `USER:PASSWORD` from its state folder, in a file of its owner; make one if there is none.
+
+    Who may use the server's API can run flows. Programs find it in the environment, never on a command line.
+    """
+    path = state / AUTH_FILE
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o600), "r+", encoding="utf-8") as file:
+        hold(file.fileno())  # of several that start together, one generates it
+        found, text = os.fstat(file.fileno()), file.read().strip()
+        if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
+            raise SecretError(f"others can read the password in {path}: remove the file to get a new one")
+        if not text:
+            text = f"draftstore:{secrets.token_hex(BYTES)}"
+            file.write(f"{text}\n")
+    return text
 
 
 def prefect_environment(state: Path, url: str) -> dict[str, str]:
@@ -150,7 +177,6 @@ def serve(url: str, welcome: str, server: Server | None = None) -> None:
 
 
 def _wait_healthy(url: str, server: Server | None) -> None:
-    """Wait until the server answers."""
     end = time.monotonic() + (START_SECONDS if server else FIND_SECONDS)
     while time.monotonic() < end and (server is None or server.poll() is None):
         with contextlib.suppress(Exception), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310

@@ -148,9 +148,9 @@ def small_store(
 
 @pytest.fixture(scope="session")
 def small_crest(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a CREST store of 400 n-grams of the small store, 100 of each n; tests that change it copy it."""
+    """Return a CREST store of 400 n-grams of the small store; tests that change it copy it."""
     out = tmp_path_factory.mktemp("crest") / "small-crest"
-    options = CrestOptions(name="small-crest", max_n=4, ngrams=400, select="combined", rule="longest")
+    options = CrestOptions(name="small-crest", max_n=4, ngrams=400)
     build_crest(options, small_store, out)
     return out
 
@@ -198,5 +198,5 @@ def wide_store(wide_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathF
 def wide_crest(wide_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a CREST store with keys of 32-bit ids; tests that change it copy it."""
     out = tmp_path_factory.mktemp("crest") / "wide-crest"
-    build_crest(CrestOptions(name="wide-crest", max_n=3, ngrams=150, rule="longest"), wide_store, out)
+    build_crest(CrestOptions(name="wide-crest", max_n=3, ngrams=150), wide_store, out)
     return out

@@ -17,7 +17,6 @@ from draftstore.search.expand import Rule
 from draftstore.search.sorting import suffix_array
 from draftstore.search.suffix import SuffixIndex, first_row_table, key_layout, key_table
 from draftstore.stores.dresd.kernels.dense_tree import Calibration
-from draftstore.stores.dresd.projection import Projection
 from draftstore.text.tokens import sentinel, token_dtype
 from draftstore.trees.tree import DraftTree
 
@@ -278,7 +277,7 @@ def level_prob(level_: int) -> float:
     return float(np.float32(2.0 ** (-level_ / 16)))
 
 
-# -- selections ----------------------------------------------------------------------------------------------
+# -- selection ----------------------------------------------------------------------------------------------
 
 
 def all_ngrams(documents: Documents, max_n: int) -> "Counter[Ngram]":
@@ -290,24 +289,6 @@ def most_common(documents: Documents, n: int, most: int) -> list[Ngram]:
     """Return the most common n-grams of one length; of equally common ones the first in token order."""
     counts = ngram_counts(documents, n)
     return sorted(counts, key=lambda ngram: (-counts[ngram], ngram))[:most]
-
-
-def select_single(documents: Documents, max_n: int, most: int) -> list[Ngram]:
-    """Take the most common n-grams of one length."""
-    return most_common(documents, max_n, most)
-
-
-def select_combined(documents: Documents, max_n: int, most: int) -> list[Ngram]:
-    """Take the most common n-gram of every length, then the second of every length, and so on."""
-    waiting = [most_common(documents, n, most) for n in range(1, max_n + 1)]
-    turns = (column[turn] for turn in range(most) for column in waiting if turn < len(column))
-    return list(turns)[:most]
-
-
-def select_global(documents: Documents, max_n: int, most: int) -> list[Ngram]:
-    """Take the most common n-grams of all lengths, of equally common ones the shorter, then the first one."""
-    counts = all_ngrams(documents, max_n)
-    return sorted(counts, key=lambda ngram: (-counts[ngram], len(ngram), ngram))[:most]
 
 
 def gain_candidates(documents: Documents, max_n: int, most: int) -> set[Ngram]:
@@ -368,17 +349,6 @@ def heaviest(chances: dict[Ngram, float], budget: int, max_depth: int, max_level
     return nodes
 
 
-def blend_trees(
-    trees: Sequence[Nodes], weights: Sequence[float], budget: int, max_depth: int = 63, max_level: int = 255
-) -> Nodes:
-    """Add up the weighted chances of equal paths; keep the likeliest paths."""
-    chances: dict[Ngram, float] = {}
-    for nodes, weight in zip(trees, weights, strict=True):
-        for path, level_ in paths_of(nodes).items():
-            chances[path] = chances.get(path, 0.0) + weight * level_prob(level_)
-    return heaviest(chances, budget, max_depth, max_level)
-
-
 class Stored(NamedTuple):
     """What a CREST store knows of an n-gram: its tree, its occurrences, the different tokens that follow."""
 
@@ -388,32 +358,15 @@ class Stored(NamedTuple):
 
 
 def crest_draft(
-    store: dict[Ngram, Stored],
-    max_n: int,
-    context: Sequence[int],
-    trust: tuple[float, float],
-    budget: int,
-    max_level: int,
+    store: dict[Ngram, Stored], max_n: int, context: Sequence[int], budget: int, max_level: int
 ) -> tuple[Nodes, int, int]:
-    """Draft from stored n-grams: the tree, the length of the longest one that is stored, its occurrences.
-
-    With a trust of (0, 0) the longest takes all; else each takes c / (c + beta * d + alpha) of what is left.
-    """
-    alpha, beta = trust
+    """Draft from the longest stored n-gram that ends the context: its tree, its length, its occurrences."""
     suffixes = [tuple(context[len(context) - n :]) for n in range(min(max_n, len(context)), 0, -1)]
-    found = [suffix for suffix in suffixes if suffix in store]
-    if not found:
-        return [], 0, 0
-    first = store[found[0]]
-    if alpha + beta == 0.0:
-        kept = [node for node in first.tree[:budget] if node[2] <= max_level]
-        return kept, len(found[0]), first.occurrences
-    left, weights = 1.0, []
-    for _, count, distinct in (store[suffix] for suffix in found):
-        weights.append(left * count / (count + beta * distinct + alpha))
-        left -= weights[-1]
-    trees = [store[suffix].tree for suffix in found]
-    return blend_trees(trees, weights, budget, max_level=max_level), len(found[0]), first.occurrences
+    for suffix in suffixes:
+        if suffix in store:
+            tree, occurrences, _ = store[suffix]
+            return [node for node in tree[:budget] if node[2] <= max_level], len(suffix), occurrences
+    return [], 0, 0
 
 
 # -- acceptance ----------------------------------------------------------------------------------------------
@@ -467,24 +420,6 @@ def recycle(
             row = recycled_row(given, vocab_size)
             if (path == tuple(accepted[: len(path)])) is accepted_ones and row != [-1] * 8:
                 rows[token] = row
-
-
-def count_ranks(
-    rows: Rows, last: int, accepted: Sequence[int], counts: dict[str, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
-    """Return tries and hits of all rank paths after a text grew, as long as a path led along it."""
-    followed, token = "", last
-    counts = dict(counts)
-    for next_ in accepted:
-        row, came_true = rows.get(token, [-1] * 8), None
-        for path in [path for path in counts if path[:-1] == followed and row[int(path[-1])] >= 0]:
-            tries, hits = counts[path]
-            counts[path] = (tries + 1, hits + (row[int(path[-1])] == next_))
-            came_true = path if row[int(path[-1])] == next_ else came_true
-        if came_true is None:
-            break
-        followed, token = came_true, next_
-    return counts
 
 
 def guesses_of(rows: Rows, last: int, before: Sequence[int], vocab_size: int) -> list[int]:
@@ -681,37 +616,6 @@ def nearest_entries(
         for entry in entries
     }
     return sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:k]
-
-
-def stored_cosine(codes: NDArray[Any], query: NDArray[np.float32]) -> float:
-    """Return the cosine of a query and a stored vector, added up in the order that stores promise."""
-    numbers = (
-        codes.astype(np.float32) if codes.dtype == np.int8 else codes.view(np.float16).astype(np.float32)
-    )
-    wide = query.astype(np.float64)
-    unit = (wide / math.sqrt(sum(number * number for number in wide))).astype(np.float32)
-    length = np.sqrt(sum_in_order(numbers * numbers)) if codes.dtype == np.int8 else np.float32(1.0)
-    return float(sum_in_order(numbers * unit) / length)
-
-
-def projected(projection: Projection, state: NDArray[np.float16]) -> NDArray[np.float32]:
-    """Return the query of a hidden state, added up in the same order."""
-    products = projection.weights * state.astype(np.float32)
-    return np.array([sum_in_order(row) for row in products], np.float32) + projection.bias
-
-
-def sum_in_order(numbers: NDArray[np.float32], lanes: int = 16) -> np.float32:
-    """Add up numbers: lanes of every 16th, halves of the lanes onto each other, then what is left one by one."""
-    whole = len(numbers) // lanes * lanes
-    sums = np.zeros(lanes, np.float32)
-    for row in numbers[:whole].reshape(-1, lanes):
-        sums += row
-    while len(sums) > 1:
-        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
-    total = np.float32(sums[0])
-    for number in numbers[whole:]:
-        total += number
-    return np.float32(total)
 
 
 def visited_lists(

@@ -25,7 +25,6 @@ FILES = {
     "--max-bytes 5MB": ExportOptions(max_bytes=5_000_000),
     "--min-count 2": ExportOptions(min_count=2),
     "default": ExportOptions(),
-    "--all": ExportOptions(whole=True),
 }
 TYPES = {"ngram-cache": None, "and ngram-simple": Simple(), "and ngram-simple 3 8": Simple(3, 8)}
 

@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.common import AUTHORS_TOKEN_BYTES, PART_OF_REST, Source, Workspace, split_documents
 from benchmarks.measure import resident
 from benchmarks.quality.libraries import Arctic, Ngram, PromptLookup
 from benchmarks.quality.ngram import new_corpus
+from benchmarks.stores.published import build_published
 from draftstore.assembly import Sources, assemble
 from draftstore.decoding.replay import Recording
 from draftstore.drafting.drafter import Drafter
@@ -60,15 +60,10 @@ class Texts:
         """Number of tokens in the documents."""
         return self.store.manifest.counts["tokens"]
 
-    def crest(self, *, published: bool) -> Path:
-        """Return a CREST store of a fraction of REST's bytes, with the paper's most common n-grams or our selection."""
-        most = int(self.tokens * AUTHORS_TOKEN_BYTES / PART_OF_REST)
-        options = CrestOptions(name=f"{self.source.name}-drawn", max_bytes=most)
-        if published:
-            options = CrestOptions(
-                name=f"{self.source.name}-published", select="combined", rule="longest", max_bytes=most
-            )
-        return build_crest(options, self.store.path, self.workspace.work / "stores" / options.name).path
+    @property
+    def crest_bytes(self) -> int:
+        """The bytes of CREST stores: a fraction of REST's."""
+        return int(self.tokens * AUTHORS_TOKEN_BYTES / PART_OF_REST)
 
 
 Maker = Callable[[Texts, int], System]
@@ -85,10 +80,18 @@ def _rest(texts: Texts, _nodes: int) -> System:
     return _assembled(texts, Sources(stores=(texts.store.path,), strategy="longest"))
 
 
-def _crest(texts: Texts, _nodes: int, *, published: bool) -> System:
-    """Draft only from the tree of the longest n-gram."""
-    strategy = "longest" if published else None
-    return _assembled(texts, Sources(stores=(texts.crest(published=published),), strategy=strategy))
+def _crest(texts: Texts, _nodes: int) -> System:
+    """Draft from a CREST store."""
+    options = CrestOptions(name=f"{texts.source.name}-drawn", max_bytes=texts.crest_bytes)
+    path = build_crest(options, texts.store.path, texts.workspace.work / "stores" / options.name).path
+    return _assembled(texts, Sources(stores=(path,)))
+
+
+def _published_crest(texts: Texts, _nodes: int) -> System:
+    """Draft as the paper on CREST does."""
+    path = texts.workspace.work / f"{texts.source.name}-published.lmdb"
+    made = build_published(texts.store, path, ngrams=texts.crest_bytes, max_bytes=texts.crest_bytes)
+    return System(made.drafter, made.bytes)
 
 
 def _assembled(texts: Texts, sources: Sources) -> System:
@@ -124,14 +127,14 @@ def _weigh(make: Callable[[], Made]) -> tuple[Made, int]:
 
 OURS: dict[str, Maker] = {
     "stored text": _ours,
-    "stored text in CREST": partial(_crest, published=False),
+    "stored text in CREST": _crest,
     "request": partial(_ours, request=True, stored=False),
     "stored text and request": partial(_ours, request=True),
 }
 """draftstore by source; these have probabilities."""
 SYSTEMS: dict[str, Maker] = OURS | {
     "REST": _rest,
-    "CREST": partial(_crest, published=True),
+    "CREST": _published_crest,
     "prompt lookup": _prompt_lookup,
     "arctic-inference": _arctic,
     "SGLang NGRAM": _sglang,

@@ -1,8 +1,8 @@
 """Accepted length against bytes, REST and CREST: `python -m benchmarks.stores.crest_curve`.
 
-REST with growing shares of the documents, its bytes counted as its authors store it, and CREST stores of several sizes
-by selection, with the bytes of the whole LMDB file. Figures of stores are cached in the work folder while code and
-texts are unchanged.
+REST with growing shares of the documents, its bytes counted as its authors store it, and CREST stores of several sizes,
+ours and as published, with the bytes of the whole LMDB file. Figures of stores are cached in the work folder while code
+and texts are unchanged.
 
 A table first, and a picture of each set in OUT; the last line of stdout is one JSON document, also written to
 OUT/crest_curve.json.
@@ -38,9 +38,9 @@ from benchmarks.common import (
 )
 from benchmarks.quality.replays import REPLAYS
 from benchmarks.report import describe_machine, finish, new_axes, show_table
+from benchmarks.stores.published import build_published
 from draftstore.decoding.replay import Recording
-from draftstore.stores.crest.build import RULES, CrestOptions, build_crest
-from draftstore.stores.crest.selection import GAIN
+from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.rest.store import RestStore
 from draftstore.trees.frontier import BUDGET
@@ -49,11 +49,11 @@ SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 PARTS = (100.0, PART_OF_REST)
 """REST's bytes divided by these are additional sizes of CREST stores."""
 MEGABYTES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-SELECTIONS = (GAIN, "combined", "global")
+CREST, PUBLISHED = "CREST", "CREST, as published"
 COLORS = dict(
     zip(
-        [*(f"REST, {name}" for name in STRATEGY_NAMES), *(f"CREST, {name}" for name in SELECTIONS)],
-        ("#b3541e", "#c8862a", "#1f5f8b", "#8a5a9e", "#3d8f5f"),
+        [*(f"REST, {name}" for name in STRATEGY_NAMES), CREST, PUBLISHED],
+        ("#b3541e", "#c8862a", "#1f5f8b", "#8a5a9e"),
         strict=True,
     )
 )
@@ -73,15 +73,19 @@ def measure_rest(store: RestStore, strategy: str, recordings: Sequence[Recording
     return {"bytes": size} | accepted_length(store.drafter(strategy), recordings, BUDGET)
 
 
-def measure_crest(rest: Path, options: CrestOptions, recordings: Sequence[Recording]) -> dict[str, Any]:
+def measure_crest(
+    rest: RestStore, kind: str, max_bytes: int, recordings: Sequence[Recording]
+) -> dict[str, Any]:
     """Return bytes and accepted length of a CREST store, which is then removed."""
-    with TemporaryDirectory(prefix=".curve-", dir=rest.parent) as folder:
-        manifest = build_crest(options, rest, Path(folder) / "store").manifest
-        store = CrestStore.open(Path(folder) / "store")
-        size, entries = manifest.parameters["lmdb_bytes"], manifest.counts["entries"]
-        found = {"bytes": size, "entries": entries} | accepted_length(store.drafter(), recordings, BUDGET)
-        store.close()
-    return found
+    with TemporaryDirectory(prefix=".curve-", dir=rest.path.parent) as folder:
+        path = Path(folder) / "store"
+        if kind == PUBLISHED:
+            drafter, entries, size = build_published(rest, path, ngrams=max_bytes, max_bytes=max_bytes)
+        else:
+            manifest = build_crest(CrestOptions(name="curve", max_bytes=max_bytes), rest.path, path).manifest
+            drafter = CrestStore.open(path).drafter()
+            size, entries = manifest.parameters["lmdb_bytes"], manifest.counts["entries"]
+        return {"bytes": size, "entries": entries} | accepted_length(drafter, recordings, BUDGET)
 
 
 def run_set(workspace: Workspace, notes: Notes, name: str, args: argparse.Namespace) -> Iterator[Line]:
@@ -99,10 +103,9 @@ def run_set(workspace: Workspace, notes: Notes, name: str, args: argparse.Namesp
             yield notes.take(place, partial(measure_rest, store, strategy, recordings))
     sizes = {int(AUTHORS_TOKEN_BYTES * tokens / part) for part in PARTS}
     sizes |= {int(size * 1e6) for size in (QUICK_MEGABYTES if args.quick else MEGABYTES)}
-    for selection, size in product(SELECTIONS, sorted(sizes)):
-        options = CrestOptions(name="curve", select=selection, max_bytes=size, rule=args.rule)
-        place = common | {"store": f"CREST, {selection}", "rule": args.rule, "max_bytes": size}
-        yield notes.take(place, partial(measure_crest, rest.path, options, recordings))
+    for kind, size in product((CREST, PUBLISHED), sorted(sizes)):
+        place = common | {"store": kind, "max_bytes": size}
+        yield notes.take(place, partial(measure_crest, rest, kind, size, recordings))
 
 
 def _whole(lines: Sequence[Line]) -> Line:
@@ -150,7 +153,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stores.crest_curve", description=__doc__)
     add_arguments(parser, code=True)
     parser.add_argument("--sets", help=f"some of {', '.join(SETS)} (default: all)")
-    parser.add_argument("--rule", choices=list(RULES), default="backoff", help="how trees are drawn")
     parser.add_argument("--rows", type=int, help="outputs of each set (default: all)")
     args = parser.parse_args(arguments)
     sets = ["chat"] if args.quick else chosen(parser, args.sets, SETS)
@@ -162,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found[name] = list(run_set(workspace, notes, name, args))
             show(name, found[name])
             draw(workspace.out / f"crest_curve_{name}.png", name, found[name])
-    about = describe_machine(["lmdb"]) | {"quick": args.quick, "budget": BUDGET, "rule": args.rule}
+    about = describe_machine(["lmdb"]) | {"quick": args.quick, "budget": BUDGET}
     finish(args.out, "crest_curve", about | {"sets": found})
 
 

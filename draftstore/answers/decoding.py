@@ -45,7 +45,6 @@ def decode_answers(
 
 
 def _request(options: ResponseOptions, prompt: Prompt, number: int) -> GenerationRequest:
-    """Return the request for an answer, with its own seed."""
     seed = int(np.random.SeedSequence((options.seed, number)).generate_state(1, np.uint64)[0])
     sampling = Sampling(options.temperature, options.top_p, seed=seed)
     return GenerationRequest(prompt.ids, options.max_tokens, sampling)

@@ -129,6 +129,5 @@ def _compared(
 
 
 def _gain(rows: list[dict[str, Any]], kind: str) -> float:
-    """Return the median gain of the answers of a kind."""
     gains: list[float] = [row["gain"] for row in rows if row["kind"] == kind]
     return round(median(gains), 2)

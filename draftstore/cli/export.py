@@ -45,9 +45,8 @@ def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: boo
         made = export_cache(directory, out, options, overwrite=overwrite, progress=progress)
     seconds = time.perf_counter() - begin
     if as_json:
-        found = {"ngrams": made.ngrams, "followers": made.followers, "left_out": made.left_out}
+        found = {"ngrams": made.ngrams, "left_out": made.left_out}
         return print_json({"path": made.path, "bytes": made.size, "seconds": round(seconds, 2), **found})
-    pairs, followers = counted(made.ngrams, "pair"), counted(made.followers, "follower")
     left = f", {made.left_out:,} omitted due to --max-bytes" * bool(made.left_out)
-    say(f"{pairs} of tokens, {followers}, {made.size:,} bytes, {seconds:.1f} s{left}", err=True)
+    say(f"{counted(made.ngrams, 'pair')} of tokens, {made.size:,} bytes, {seconds:.1f} s{left}", err=True)
     return say(str(made.path))

@@ -132,7 +132,6 @@ def generate(
 
 
 def _request(loaded: "LoadedModel", question: Question, text: str) -> GenerationRequest:
-    """Return the request for a model."""
     seed = secrets.randbits(32) if question.seed is None else question.seed
     sampling = Sampling(temperature=question.temperature, top_p=question.top_p, seed=seed)
     prompt = encode_conversation(loaded.text, question.content(loaded.text, text))
@@ -142,7 +141,6 @@ def _request(loaded: "LoadedModel", question: Question, text: str) -> Generation
 def _report(
     loaded: "LoadedModel", request: GenerationRequest, assembly: Assembly, drafted: TimedAnswer
 ) -> dict[str, Any]:
-    """Return the facts about an answer as JSON values."""
     kept = [token for token in drafted.tokens if token not in loaded.text.special_ids]
     return {
         "model": loaded.name,
@@ -157,7 +155,6 @@ def _report(
 
 
 def _show(report: dict[str, Any]) -> None:
-    """Print the figures."""
     figures = report["with_drafts"]
     rows = [
         (
@@ -180,7 +177,6 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _comparison(report: dict[str, Any]) -> str:
-    """Describe the result of the comparison."""
     if "speedup" not in report:
         return ""
     place = report["first_difference"]

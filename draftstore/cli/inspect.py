@@ -33,7 +33,6 @@ def info(directory: Path, as_json: bool) -> None:
 
 
 def _fields(manifest: Manifest) -> Iterator[tuple[str, Any]]:
-    """Yield labels and values."""
     tokenizer, corpus = manifest.tokenizer, manifest.corpus
     yield "store", f"{manifest.name} ({manifest.kind}, format version {manifest.format_version})"
     yield "created", manifest.created

@@ -154,7 +154,6 @@ def _types(field: FieldInfo) -> list[Any]:
 
 
 def _settings(field: FieldInfo) -> dict[str, Any]:
-    """Return an option's settings for click."""
     shown, types, default = Shown.of(field), _types(field), field.get_default(call_default_factory=True)
     required, of = default is PydanticUndefined, field.annotation
     plain = not (required or shown.unset or default in (None, False, (), ""))

@@ -64,7 +64,6 @@ def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None
 
 
 def _why_none(draft: Draft, context: NDArray[np.int32], drafting: Drafting) -> str:
-    """Explain why there is no draft."""
     if drafting.budget == 0:
         return "the budget is 0"
     if len(context) == 0:

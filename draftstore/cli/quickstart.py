@@ -126,7 +126,6 @@ def _replay(store: Store, strategy: str, recordings: list[Recording], budget: in
 
 
 def _figures(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the figures of a replay for the table."""
     length, times = f"{row['accepted_length']:.2f} tokens a pass", row["lookup_us"]
     return length, row["nodes_mean"], times["p50"], times["p99"]
 

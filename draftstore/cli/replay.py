@@ -129,7 +129,6 @@ def replay(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
 
 
 def _drafts(subject: Subject, options: Replaying) -> str:
-    """Name the sources of drafts."""
     live = options.live is not None
     return " + ".join(filter(None, (subject.strategy, "request" * options.request, "live" * live)))
 
@@ -194,7 +193,6 @@ def _mixed(stored: Drafter | None, vocab_size: int, options: Replaying) -> tuple
 
 
 def _replay(subject: Subject, options: Replaying, drafting: Drafting) -> ReplayResult:
-    """Replay the recordings with a progress bar."""
     with progress_bars() as progress:
         name = printable(subject.name if subject.strategy else _drafts(subject, options))
         recordings: Iterable[Recording]
@@ -217,7 +215,6 @@ def _replay(subject: Subject, options: Replaying, drafting: Drafting) -> ReplayR
 
 
 def _warn_of_tokenizers(manifests: Mapping[Path, Manifest]) -> None:
-    """Warn if the stores have different tokenizers."""
     if len({manifest.tokenizer.fingerprint for manifest in manifests.values()}) > 1:
         say(
             f"warning: {', '.join(map(str, manifests))} are counted in tokens of different tokenizers: "

@@ -52,7 +52,6 @@ def responses(by: Responder, options: ResponseOptions, out: Path, overwrite: boo
 
 
 def _report(made: Responses, seconds: float, as_json: bool) -> None:
-    """Print what was answered and what was skipped."""
     counts = made.counts
     if as_json:
         done = {"path": made.path, "reused": made.reused, "seconds": round(seconds, 2)}

@@ -72,7 +72,6 @@ def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
 
 
 def _show(curve: CostCurve, before: CostCurve | None) -> None:
-    """Print a curve as a table, next to the one stored before."""
     if where := curve.conditions:
         threads = f", {where.threads} threads" if where.threads else ""
         say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")

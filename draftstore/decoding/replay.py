@@ -200,7 +200,6 @@ def replay(
 def _replay_one(
     drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
 ) -> None:
-    """Replay one output, and add its steps to the totals."""
     if len(recording.output) < 2:
         return
     states = recording.hidden

@@ -272,6 +272,21 @@ class ContextSession:
             self.state[0] = np.nan if hidden is None else check_states(hidden[None], *self.state.shape)[0]
 
 
+class DisabledSession:
+    """A `Session` without drafts: for plain decoding, or in place of a source that has failed."""
+
+    needs_candidates = False
+    needs_hidden = False
+    reason = "failed"
+
+    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
+        """Return the empty tree."""
+        return DraftTree.empty()
+
+    def observe(self, accepted_ids: Any, **feedback: Any) -> None:
+        """Do nothing."""
+
+
 def propose_batch(
     drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = BUDGET, min_prob: float = 0.0
 ) -> list[DraftTree]:

@@ -184,7 +184,6 @@ def _mix(key: Any, token: Any) -> Any:
 
 @leaf_kernel
 def _cell_of(key: Any, mask: Any) -> Any:
-    """Return the cell of a key."""
     return (key ^ (key >> 29)) & mask
 
 

@@ -19,28 +19,42 @@ A drafter that raises while a text is drafted, or proposes an invalid tree, is d
 counted (`Mixture.faults`).
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
-from draftstore.drafting.faults import DisabledSession, Faults
-from draftstore.drafting.joining import WrongTreeError, join_trees
-from draftstore.errors import DraftstoreError
+from draftstore.drafting.drafter import DisabledSession, Drafter, Session, check_budget, check_ids
+from draftstore.errors import DraftstoreError, DraftTreeError
 from draftstore.jit import as_input, kernel, leaf_kernel
-from draftstore.trees.blend import keep_best, new_trie, place_nodes
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH, finish, new_frontier
 from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
+from draftstore.trees.trie import keep_best, new_trie, place_nodes
 from draftstore.trees.walk import steps_below, walk
 
+LOG = logging.getLogger(__name__)
 TRUST = 3.0
 """Initial counts of expected and correct tokens of every drafter."""
 MEMORY = 0.9
 """Decay of the counts whenever a drafter predicts a token."""
 _IDS = 2**31
 _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
+
+
+class Faults:
+    """Number of texts for which each source of a mixture was disabled, by its position."""
+
+    def __init__(self, sources: int) -> None:
+        self.counts = [0] * sources
+
+    def add(self, place: int, error: object) -> None:
+        """Count a failure; the first, second, fourth, eighth, ... of a source is logged."""
+        self.counts[place] += 1
+        count = self.counts[place]
+        if count & (count - 1) == 0:
+            LOG.warning("drafter %d of a mixture has been disabled for %d texts: %s", place + 1, count, error)
 
 
 class Mixture:
@@ -189,7 +203,7 @@ class _Forest:
 def merge_trees(
     tokens: Any, parents: Any, levels: Any, stops: Any, seen: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Merge concatenated draft trees, as in `blend_trees`; `seen` float64 [trees, 2] as in `MixtureSession`.
+    """Merge concatenated draft trees; `seen` float64 [trees, 2] as in `MixtureSession`.
 
     Returns:
         -1 or the first node with an invalid parent or token; tokens int32 [n], parents int16 [n], levels uint8 [n].
@@ -263,3 +277,39 @@ def _find_chances(trie: Any, tokens: Any, parents: Any, levels: Any, stops: Any,
     trie.probs[0] = 1.0
     for place in range(1, size):  # parents come before their children
         trie.probs[place] = trie.probs[above[place]] * (1.0 - doubts[place])
+
+
+class WrongTreeError(DraftTreeError):
+    """An invalid proposal; `place` is the position of its session."""
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def join_trees(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
+    """Return tokens int32, parents int16 and levels uint8 of all nodes, and the end of each tree, int64 [trees]."""
+    try:
+        return _join(trees)
+    except Exception:
+        for place, tree in enumerate(trees):
+            try:
+                _join([tree])
+            except Exception as error:
+                raise WrongTreeError(place, f"its proposal is not a tree: {error}") from error
+        raise
+
+
+def _join(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
+    """Join trees; any exception means that one is invalid."""
+    tokens = np.concatenate([tree.tokens for tree in trees], dtype=np.int32)
+    parents = np.concatenate([tree.parents for tree in trees], dtype=np.int16)
+    levels = np.concatenate([tree.levels for tree in trees], dtype=np.uint8)
+    stops = np.cumsum([len(tree.tokens) for tree in trees], dtype=np.int64)
+    if (
+        not tokens.shape == parents.shape == levels.shape == (stops[-1],)
+    ):  # otherwise kernels would read past their ends
+        raise DraftTreeError(
+            f"tokens {tokens.shape}, parents {parents.shape}, levels {levels.shape}: expected one of each per node"
+        )
+    return tokens, parents, levels, stops

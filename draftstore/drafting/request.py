@@ -104,7 +104,6 @@ class RequestSession:
         self._size = append_tokens(*self._history, self._size, as_input(ids, np.int32))
 
     def _make_room(self, capacity: int) -> None:
-        """Move the text to arrays for `capacity` tokens."""
         text = self._history.tokens[: self._size]
         self._history, self._size = History.new(capacity), 0
         self._append(text)

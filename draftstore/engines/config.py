@@ -95,7 +95,6 @@ class EngineConfig(Sources):
 
 
 def _warn_of_slips(given: Mapping[str, str], known: Mapping[str, str]) -> None:
-    """Warn about variables that look like misspelt settings."""
     for name in given:
         if name.startswith(PREFIX) and name not in known:
             for meant in difflib.get_close_matches(name, known, 1, 0.9):

@@ -217,7 +217,6 @@ class Proposer:
         return text
 
     def _sources(self, request: DraftRequest) -> Assembly:
-        """Return the sources of a request."""
         if request.corpus not in self._corpora:
             self.figures.add_sources("", {("", "unknown_corpus"): 1})
             raise EngineError(f"no corpus {request.corpus!r:.100}: add it to [corpora] in the settings")
@@ -270,7 +269,6 @@ class Proposer:
 
 
 def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:
-    """Open the sources of a corpus."""
     assembly = assemble(sources, vocab_size=vocab_size, tokenizer=tokenizer, model=model)
     for part in assembly.parts:
         session = part.drafter.session([0])

@@ -196,7 +196,6 @@ class BatchDrafts:
 
 
 def _last(request: Any, pending: Sequence[int]) -> int:
-    """Return the last token of a request's text."""
     parts = (pending, request.output_ids, request.origin_input_ids_unpadded)
     return next((int(part[-1]) for part in parts if part), 0)
 
@@ -228,7 +227,6 @@ class _Wishes(NamedTuple):
 
 
 def _prediction(request: Any, given: Any) -> Sequence[int]:
-    """Return the ids of a prediction."""
     if isinstance(given, str):
         given = request.tokenizer.encode(given[:MAX_CHARACTERS], add_special_tokens=False)
     found: Sequence[int] = given[:MAX_TOKENS]
@@ -261,7 +259,6 @@ class StoreDrafts:
         self.ngram_corpus = BatchDrafts(proposer, self.draft_token_num)
 
     def _tensor_parallel(self) -> Any:
-        """Return the group of processes that share the model."""
         from sglang.srt.runtime_context import get_parallel
 
         return get_parallel().tp_group
@@ -271,7 +268,6 @@ class StoreDrafts:
         return bool(self._ranks.rank_in_group == 0)
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tokens and the mask of a step."""
         if self._ranks.world_size == 1:
             return self.ngram_corpus.draft(batch.reqs, self._pending(batch))
         import torch
@@ -313,7 +309,6 @@ def _serve(proposer: Proposer, address: str) -> None:
 
 
 def _worker() -> type:
-    """Return the class of SGLang's worker with our drafts."""
     from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
     return type("DraftstoreWorker", (StoreDrafts, NGRAMWorker), {})

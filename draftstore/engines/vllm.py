@@ -108,7 +108,6 @@ class Drafter:
 
 
 def _chain_length(speculative: Any) -> int:
-    """Return the maximum length of a chain."""
     longest = getattr(speculative, "num_speculative_tokens", None)
     if not longest or longest < 1:
         raise EngineError('set "num_speculative_tokens" in --speculative-config, for example to 8')

@@ -10,11 +10,10 @@ from draftstore.decoding.budget import capped
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf.generation import seeded
-from draftstore.hf.grammar import GrammarMask
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.members import Member
-from draftstore.hf.penalties import Penalties
 from draftstore.hf.preparing import prepare_text
+from draftstore.hf.processors import GrammarMask, Penalties
 from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
 
 ONE_TEXT: dict[str, Any] = {

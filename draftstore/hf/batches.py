@@ -191,7 +191,6 @@ class Batch:
         return Outcome(member, Step(DraftTree.empty(), [], accepted.tokens, 0, filled - begin, done - filled))
 
     def _room(self) -> int:
-        """Return the maximum nodes of a draft in the next pass."""
         return self._runner.room(len(self._members)) - 1
 
     def _reserve(self, length: int) -> Runner:

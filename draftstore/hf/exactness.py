@@ -111,7 +111,6 @@ def _deviations(alone: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
 
 
 def _dtypes(model: Any) -> Iterator[torch.dtype]:
-    """Yield the types that a model computes in."""
     yield model.dtype
     yield torch.float32  # norms and rotations, even if the weights are wider
     if torch.is_autocast_enabled(model.device.type):

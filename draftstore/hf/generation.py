@@ -171,7 +171,6 @@ def batch_for(model: Any, members: Sequence[Member]) -> Batch:
 
 
 def _result(members: Sequence[Member], config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Return the result in the format of plain `generate`."""
     # Without a pad id, plain `generate` pads with the first id that ends a text.
     pad: Any = config._pad_token_tensor if config.pad_token_id is None else config.pad_token_id
     texts = [member.text.tensor()[0] for member in members]

@@ -198,7 +198,6 @@ def _source(name_or_path: str | Path) -> tuple[str, str | None]:
 
 
 def _dtype(dtype: "torch.dtype | str | None", device: "torch.device") -> "torch.dtype | str":
-    """Return the type of weights for transformers."""
     if dtype is None:
         return "float32" if device.type == "cpu" else "auto"
     if isinstance(dtype, str) and dtype not in DTYPES:

@@ -12,8 +12,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 from draftstore.decoding.acceptance import Acceptance, accept, check_tree
 from draftstore.decoding.loop import Step, Text
 from draftstore.decoding.planners import Planner
-from draftstore.drafting.drafter import Drafter, Session
-from draftstore.drafting.faults import DisabledSession
+from draftstore.drafting.drafter import DisabledSession, Drafter, Session
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, depth_limit, vocab_size
 from draftstore.hf.choosing import Chooser, Ids

@@ -138,7 +138,6 @@ class Runner:
         return whole.rows(cache(whole.fetch), 0, 1)
 
     def _shape_of(self, entries: Sequence[Entry], wants: Wants) -> PassShape:
-        """Return the shape of a pass."""
         texts, rows = len(entries), max(len(entry.tokens) for entry in entries)
         if self.graphs:
             texts, rows = padded(texts, TEXTS), padded(rows, BUCKETS)

@@ -57,7 +57,6 @@ def _shape_of(model: Any) -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    """Return the name of a processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
@@ -159,7 +158,6 @@ def measure(
 
 
 def _quartile(times: list[float]) -> float:
-    """Return the lower quartile."""
     return sorted(times)[len(times) // 4]
 
 
@@ -169,7 +167,6 @@ def _spread(times: list[float]) -> float:
 
 
 def _room_for(model: Any, context: int, rows: int) -> int:
-    """Return the number of tokens that fit into the cache."""
     end = positions_of(model)
     room = context if end is None else min(context, end - rows)
     if room < 1:

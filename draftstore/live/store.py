@@ -299,7 +299,6 @@ class LiveStore:
                 self._warn("the log of a live store cannot be followed: %s", error)
 
     def _warn(self, message: str, error: Exception) -> None:
-        """Log a problem, at most one per minute."""
         if monotonic() - self._warned >= WARN_SECONDS:
             self._warned = monotonic()
             LOG.warning(message, error)

@@ -21,26 +21,23 @@ from draftstore.drafting.drafter import check_budget, check_ids
 from draftstore.errors import DraftstoreError, require_vocabulary
 from draftstore.jit import as_input, read_only
 from draftstore.recycling.kernels import fill_tree, learn, write_rows
-from draftstore.recycling.paths import PATHS, WIDTH, new_counts
+from draftstore.recycling.paths import PATHS, WIDTH
 from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 UNKNOWN: NDArray[np.int32] = np.full(WIDTH, -1, np.int32)
 """Candidates of an unknown pass."""
 NO_ROWS = as_input(np.empty((0, WIDTH)), np.int32)
-WINDOW = 4096
-"""Counts are halved when a path reaches twice as many tries, so that they follow recent texts."""
 
 
 class RecyclingDrafter:
-    """The matrix and the counts of one model, shared and updated by all its sessions.
+    """The matrix of one model, shared and updated by all its sessions.
 
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
 
     Attributes:
         matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; padded with -1.
-        counts: int64 [2, n + 8], tries and hits, see `draftstore.recycling.paths`.
-        cells: the writable matrix; sessions write to it and to the counts under `lock`.
+        cells: the writable matrix; sessions write to it under `lock`.
     """
 
     needs_candidates = True
@@ -51,7 +48,6 @@ class RecyclingDrafter:
         self.vocab_size = vocab_size
         self.cells: NDArray[np.int32] = np.full((vocab_size, WIDTH), -1, np.int32)
         self.matrix = read_only(self.cells)
-        self.counts = new_counts()
         self.lock = Lock()
         if matrix is not None and len(matrix):
             rows = _candidates(matrix)
@@ -100,7 +96,7 @@ class RecyclingSession:
         drafter, most = self._drafter, (1 + WIDTH) * (1 + len(PATHS))
         size = min(budget, most)
         with drafter.lock:
-            return DraftTree(*fill_tree(drafter.cells, self._last, self._before, drafter.counts, size, level))
+            return DraftTree(*fill_tree(drafter.cells, self._last, self._before, size, level))
 
     def observe(
         self,
@@ -112,8 +108,7 @@ class RecyclingSession:
     ) -> None:
         """Learn the result of a forward pass; see `Session`.
 
-        Paths are counted along the accepted ids for as long as the matrix predicted them, whether or not a node was
-        verified. Rows are written for the nodes of `tree`; if a token occurs several times, accepted occurrences win
+        Rows are written for the nodes of `tree`; if a token occurs several times, accepted occurrences win
         over rejected ones, then the last wins. Without a tree, only the root's row is written.
 
         Raises:
@@ -125,13 +120,11 @@ class RecyclingSession:
         rows = NO_ROWS if candidates is None else _candidates(candidates, len(known) + 1)
         if len(ids) == 0:
             return
-        before, self._before = self._before, UNKNOWN
+        self._before = UNKNOWN
         if self._last >= 0 <= ids.min() and (tree is not None or candidates is not None):
             tokens, parents = as_input(known.tokens, np.int32), as_input(known.parents, np.int16)
             with drafter.lock:
-                self._before = learn(
-                    drafter.cells, self._last, before, ids, drafter.counts, WINDOW, tokens, parents, rows
-                )
+                self._before = learn(drafter.cells, self._last, ids, tokens, parents, rows)
         self._last = int(ids[-1])
 
 

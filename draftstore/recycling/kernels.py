@@ -1,8 +1,7 @@
-"""Kernels for the matrix of Token Recycling: fill a static tree from it, count correct paths, and update rows.
+"""Kernels for the matrix of Token Recycling: fill a static tree from it, and update rows.
 
     matrix  int32 [vocab_size, 8], the candidates of each token, best first; -1 is an empty cell
     before  int32 [8], the candidates of the pass that emitted the text's last token; -1 if unknown
-    counts  see `draftstore.recycling.paths`
 
 The ids in a row are distinct and valid: `_write_row` ensures this, so other kernels need not check.
 """
@@ -12,19 +11,17 @@ from typing import Any
 import numpy as np
 
 from draftstore.jit import kernel, leaf_kernel
-from draftstore.recycling.paths import BELOW_GUESS, RANKS, STARTS, WIDTH, path_probs
+from draftstore.recycling.paths import BELOW_GUESS, GUESS_RATES, RANKS, RATES, STARTS, WIDTH
 from draftstore.trees.frontier import MAX_DEPTH, enter, finish, grow, new_frontier, token_of
 from draftstore.trees.walk import walk
 
-_PATHS = len(RANKS)
-
 
 @kernel
-def fill_tree(matrix: Any, last: Any, before: Any, counts: Any, budget: Any, max_level: Any) -> Any:
+def fill_tree(matrix: Any, last: Any, before: Any, budget: Any, max_level: Any) -> Any:
     """Fill the static tree for a text with this last token; return the arrays of a `DraftTree`."""
     nodes = new_frontier(budget)
     slots = np.zeros(budget + 1, np.int64)  # rank paths of the root and the nodes
-    state = matrix, np.int64(last), before, path_probs(counts), slots
+    state = matrix, np.int64(last), before, slots
     return finish(nodes, grow(nodes, MAX_DEPTH, _enter_candidates, state, max_level))
 
 
@@ -33,8 +30,8 @@ def _enter_candidates(
     state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
 ) -> Any:
     """Enter a token's candidates where the static tree has paths; see `draftstore.trees.frontier.grow`."""
-    matrix, last, before, probs, slots = state
-    token, own = last, 1.0
+    matrix, last, before, slots = state
+    token = last
     if slot > 0:
         token = token_of(nodes, slot - 1)
         above = token_of(nodes, parent - 1) if parent > 0 else last
@@ -42,15 +39,14 @@ def _enter_candidates(
         while path < end and matrix[above, RANKS[path]] != token:  # tokens of a row are distinct
             path += 1
         slots[slot] = 1 + (path if path < end else BELOW_GUESS)
-        own = probs[slots[slot] - 1]
     for path in range(STARTS[slots[slot]], STARTS[slots[slot] + 1]):
         candidate = np.int64(matrix[token, RANKS[path]])
         if candidate >= 0:
-            tail = enter(nodes, tail, candidate, prob * (probs[path] / own), depth + 1, slot, max_level)
+            tail = enter(nodes, tail, candidate, prob * RATES[RANKS[path]], depth + 1, slot, max_level)
     for rank in range(WIDTH if slot == 0 else 0):
         candidate = _guess(matrix, last, before, rank)
         if candidate >= 0:
-            tail = enter(nodes, tail, candidate, probs[_PATHS + rank], 1, 0, max_level)
+            tail = enter(nodes, tail, candidate, GUESS_RATES[rank], 1, 0, max_level)
     return tail
 
 
@@ -67,16 +63,12 @@ def _guess(matrix: Any, last: Any, before: Any, rank: Any) -> Any:
 
 
 @kernel
-def learn(
-    matrix: Any, last: Any, before: Any, accepted: Any, counts: Any, window: Any, tokens: Any, parents: Any,
-    candidates: Any,
-) -> Any:  # fmt: skip
-    """Count correct paths, then write the rows of all tokens of a verified tree.
+def learn(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, candidates: Any) -> Any:
+    """Write the rows of all tokens of a verified tree.
 
     Args:
         last: the text's last token before the pass.
         accepted: int32 [k], the new tokens.
-        window: all counts are halved when one reaches twice as many tries.
         tokens: int32 [n], of the tree; likewise `parents`.
         candidates: int32 [n + 1, any], for the root and each node, or none at all; ids outside the vocabulary are
             ignored, and so are rows without candidates.
@@ -84,7 +76,6 @@ def learn(
     Returns:
         int32 [8], `before` of the next draft.
     """
-    _count_paths(matrix, last, before, accepted, counts, window)
     if len(candidates):
         is_accepted = np.zeros(len(tokens), np.bool_)
         walk(tokens, parents, accepted, _mark, is_accepted)
@@ -98,36 +89,6 @@ def learn(
         return np.full(WIDTH, -1, np.int32)
     # Of all rows of its token, that of the last accepted node was written last.
     return matrix[np.int64(accepted[-2]) if len(accepted) > 1 else np.int64(last)].copy()
-
-
-@leaf_kernel
-def _count_paths(matrix: Any, last: Any, before: Any, accepted: Any, counts: Any, window: Any) -> Any:
-    """Count the correct guess, and the correct rank paths until the text leaves them."""
-    tries, hits = counts
-    slot, token, most = 0, np.int64(last), 0
-    for rank in range(WIDTH):
-        candidate = _guess(matrix, token, before, rank)
-        if candidate >= 0:
-            tries[_PATHS + rank] += 1
-            hits[_PATHS + rank] += candidate == accepted[0]
-            most = max(most, tries[_PATHS + rank])
-    for i in range(len(accepted)):
-        found = 0
-        for path in range(STARTS[slot], STARTS[slot + 1]):
-            candidate = matrix[token, RANKS[path]]
-            if candidate >= 0:
-                tries[path] += 1
-                most = max(most, tries[path])
-                if candidate == accepted[i]:
-                    hits[path] += 1
-                    found = path + 1
-        if found == 0:
-            break
-        slot, token = found, np.int64(accepted[i])
-    if most >= 2 * window:
-        for i in range(counts.shape[1]):
-            tries[i] >>= 1
-            hits[i] >>= 1
 
 
 @leaf_kernel

@@ -7,24 +7,15 @@ likeliest successor of that one. The tokens are looked up for each draft (`draft
     rows of its candidates        b: d e       token  b   c   d   e   d
                                   c: d
 
-The probability of a path is that of its parent times the rate at which its last rank was correct given the parent. So a
-child is never likelier than its parent, and counts do not depend on how much of the tree was drafted. The rate of a
-rarely tried path is shrunk towards its rank's rate over all paths, and that rate towards a prior from other texts.
+The probability of a path is that of its parent times the rate of its last rank. Rates are constants: those counted in
+the text accept as much (docs/findings.md).
 
 In addition to the paths, there are up to eight *guesses*: likely candidates of the previous pass, which often come next
-(LogitSpec, https://arxiv.org/abs/2507.01449). The guesses of each rank have a separate rate; the tree below a guess is
-that below path 1.
-
-    counts  int64 [2, n + 8], tries and hits: how often a path's parent was correct and its cell of the matrix had a
-            token, and how often that token was correct; the same for the guess of each rank
+(LogitSpec, https://arxiv.org/abs/2507.01449). The tree below a guess is that below path 1.
 """
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from draftstore.jit import kernel
 
 WIDTH = 8
 """Candidates per token: ranks are 0 to 7."""
@@ -48,35 +39,7 @@ STARTS: NDArray[np.int64] = np.searchsorted(PARENTS, np.arange(-1, len(PATHS) + 
 BELOW_GUESS = PATHS.index("1")
 """The path whose subtree continues a guess."""
 
-PRIOR: NDArray[np.float64] = np.array([0.40, 0.10, 0.055, 0.03, 0.025, 0.02, 0.016, 0.013])
-"""Prior rate of each rank, measured with SmolLM2-135M in its first 16 answers."""
-PRIOR_TRIES = 32.0
-"""Weight of `PRIOR` and `GUESS_PRIOR` in tries of a rank."""
-SHARED_TRIES = 32.0
-"""Weight of a rank's rate over all paths, in tries of one path."""
-GUESS_PRIOR: NDArray[np.float64] = np.array([0.04, 0.03, 0.015, 0.015, 0.015, 0.012, 0.006, 0.005])
-"""Prior rate of each guess, measured with the same model; the first is the model's own token, unless it is sampled."""
-
-
-def new_counts() -> NDArray[np.int64]:
-    """Return zero counts, int64 [2, n + 8]."""
-    return np.zeros((2, len(PATHS) + WIDTH), np.int64)
-
-
-@kernel
-def path_probs(counts: Any) -> Any:
-    """Return float64 [n + 8], the probability of each path, at most its parent's, and of each guess."""
-    tries, hits = counts
-    tried, hit = np.zeros(WIDTH, np.int64), np.zeros(WIDTH, np.int64)
-    for path in range(len(RANKS)):
-        tried[RANKS[path]] += tries[path]
-        hit[RANKS[path]] += hits[path]
-    rates = (hit + PRIOR_TRIES * PRIOR) / (tried + PRIOR_TRIES)
-    probs = np.empty(len(tries), np.float64)
-    for path in range(len(RANKS)):
-        above = probs[PARENTS[path]] if PARENTS[path] >= 0 else 1.0
-        rate = (hits[path] + SHARED_TRIES * rates[RANKS[path]]) / (tries[path] + SHARED_TRIES)
-        probs[path] = above * rate
-    first = len(RANKS)
-    probs[first:] = (hits[first:] + PRIOR_TRIES * GUESS_PRIOR) / (tries[first:] + PRIOR_TRIES)
-    return probs
+RATES: NDArray[np.float64] = np.array([0.39, 0.096, 0.05, 0.031, 0.021, 0.02, 0.012, 0.012])
+"""How often the candidate of each rank was correct, measured with SmolLM2-135M in 97 answers."""
+GUESS_RATES: NDArray[np.float64] = np.array([0.03, 0.028, 0.018, 0.013, 0.01, 0.009, 0.009, 0.009])
+"""How often the guess of each rank was correct, in the same answers; the first counts only if the model samples."""

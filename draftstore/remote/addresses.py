@@ -64,7 +64,6 @@ class Address(NamedTuple):
 
 
 def _socket_at(text: str) -> Address:
-    """Return the address of a Unix socket."""
     path = str(Path(text.removeprefix("unix:")))
     if not path.startswith("/") or "\0" in path:
         raise DraftstoreError(f"the address {text!r} has no absolute path: {_EXPECTED}")
@@ -76,7 +75,6 @@ def _socket_at(text: str) -> Address:
 
 
 def _port_at(text: str) -> Address:
-    """Return the address of a host and port."""
     schemed = text.startswith(_SCHEMES)
     try:
         parts = urlsplit(text if schemed else f"tcp://{text}")

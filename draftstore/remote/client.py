@@ -321,7 +321,6 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def _append_frame(
         self, documents: list[tuple[NDArray[np.int32], int]], digests: tuple[bytes, ...] = ()
     ) -> tuple[int, bytes]:
-        """Return the number and the frame of an append."""
         if self._fingerprint is None or not self._vocabulary_given:
             raise DraftstoreError("appending requires the tokenizer= and vocab_size= of the model")
         number = next(self._ids)
@@ -353,7 +352,6 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self.counters.renew()
 
     def _open(self, mine: _Thread, end: float) -> Connection:
-        """Return a new connection for this thread."""
         if self.address.path:
             return open_connection(self.address, self._number, self._tls, self._hello, end)
         opening = mine.opening or open_in_thread(self.address, self._number, self._tls, self._hello)

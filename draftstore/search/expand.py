@@ -150,7 +150,6 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
 
 @leaf_kernel
 def _unpack_rule(values: Any, budget: Any) -> Any:
-    """Unpack a Rule for drafts of at most `budget` nodes."""
     rows = max(1, int(values[3] * math.sqrt(budget / ROWS_NODES)))
     return Rule(
         int(values[0]), int(values[1]), int(values[2]), rows,

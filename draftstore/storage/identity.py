@@ -42,7 +42,6 @@ def file_identity(path: Path) -> str:
 
 
 def _kept_hash(path: Path) -> Path:
-    """Return the path of a file's cached hash."""
     return cache_folder("hashes") / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
 
 

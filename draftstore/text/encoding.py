@@ -218,7 +218,6 @@ def _resume(directory: Path, state: State) -> tuple[bool, list[Shard]]:
 
 
 def _skip(documents: Iterator[Document], shards: list[Shard], source: str) -> None:
-    """Skip the documents of finished shards."""
     for shard in shards:
         ids = [document.id for document in islice(documents, shard.documents)]
         if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):

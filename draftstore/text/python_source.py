@@ -122,7 +122,6 @@ def quickstart_tokenizer(folder: Path, sources: list[Source]) -> tuple[TextToken
 
 
 def _train_tokenizer(path: Path, texts: Iterator[str]) -> None:
-    """Train a byte-level BPE tokenizer."""
     with needs_extra("tokenizers"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     tokenizer = Tokenizer(models.BPE())

@@ -243,7 +243,6 @@ class TextTokenizer:
         return "ByteLevel" in f"{self._backend.decoder!r} {self._backend.pre_tokenizer!r}"
 
     def _entry(self, token: int) -> str | None:
-        """Return the vocabulary entry of an id, or None."""
         return self._backend.id_to_token(int(token)) if 0 <= token < 2**32 else None
 
     def _id_of(self, named_token: str) -> int | None:

@@ -216,7 +216,6 @@ class TextBuild:
         return open_shards(source)
 
     def _tokenize(self, partial: Path) -> TokenShards:
-        """Read and tokenize the corpus."""
         options, tokenizer, gathered = self._options, self._tokenizer, self._options.gathered
         origin = json.dumps(corpus_plan(options, tokenizer)) + (f" {gathered.order}" if gathered else "")
         identity: dict[str, Any] = {

@@ -170,7 +170,6 @@ def _source(session: Session, manifest: Manifest) -> int | None:
 
 
 def _by_digest(session: Session, digest: str) -> int | None:
-    """Return the newest build of a store with this digest."""
     newest = select(Build.id).filter_by(digest=digest, state="finished").order_by(Build.id.desc()).limit(1)
     return session.scalars(newest).one_or_none()
 

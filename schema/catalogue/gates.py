@@ -163,17 +163,10 @@ def _same_kind(new: Candidate, live: Candidate) -> str | None:
 
 
 def _same_strategy(new: Candidate, live: Candidate) -> str | None:
-    if new.kind != live.kind:
-        lost = sorted(set(kind_of(live.kind).strategies) - set(kind_of(new.kind).strategies))
-        return (
-            f"clients of build {live.id} may request {', '.join(lost)}, which it does not support"
-            if lost
-            else None
-        )
-    found, expected = (build.manifest["parameters"].get("selection") for build in (new, live))
-    if found == expected:
+    lost = sorted(set(kind_of(live.kind).strategies) - set(kind_of(new.kind).strategies))
+    if not lost:
         return None
-    return f"its n-grams are selected by {found!r}, and those of the live build {live.id} by {expected!r}"
+    return f"clients of build {live.id} may request {', '.join(lost)}, which it does not support"
 
 
 def _shrinkage(new: Candidate, live: Candidate, part: str, name: str) -> str | None:

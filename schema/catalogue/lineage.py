@@ -29,7 +29,7 @@ def store_digests(path: Path) -> NDArray[np.uint8] | None:
     if manifest.kind == TOKENS:
         none = np.empty((0, DIGEST_BYTES), np.uint8)
         return np.concatenate([none, *open_shards(path).digests()])
-    return read_digests(path, manifest)
+    return read_digests(path) if DOCUMENTS_FILE in manifest.files else None
 
 
 def ancestors(build: Build) -> Iterator[Build]:

@@ -220,7 +220,6 @@ def verify_build(build: Candidate, on_bytes: OnProgress = ignore) -> list[str]:
 
 
 def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
-    """Return problems with a store's entries in PostgreSQL."""
     if not manifest.parameters.get("backends"):
         return []  # avoids importing the kind's kernels
     try:

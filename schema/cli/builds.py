@@ -131,7 +131,6 @@ def show(build: str, as_json: bool) -> None:
 
 
 def _lines(fields: dict[str, Any], corpus: Corpus | None) -> Iterator[tuple[str, Any]]:
-    """Yield what `show` prints of a build."""
     yield "build", f"{fields['id']}: {fields['name']} ({fields['kind']}), {fields['state']}"
     yield "error", fields["error"]
     yield "store", fields["path"]
@@ -263,7 +262,6 @@ def _flat(parameters: dict[str, Any], within: str = "") -> Iterator[tuple[str, s
 
 
 def _live(session: Session) -> defaultdict[int, list[str]]:
-    """Return the names of the releases that point at each build."""
     live: defaultdict[int, list[str]] = defaultdict(list)
     for name, build_id in session.execute(select(Release.name, Release.build_id).order_by(Release.name)):
         live[build_id].append(name)
@@ -271,7 +269,6 @@ def _live(session: Session) -> defaultdict[int, list[str]]:
 
 
 def _is_still(directory: Path, build: Build) -> bool:
-    """Return True if a directory still holds the store of a build."""
     try:
         return manifest_digest(directory) == build.digest
     except StoreError:

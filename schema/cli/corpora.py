@@ -11,8 +11,7 @@ from draftstore.text.scans import open_scan
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
 from schema.cli.proving import prove
-from schema.cli.removing import remove
-from schema.cli.restoring import restore
+from schema.cli.removing import remove, restore
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions
 from schema.collections.live_logs import forget
@@ -148,7 +147,6 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _days(seconds: float | None) -> str:
-    """Return a duration in readable form."""
     return str(timedelta(seconds=seconds)).removesuffix(", 0:00:00") if seconds else ""
 
 

@@ -87,7 +87,6 @@ def show_status(field: str | None, as_json: bool) -> None:
 
 
 def _ask_server(connection: psycopg.Connection[Any]) -> dict[str, Any]:
-    """Return the status of a running server."""
     row = connection.execute(
         "SELECT current_setting('server_version'), pg_database_size(current_database()),"
         " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"

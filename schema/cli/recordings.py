@@ -102,5 +102,4 @@ def remove(name: str, as_json: bool) -> None:
 
 
 def _fields(recording: Recording) -> dict[str, Any]:
-    """Return a recording as JSON values."""
     return {name: getattr(recording, name) for name in (*Rule.model_fields, "releases")}

@@ -172,19 +172,16 @@ def history(name: str, as_json: bool) -> None:
 
 
 def _registered(directory: Path) -> int:
-    """Return the build of a store."""
     with catalogue_session(make=True) as session:
         return catalogue.add_build(session, directory).id
 
 
 def _verify_with_bar(build: Candidate) -> list[str]:
-    """Verify a build, with a progress bar on a terminal."""
     with progress_bars() as progress:
         return catalogue.verify_build(build, progress("verifying", "bytes"))
 
 
 def _measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
-    """Replay a recording, with a spinner on a terminal."""
     from schema.catalogue.replaying import measure  # imports all kernels
 
     with status(f"replaying {rule.name}"):

@@ -1,4 +1,4 @@
-"""`draftstore corpus remove`: take-down."""
+"""`draftstore corpus remove` and `restore`: take-down and its end."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import put_in_force, scan_with_progress, warn_of_problems
 from schema.collections import collecting
 from schema.collections.models import Collection
-from schema.collections.removing import Selection, select_documents
+from schema.collections.removing import Selection, restoration_of, select_documents
 
 
 class Removing(Options):
@@ -42,7 +42,6 @@ class Removing(Options):
 
 
 def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, Any]:
-    """Return the source and time that `--where` names."""
     places = {row.place: row.id for row in collection.sources}
     read = {"source": lambda value: places.get(value) or int(value), "before": _seconds}
     found: dict[str, Any] = {}
@@ -132,3 +131,33 @@ def _matched(name: str, found: Selection, options: Removing) -> str:
     if found.many and not options.force and not options.dry_run:
         raise CorpusError(f"{what}: more than a tenth of {name}; nothing is written without --force")
     return what
+
+
+@click.command()
+@click.argument("name")
+@click.argument("removal", type=int)
+@click.option("--reason", metavar="TEXT", help="Reason, as a note.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def restore(name: str, removal: int, reason: str | None, yes: bool, as_json: bool) -> None:
+    """Take the removal with this id back: the next rebuild includes its documents again, as far as sources have them.
+
+    A document that another removal refuses stays out. Answers that were overwritten in live logs do not come back. A
+    removal of the same documents afterwards is a new one, in force.
+
+    \b
+    Example:
+      draftstore corpus restore chat 2 --reason "it was another Jane"
+    """
+    with catalogue_session() as session:
+        collection = collecting.get_collection(session, name)
+    row = restoration_of(collection, removal)
+    size = counted(row.documents, "document")
+    if not yes:
+        confirm(f"take removal {removal} of {name} back ({size})? Overwritten live answers do not come back")
+    put_in_force(name, row, reason, scan=None)
+    text = (
+        f"removal {removal} is taken back: the next rebuild includes its {size} again, unless another removal "
+        "refuses them; answers overwritten in live logs do not come back"
+    )
+    print_result({"removal": row.id, "restores": removal, "documents": row.documents}, as_json, text)

@@ -196,7 +196,6 @@ class Cluster(NamedTuple):
                 return 1
 
     def _failure(self, what: str) -> EmbeddedServerError:
-        """Return the error with the end of the logs."""
         logs = sorted((self.base / "data" / "log").glob("*"), key=lambda path: path.stat().st_mtime)[-1:]
         texts = [log.read_text(errors="replace") for log in (*logs, self.base / LOG)]
         lines = [line for text in texts for line in text.splitlines()[-20:]]

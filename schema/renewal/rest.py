@@ -12,8 +12,8 @@ from draftstore.errors import BuildRunningError, DraftstoreError
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.rest.store import KIND as REST
-from draftstore.stores.rest.store import RestStore
-from draftstore.stores.rest.updating import read_documents, update_rest
+from draftstore.stores.rest.store import RestStore, read_digests
+from draftstore.stores.rest.updating import update_rest
 from draftstore.text.digests import digest_keys
 from draftstore.text.tokenizing import made_with
 from schema.catalogue.builds import list_builds
@@ -52,7 +52,7 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
     path = store_path(data_home(), REST, contents.name, plan=contents.plan(tokenizer))
     change = Change(None, contents.digests, 0, 0)
     if base := _newest(ledger, surveyed, path):
-        change = change_since(base.path, read_documents(base), contents.digests)
+        change = change_since(base.path, read_digests(base.path), contents.digests)
     folder = collection_folder(contents.name) / "tokens"
 
     def make(_build_id: int, logs: StepLogs) -> None:
@@ -91,7 +91,6 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
             manifest = load_manifest(place, REST)
             if wanted <= manifest.parameters["plan"].items():
                 store = RestStore.open(place)
-                read_documents(store)
                 problems = [] if place == path else verify_files(place, manifest)
                 if not problems:
                     return store

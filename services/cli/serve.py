@@ -40,7 +40,6 @@ def serve(settings: LookupSettings, log: logs.LogOptions, as_json: bool) -> None
 
 
 def _print_started(started: dict[str, Any]) -> None:
-    """Print the served stores and addresses."""
     for release in started["releases"]:
         if release["kind"] == "live":
             say(f"serving {release['name']}: live, {release['tokens']:,} tokens remembered")

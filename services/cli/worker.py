@@ -68,7 +68,6 @@ def worker(
 
 
 def _print_started(started: dict[str, Any]) -> None:
-    """Print the served model and addresses."""
     say(f"serving {started['model']} on {started['device']}, {started['positions']:,} positions")
     say(f"drafts  {', '.join(started['drafters']) or 'none'}")
     say(f"api     {started['url']}/v1")

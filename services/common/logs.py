@@ -74,7 +74,6 @@ class _Json(logging.Formatter):
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
-    """Return the event and its fields."""
     fields = {name: value for name, value in vars(record).items() if name not in _USUAL}
     if record.name.partition(".")[0] not in ("services", "draftstore", "schema"):
         fields["logger"] = record.name

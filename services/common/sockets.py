@@ -46,7 +46,6 @@ def port_of(sockets: list[socket.socket]) -> int:
 
 
 def _bind_tcp(address: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a listening socket."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -47,7 +47,6 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _to_toml(grants: list[Grant]) -> str:
-    """Return the text of a token file."""
     entries = (
         f"\n[[token]]\nname = {_quoted(grant.name)}\nsha256 = {_quoted(grant.digest)}\n"
         f"releases = [{', '.join(map(_quoted, sorted(grant.releases)))}]\n"

@@ -137,7 +137,6 @@ class Connection(asyncio.Protocol):
                 self.due = self._loop.time() + self._limits.stall_seconds
 
     def _next_frame(self) -> Frame | None:
-        """Return the next whole frame."""
         data = self._rest
         if len(data) < HEADER.size:
             return None

@@ -186,7 +186,6 @@ class Server:
         return Permissions.load(settings.tokens)
 
     def _describe(self) -> dict[str, Any]:
-        """Return a description of the running service."""
         settings = self.settings
         http = settings.http_address and settings.http_address._replace(port=port_of(self._http)).reached_as
         return {

@@ -115,7 +115,6 @@ class WorkerSite:
 def _read(
     data: bytes, kind: type[AnyBody], engine: Engine, settings: WorkerSettings
 ) -> tuple[AnyBody, list[GenerationRequest]]:
-    """Parse and tokenize a request."""
     body = parse(data, kind)
     return body, make_requests(body, engine, settings)
 
@@ -148,7 +147,6 @@ async def _on_problem(_request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer an unknown path or method, as reported by Starlette."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return ApiError(error.status_code, message, headers=error.headers).response()

@@ -34,7 +34,6 @@ def _off(value: Any) -> Any:
 
 
 def _as_prompts(value: Any) -> Any:
-    """Return prompts, each a text or a list of ids."""
     return value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
 
 

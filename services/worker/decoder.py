@@ -83,7 +83,6 @@ class Decoder:
             self._wakeup.notify()
 
     def _unavailable(self) -> ApiError:
-        """Return the error for requests while none are accepted."""
         if self.state == "loading":
             message = "the model is being loaded: try again in a moment"
             return ApiError(503, message, code="model_loading", retry_after=5)
@@ -120,7 +119,6 @@ class Decoder:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
-        """Run in the decoding thread."""
         try:
             engine = self._load()
         except BaseException as error:  # noqa: BLE001 (handed to the main thread)
@@ -141,7 +139,6 @@ class Decoder:
             engine.close()
 
     def _close(self) -> None:
-        """Refuse all remaining answers."""
         with self._wakeup:
             self.state = "ended"
             left = [*self._waiting, *self._running]

@@ -106,7 +106,6 @@ class Exchange:
         return EventStream(self._chunks(first, usage, each), headers=headers, media_type="text/event-stream")
 
     async def _chunks(self, event: Event | None, usage: bool, each: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks of the stream."""
         style, left = self._style, len(self._answers)
 
         def figures() -> dict[str, Any]:

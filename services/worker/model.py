@@ -69,7 +69,6 @@ class BatchEngine:
         return self._batch.most - len(self._batch)
 
     def _sources(self, request: GenerationRequest) -> Assembly:
-        """Return the drafters for a request."""
         drafters = self._drafters if request.live else self._others
         if request.prediction is not None and len(request.prediction):
             drafters = drafters.predicting(request.prediction)

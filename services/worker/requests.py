@@ -120,7 +120,6 @@ def _prediction(body: AnyBody, engine: Engine) -> NDArray[np.int32] | None:
 
 
 def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:
-    """Return the ids of a parameter."""
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         message = f"the token id {str(wrong)[:30]} is outside this model's vocabulary of {vocab_size:,} ids"
@@ -129,7 +128,6 @@ def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:
 
 
 def _room(body: Body, most: int, prompt: int, facts: Facts) -> int:
-    """Return the maximum number of tokens of an answer."""
     asked = body.max_completion_tokens or body.max_tokens
     wanted = None if asked == -1 else asked
     rest = facts.positions - prompt
@@ -152,7 +150,6 @@ def _room(body: Body, most: int, prompt: int, facts: Facts) -> int:
 
 
 def _sampling(body: Body, vocab_size: int) -> Sampling:
-    """Return the sampling settings, without the seed."""
     bias = body.logit_bias or {}
     _known(tuple(bias), "logit_bias", vocab_size)
     return Sampling(

@@ -122,7 +122,6 @@ class _Worker:
             self.failure = LookupServiceError("the decoding thread has ended: see the log")
 
     async def _until(self, test: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until a condition holds or the time has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not test():
@@ -130,7 +129,6 @@ class _Worker:
                     self._changed.clear()
 
     def _announce(self, port: int) -> None:
-        """Report the served model and addresses."""
         facts, endpoint = self._decoder.require_model().facts, self._settings.endpoint._replace(port=port)
         started: dict[str, Any] = {
             "model": facts.name,
@@ -155,7 +153,6 @@ class _Worker:
         self._changed.set()
 
     def _reload(self) -> None:
-        """Reread the token file and apply it if it is valid."""
         if not self._settings.tokens:
             return
         try:

@@ -16,7 +16,7 @@ from draftstore.storage.manifest import (
     save_manifest,
 )
 from draftstore.stores.dresd.files import FILES, PROJECTION_FILE
-from draftstore.stores.dresd.kernels.quantised import quantise
+from draftstore.stores.dresd.grouping import to_half
 from draftstore.stores.dresd.projection import Projection, unit
 from draftstore.stores.dresd.store import KIND
 from draftstore.text.tokenizer import TextTokenizer
@@ -81,7 +81,6 @@ def make_dense_store(
     *,
     vocab_size: int = 50,
     projection: Projection | None = None,
-    dtype: str = "float16",
     large: int = 8,
     target_model: str = MODEL,
     tokenizer: TextTokenizer | None = None,
@@ -96,7 +95,6 @@ def make_dense_store(
         states: float32 [tokens, hidden_size] of each document; random ones if None.
         vocab_size: ids lie below it; the tokenizer's if one is given.
         projection: of the states; if None a random one of their size to 8 dimensions.
-        dtype: of the vectors, `float16` or `int8`.
         large: entries from which a group gets lists, one for every four.
         target_model: the model that the manifest names.
         tokenizer: is copied into the store; without one the manifest names `TOKENIZER`.
@@ -109,7 +107,7 @@ def make_dense_store(
     if projection is None:
         projection = make_projection(states[0].shape[1])
     entries = entries_of(documents, states, projection)
-    arrays = _arrays(documents, entries, vocab_size, dtype, large, projection.dims)
+    arrays = _arrays(documents, entries, vocab_size, large, projection.dims)
     path.mkdir(parents=True)
     for name, array in arrays.items():
         array.tofile(path / name)
@@ -133,7 +131,6 @@ def make_dense_store(
                 "dims": projection.dims,
                 "hidden_size": projection.hidden_size,
                 "layer": "last",
-                "dtype": dtype,
                 "projection": projection.digest,
                 **parameters,
             },
@@ -164,7 +161,6 @@ def _arrays(
     documents: Sequence[Sequence[int]],
     entries: Sequence[Entry],
     vocab_size: int,
-    dtype: str,
     large: int,
     dims: int,
 ) -> dict[str, NDArray[Any]]:
@@ -187,10 +183,9 @@ def _arrays(
         groups.append(len(order))
         group_lists.append(len(lists))
     vectors = np.array([entries[number].vector for number in order], np.float32).reshape(-1, dims)
-    codes = quantise(vectors, dtype)
     arrays: dict[str, NDArray[Any]] = {
         "tokens.bin": np.array(text, tokens),
-        "vectors.bin": codes.reshape(-1),
+        "vectors.bin": to_half(vectors).reshape(-1),
         "positions.bin": np.array(
             [starts[entries[number].document] + entries[number].place + 2 for number in order], "<u4"
         ),

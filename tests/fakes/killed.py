@@ -72,7 +72,7 @@ def crest_store(ready: Callable[[], None], rest: Path, ngrams: int, out: Path) -
     from draftstore.stores.crest.build import CrestOptions, build_crest
 
     ready()
-    build_crest(CrestOptions(name="test", max_n=3, ngrams=ngrams, rule="longest"), rest, out)
+    build_crest(CrestOptions(name="test", max_n=3, ngrams=ngrams), rest, out)
 
 
 def hashed_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: Path) -> None:

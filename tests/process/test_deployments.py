@@ -25,8 +25,7 @@ from click.testing import CliRunner
 from draftstore.options import OptionsError
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
-from pipelines.secret import AUTH_FILE, SecretError, auth_string
-from pipelines.serving import main, prefect_environment
+from pipelines.serving import AUTH_FILE, SecretError, auth_string, main, prefect_environment
 from schema.db.database import connect
 from schema.db.home import HOME_VARIABLE
 from tests import ROOT

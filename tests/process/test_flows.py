@@ -118,7 +118,8 @@ def plain(flow: Any) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         made = flow.fn(**flow.validate_parameters(get_call_parameters(flow.fn, (), given)))
         if isinstance(made, State):
-            raise made.data
+            error: Any = made.data
+            raise error
         return made
 
     return run

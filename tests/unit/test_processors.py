@@ -1,4 +1,4 @@
-"""Drafts are the same bytes on every machine: with the host's instructions and with plainer ones."""
+"""Drafts from texts are the same bytes on every machine: with the host's instructions and with plainer ones."""
 
 import os
 import subprocess
@@ -17,10 +17,8 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.jit import kernel
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.search.expand import power_of
-from draftstore.stores.dresd.kernels.nearest import search
 from draftstore.stores.registry import open_store
 from draftstore.trees.tree import LEVEL_BOUNDS, DraftTree
-from tests.fakes.dense_stores import make_dense_store, make_projection
 
 PLAIN = {
     "NUMBA_CPU_NAME": "generic",
@@ -31,12 +29,10 @@ PLAIN = {
 
 
 @pytest.mark.slow
-def test_every_processor_drafts_the_same_bytes(small_store: Path, small_crest: Path, tmp_path: Path) -> None:
-    documents = np.random.default_rng(1).integers(0, 9, (40, 60)).tolist()
-    dense = make_dense_store(tmp_path / "dense", documents, projection=make_projection(64, 40), large=200)
+def test_every_processor_drafts_the_same_bytes(small_store: Path, small_crest: Path) -> None:
     here, plain = (
         subprocess.run(
-            [sys.executable, "-m", "tests.unit.test_processors", small_store, small_crest, dense],
+            [sys.executable, "-m", "tests.unit.test_processors", small_store, small_crest],
             env=os.environ | settings,
             check=True,
             timeout=600,
@@ -64,7 +60,7 @@ def drawn(stores: Sequence[Path]) -> Iterator[tuple[str, DraftTree | NDArray[Any
     """Yield the trees of every kind of drafter, and numbers that levels hang on, which seldom tell in a tree."""
     yield "level bounds", LEVEL_BOUNDS
     yield "powers", powers(np.arange(7, 100_000) / 7, 0.7)
-    rest, crest, dense = (cast("Any", open_store(path)) for path in stores)
+    rest, crest = (cast("Any", open_store(path)) for path in stores)
     vocab_size = rest.manifest.vocab_size
     rng = np.random.default_rng(0)
     text = rest.index.tokens[:400].astype(np.int32)
@@ -78,13 +74,6 @@ def drawn(stores: Sequence[Path]) -> Iterator[tuple[str, DraftTree | NDArray[Any
     for name, drafter in static.items():
         for draft in drafter.draft(np.lib.stride_tricks.sliding_window_view(text, 16)[:100], 64):
             yield name, draft.tree
-    contexts = rng.integers(0, 9, (100, 1), np.int32)
-    queries = rng.standard_normal((100, 40)).astype(np.float32)
-    hidden = rng.standard_normal((100, 64)).astype(np.float16)
-    yield "similarities", search(dense.index, queries, contexts[:, 0], 64).similarities
-    for strategy in dense.strategies:
-        for draft in dense.drafter(strategy).draft(contexts, 64, hidden=hidden):
-            yield strategy, draft.tree
     recycling, request = RecyclingDrafter(vocab_size), RequestDrafter(vocab_size)
     mixture = Mixture([static["sampled"], static["crest"], request, RecyclingDrafter(vocab_size)])
     for name, learner in {"request": request, "recycling": recycling, "mixture": mixture}.items():

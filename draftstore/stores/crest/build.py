@@ -32,38 +32,21 @@ from draftstore.stores.crest.entries import (
     load_entries,
     open_entries,
 )
-from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope
-from draftstore.stores.crest.packing import (
-    Cutter,
-    PackedNgram,
-    pack_ngrams,
-    train_on_ranking,
-    write_best,
-    write_ngrams,
-)
-from draftstore.stores.crest.selection import rank_ngrams
-from draftstore.stores.crest.store import (
-    BACKOFF,
-    DICTIONARY_FILE,
-    KEPT_FILE,
-    KIND,
-    LONGEST,
-    STRATEGIES,
-)
+from draftstore.stores.crest.envelope import ENTRIES_VERSION
+from draftstore.stores.crest.packing import Cutter, pack_best, write_best, write_ngrams
+from draftstore.stores.crest.selection import Ranking, rank_ngrams
+from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, KIND
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.build import RestSources
-from draftstore.stores.rest.store import CONTINUATION, RestStore
-from draftstore.stores.rest.store import STRATEGIES as REST_STRATEGIES
+from draftstore.stores.rest.store import STRATEGIES, RestStore
 from draftstore.text.tokenizing import Named
-from draftstore.trees.frontier import BUDGET, MAX_DEPTH
+from draftstore.trees.frontier import BUDGET
 
 DEFAULT_NGRAMS = 100_000
-RULES = {BACKOFF: REST_STRATEGIES["backoff"]._replace(rows=4096, floor=0.003), LONGEST: None}
-"""How trees are drawn, by name; None: cut exactly. A build can afford more reads than a draft: docs/findings.md."""
+RULE = STRATEGIES["backoff"]._replace(rows=4096, floor=0.003)
+"""How trees are drawn: as the REST store drafts, but a build can afford more reads: docs/findings.md."""
 MAX_NODES = 256
 PAGE = 4096
-USUAL_ENTRY_BYTES = 100
-"""Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
 CODES, WITH_LIST = 8192, 1.1
 """Bytes beside the file of the trees: of the codes, and, relative to that file, with the list of the n-grams."""
 Share = Annotated[
@@ -80,19 +63,8 @@ class TreeOptions(Options):
         DEFAULT_MAX_N,
         ge=1,
         le=MAX_N,
-        description="Length of the longest n-grams, in tokens; with `single`, of all n-grams.",
+        description="Length of the longest n-grams, in tokens.",
         examples=[5],
-    )
-    select: Annotated[Literal["gain", "single", "combined", "global"], EXPERT] = Field(
-        "gain",
-        description="N-grams to keep: those that save the most passes over the corpus (gain), the most common of one "
-        "length (single), an equal number of the most common of each length (combined), the most common of all "
-        "(global).",
-    )
-    rule: Annotated[Literal["backoff", "longest"], EXPERT] = Field(
-        "backoff",
-        description="How trees are built: from all match lengths, as the REST store drafts (backoff), or only "
-        "from what followed the n-gram (longest, CREST as published).",
     )
     ngrams: Annotated[int | None, Shown(unset=f"{DEFAULT_NGRAMS:,}")] = Field(
         None, ge=1, le=1 << 40, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
@@ -113,9 +85,6 @@ class TreeOptions(Options):
     nodes: Annotated[int, EXPERT] = Field(
         BUDGET, ge=1, le=MAX_NODES, description="Maximum number of nodes in a tree."
     )
-    depth: Annotated[int, Shown(hidden=True)] = Field(
-        CONTINUATION, ge=1, le=MAX_DEPTH, description="Maximum number of tokens in a path."
-    )
 
     @property
     def backends(self) -> list[str]:
@@ -124,8 +93,8 @@ class TreeOptions(Options):
 
     def plan(self, *without: str) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        fields = super().plan("select", "backend", *without, *["share"] * (self.share is None))
-        return fields | {"selection": self.select, "backends": self.backends}
+        fields = super().plan("backend", *without, *["share"] * (self.share is None))
+        return fields | {"backends": self.backends}
 
     def limits(self, source: RestStore) -> tuple[int, int | None]:
         """Return the most n-grams of a store that is cut from `source`, and the most bytes of their trees."""
@@ -202,7 +171,6 @@ def _load(backend: str, store: Path, published: Path, file: Path, progress: Prog
 
 
 def _not_loaded(result: BuildResult) -> list[str]:
-    """Return the backends that lack the entries of a store."""
     absent = []
     for backend in result.manifest.parameters["backends"]:
         try:
@@ -221,10 +189,18 @@ def _make_store(
     progress: Progress,
 ) -> None:
     """Complete `partial/store`, writing the manifest last."""
-    dictionary, packed = _choose(options, source, workers, progress)
+    ngrams, max_bytes = options.limits(source)
+
+    def rank(most: int) -> Ranking:
+        trust, on_rows = (RULE.alpha, RULE.beta), progress("ranking", "tokens")
+        return rank_ngrams(source.index, options.max_n, most, depth=RULE.depth, trust=trust, on_rows=on_rows)
+
+    cutter = Cutter(source.index, options.nodes, RULE, workers)
+    on_packed = progress("packing", "n-grams" if max_bytes is None else "bytes")
+    dictionary, packed = pack_best(cutter, rank, ngrams, max_bytes, on_packed)
     if not packed:
         raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
-    packed = write_best(partial / LMDB_FILE, packed, options.limits(source)[1])
+    packed = write_best(partial / LMDB_FILE, packed, max_bytes)
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)
     write_ngrams(store / KEPT_FILE, packed)
@@ -244,32 +220,6 @@ def _make_store(
     manifest.counts.update({f"n{n}": int(lengths[n]) for n in range(1, options.max_n + 1)})
     manifest.files.update(hash_files(store))
     save_manifest(store, manifest)
-
-
-def _choose(
-    options: CrestOptions, source: RestStore, workers: int | None, progress: Progress
-) -> tuple[bytes, list[PackedNgram]]:
-    """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
-    ngrams, max_bytes = options.limits(source)
-    most = ngrams if max_bytes is None else min(ngrams, max_bytes // USUAL_ENTRY_BYTES)
-    cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
-    packing = progress("packing", "n-grams" if max_bytes is None else "bytes")
-    while True:
-        ranking = rank_ngrams(
-            source.index,
-            options.select,
-            options.max_n,
-            most,
-            depth=options.depth,
-            trust=STRATEGIES[BACKOFF],
-            on_rows=progress("ranking", "tokens"),
-        )
-        dictionary = train_on_ranking(cutter, ranking)
-        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), max_bytes, packing)
-        size = sum(item.stored_bytes for item in packed)
-        if max_bytes is None or size > max_bytes or len(ranking.places) < most or most == ngrams:
-            return dictionary, packed
-        most = min(ngrams, int(most * max(2.0, 1.2 * max_bytes / max(size, 1))))  # entries are small
 
 
 HELP = """Build a CREST store: precomputed draft trees of the most useful n-grams, as small as you choose.

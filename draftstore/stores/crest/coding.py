@@ -23,7 +23,6 @@ from draftstore.stores.crest.codes import (
     ROW,
     TOKENS,
 )
-from draftstore.trees.blend import ENTRY_HEAD, blend_entries
 from draftstore.trees.codec import (
     HEADER_BYTES,
     MAX_NODES,
@@ -33,12 +32,11 @@ from draftstore.trees.codec import (
     WRONG_PARENT,
     WRONG_TOKEN,
     get_number,
-    tree_bytes,
-    tree_flags,
     tree_size,
-    write_tree,
 )
 
+ENTRY_HEAD = 8
+"""Bytes of an entry before its tree, see `draftstore.stores.crest.envelope`."""
 MAX_NODE_BYTES = 36
 """Three escapes of 32 bits, each with a number of 64 bits."""
 PADDING = 64
@@ -173,74 +171,53 @@ def _get_value(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
 
 
 @kernel
-def read_entries(codes: Any, data: Any, ends: Any) -> Any:
-    """Decode entries.
+def read_entries(codes: Any, data: Any, ends: Any, rows: Any, batch: Any, most: Any, max_level: Any) -> Any:
+    """Decode entries, each into a row of a batch of trees, up to `most` nodes and a level.
 
     `codes` is int64 [any], the table for reading; `data` uint32 [words], four coded bytes per word, the first the
-    highest, followed by PADDING zeros; `ends` int64 [entries], the end of each in bytes. Returns 0 or an error code of
-    `draftstore.trees.codec`, concatenated entries uint8 [bytes], and the end of each, int64 [entries].
+    highest, followed by PADDING zeros; `ends` int64 [entries], the end of each in bytes; `rows` int64 [entries].
+    Returns 0 or an error code of `draftstore.trees.codec`, tokens int32 [batch, most], parents int16 [batch, most],
+    levels uint8 [batch, most], sizes int32 [batch], occurrences int64 [batch], distinct tokens int64 [batch].
     """
-    stops = np.empty(len(ends), np.int64)
-    room, most, start = np.int64(0), np.int64(0), np.int64(0)
+    tokens, parents = np.empty((batch, most), np.int32), np.empty((batch, most), np.int16)
+    levels, sizes = np.empty((batch, most), np.uint8), np.zeros(batch, np.int32)
+    counts = np.zeros((2, batch), np.int64)
+    problem, start = np.int64(0), np.int64(0)
     for entry in range(len(ends)):
-        _, bit = _get_number(codes, data, start << 3)
-        _, bit = _get_number(codes, data, bit)
-        size, bit = _get_number(codes, data, bit)
-        if size < 0 or size > MAX_NODES or bit > ends[entry] << 3:
-            return np.int64(WRONG_LENGTH), np.empty(0, np.uint8), stops
-        most = max(most, size)
-        room += ENTRY_HEAD + tree_bytes(WIDE_TOKENS | WIDE_PARENTS, size)
-        start = ends[entry]
-    out = np.empty(room, np.uint8)
-    tokens, parents, levels = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint8)
-    place, start = np.int64(0), np.int64(0)
-    for entry in range(len(ends)):
-        problem, place = _read_entry(codes, data, start, ends[entry], tokens, parents, levels, out, place)
+        row = rows[entry]
+        problem, sizes[row], counts[0, row], counts[1, row] = _read_entry(
+            codes, data, start, ends[entry], tokens[row], parents[row], levels[row], max_level
+        )
         if problem != 0:
-            return problem, out[:0], stops
-        stops[entry], start = place, ends[entry]
-    return np.int64(0), out[:place], stops
-
-
-@kernel
-def blend_values(
-    codes: Any, data: Any, ends: Any, lasts: Any, alpha: Any, beta: Any, budget: Any, max_depth: Any,
-    max_level: Any,
-) -> Any:  # fmt: skip
-    """Decode entries and blend those of each context; see `read_entries` and `draftstore.trees.blend.blend_entries`."""
-    problem, entries, stops = read_entries(codes, data, ends)
-    lasts = lasts if problem == 0 else lasts[:0]
-    other, tokens, parents, levels, sizes, occurrences = blend_entries(
-        entries, stops, lasts, alpha, beta, budget, max_depth, max_level
-    )
-    return problem if problem != 0 else np.int64(other), tokens, parents, levels, sizes, occurrences
+            break
+        start = ends[entry]
+    return problem, tokens, parents, levels, sizes, counts[0], counts[1]
 
 
 @leaf_kernel
 def _read_entry(
-    codes: Any, data: Any, start: Any, end: Any, tokens: Any, parents: Any, levels: Any, out: Any, place: Any
+    codes: Any, data: Any, start: Any, end: Any, tokens: Any, parents: Any, levels: Any, max_level: Any
 ) -> Any:
-    """Decode one entry; return 0 or an error code, and the position after its bytes in `out`."""
+    """Decode one entry; return 0 or an error code, the nodes that were kept, occurrences and distinct tokens."""
     occurrences, bit = _get_number(codes, data, start << 3)
     distinct, bit = _get_number(codes, data, bit)
     size, bit = _get_number(codes, data, bit)
-    level = np.int64(0)
+    kept, level = np.int64(0), np.int64(0)
+    if min(occurrences, distinct, size) < 0 or size > MAX_NODES:
+        return np.int64(WRONG_LENGTH), kept, occurrences, distinct
     for node in range(size):
         token, bit = _get_value(codes, TOKENS, data, bit)
         parent, bit = _get_value(codes, PARENTS, data, bit)
         behind, bit = _get_value(codes, LEVELS, data, bit)
         if bit > end << 3:
-            return np.int64(WRONG_LENGTH), place
+            return np.int64(WRONG_LENGTH), kept, occurrences, distinct
         if token < 0 or token > 0x7FFFFFFF:
-            return np.int64(WRONG_TOKEN), place
+            return np.int64(WRONG_TOKEN), kept, occurrences, distinct
         if parent < 0 or parent > node or behind < 0:
-            return np.int64(WRONG_PARENT), place
+            return np.int64(WRONG_PARENT), kept, occurrences, distinct
         level = (level + behind) & 0xFF
-        tokens[node], parents[node], levels[node] = token, parent - 1, level
-    if (bit + 7) >> 3 != end or min(occurrences, distinct) < 0:
-        return np.int64(WRONG_LENGTH), place
-    for i in range(4):
-        out[place + i] = (occurrences >> (8 * i)) & 0xFF
-        out[place + 4 + i] = (distinct >> (8 * i)) & 0xFF
-    flags = tree_flags(tokens, size)
-    return np.int64(0), write_tree(tokens, parents, levels, size, flags, out, place + ENTRY_HEAD)
+        if kept == node < len(tokens) and level <= max_level:
+            tokens[node], parents[node], levels[node] = token, parent - 1, level
+            kept += 1
+    problem = np.int64(0 if (bit + 7) >> 3 == end else WRONG_LENGTH)
+    return problem, kept, occurrences, distinct

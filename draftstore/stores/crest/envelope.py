@@ -13,18 +13,19 @@ of the build take more bits. A tree takes some 260 bytes before coding and 130 a
 import struct
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftTreeError, StoreError
+from draftstore.errors import StoreError
 from draftstore.stores.crest.codes import fit_codes, read_codes
 from draftstore.stores.crest.coding import PADDING, code_entries, read_entries
-from draftstore.trees.tree import DraftTree
+from draftstore.trees.codec import MAX_NODES
+from draftstore.trees.tree import LOWEST_LEVEL, DraftTree
 
 ENTRIES_VERSION = 2
-"""Version of values and dictionary; values of version 1 were zstandard frames."""
+"""Version of values and dictionary."""
 
 _COUNTS = struct.Struct("<II")
 _MAX_COUNT = (1 << 32) - 1
@@ -46,25 +47,15 @@ def entry_bytes(entry: Entry) -> bytes:
     )
 
 
-def parse_entry(data: bytes) -> Entry:
-    """Parse an entry before coding; StoreError if it is damaged."""
-    try:
-        count, distinct = _COUNTS.unpack_from(data)
-        return Entry(DraftTree.from_bytes(memoryview(data)[_COUNTS.size :]), count, distinct)
-    except (struct.error, DraftTreeError) as error:
-        raise damaged(error) from None
-
-
-def train_dictionary(samples: Sequence[bytes]) -> bytes:
+def train_dictionary(samples: Sequence[Entry]) -> bytes:
     """Return the file of the codes fitted to sample entries."""
-    entries = [parse_entry(sample) for sample in samples]
-    sizes = [len(entry.tree) for entry in entries]
-    numbers = [number for entry in entries for number in (entry.occurrences, entry.distinct)]
-    lengths = [number.bit_length() for number in (*numbers, *sizes)]
+    numbers = [number for entry in samples for number in (entry.occurrences, entry.distinct)]
+    sizes = [len(entry.tree) for entry in samples]
+    lengths = [min(number, _MAX_COUNT).bit_length() for number in (*numbers, *sizes)]
     nothing = np.zeros(0, np.int64)
-    tokens = np.concatenate([nothing, *(entry.tree.tokens for entry in entries)])
-    parents = np.concatenate([nothing, *(entry.tree.parents for entry in entries)]) + 1
-    levels = [np.diff(entry.tree.levels.astype(np.int64), prepend=0) for entry in entries]
+    tokens = np.concatenate([nothing, *(entry.tree.tokens for entry in samples)])
+    parents = np.concatenate([nothing, *(entry.tree.parents for entry in samples)]) + 1
+    levels = [np.diff(entry.tree.levels.astype(np.int64), prepend=0) for entry in samples]
     return fit_codes([np.array(lengths, np.int64), tokens, parents, np.concatenate([nothing, *levels])])
 
 
@@ -97,19 +88,24 @@ class Envelope:
 
     def open(self, value: bytes) -> Entry:
         """Decode one entry."""
-        problem, data, _ = read_entries(*self.arguments([value]))
-        if problem:
-            raise damaged(f"error code {problem} of the tree codec")
-        return parse_entry(data.tobytes())
+        tokens, parents, levels, sizes, occurrences, distinct = self.read(
+            [value], np.zeros(1, np.int64), 1, MAX_NODES, LOWEST_LEVEL
+        )
+        size = int(sizes[0])
+        tree = DraftTree(*(array[0, :size].copy() for array in (tokens, parents, levels)))
+        return Entry(tree, int(occurrences[0]), int(distinct[0]))
 
-    def arguments(
-        self, values: Sequence[bytes]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the arguments of kernels that read values: the table of codes, the words, the end of each value."""
+    def read(
+        self, values: Sequence[bytes], rows: NDArray[np.int64], batch: int, most: int, max_level: int
+    ) -> tuple[NDArray[Any], ...]:
+        """Decode entries into rows of a batch; see `draftstore.stores.crest.coding.read_entries`."""
         ends = _stops(values)
         padding = bytes(PADDING + -int(ends[-1] if len(ends) else 0) % 4)
         coded = np.frombuffer(b"".join([*values, padding]), np.uint32).byteswap()
-        return self._reading, coded, ends
+        problem, *found = read_entries(self._reading, coded, ends, rows, batch, most, max_level)
+        if problem:
+            raise damaged(f"error code {problem} of the tree codec")
+        return tuple(found)
 
 
 def _stops(parts: Sequence[bytes]) -> NDArray[np.int64]:

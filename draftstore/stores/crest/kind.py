@@ -15,7 +15,7 @@ class CrestKind(Kind):
     """Precomputed draft trees of n-grams, in a file or in PostgreSQL."""
 
     title = "CREST"
-    strategies = tuple(STRATEGIES)
+    strategies = STRATEGIES
     builder = "draftstore.stores.crest.build"
 
     def open(self, path: Path, backend: str | None = None) -> CrestStore:
@@ -42,8 +42,7 @@ class CrestKind(Kind):
 
     def load_kernels(self) -> None:
         """Compile the kernels."""
-        for blending in STRATEGIES.values():
-            CrestDrafter(cast("Entries", None), Envelope(b""), 1, 1, blending).warm_up()  # reads no entries
+        CrestDrafter(cast("Entries", None), Envelope(b""), 1, 1).warm_up()  # reads no entries
 
 
 STORE_KIND = CrestKind(KIND)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.search.cutting import Trees, cut_trees, draw_trees
+from draftstore.search.cutting import Trees, draw_trees
 from draftstore.search.expand import Rule
 from draftstore.search.suffix import SuffixIndex
 from draftstore.stores.crest.entries import key_dtype, write_lmdb
@@ -18,28 +18,24 @@ from draftstore.stores.crest.selection import Ranking
 BLOCK = 8192
 """n-grams cut and compressed at a time."""
 DICTIONARY_SAMPLES = 10_000
+USUAL_ENTRY_BYTES = 100
+"""Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
+
+OnPacked = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cutter:
-    """Parameters for cutting trees of at most `nodes` nodes and paths of at most `depth` tokens.
-
-    Attributes:
-        workers: threads; None: all cores.
-        rule: draws the trees; None: each is cut only from what followed its n-gram.
-    """
+    """Parameters for drawing trees of at most `nodes` nodes by a rule, on `workers` threads (None: all cores)."""
 
     index: SuffixIndex
     nodes: int
-    depth: int
+    rule: Rule
     workers: int | None
-    rule: Rule | None = None
 
     def trees(self, ngrams: NDArray[np.int32]) -> Trees:
         """Return the trees of n-grams int32 [k, n]."""
-        if self.rule is None:
-            return cut_trees(self.index, ngrams, self.nodes, self.depth, self.workers)
-        return draw_trees(self.index, self.rule._replace(depth=self.depth), ngrams, self.nodes, self.workers)
+        return draw_trees(self.index, self.rule, ngrams, self.nodes, self.workers)
 
 
 class PackedNgram(NamedTuple):
@@ -59,24 +55,43 @@ class PackedNgram(NamedTuple):
         return 10 + (len(self.key) + len(self.value) + 1) // 2 * 2
 
 
-def train_on_ranking(cutter: Cutter, ranking: Ranking) -> bytes:
+def pack_best(
+    cutter: Cutter, rank: Callable[[int], Ranking], ngrams: int, max_bytes: int | None, on_packed: OnPacked
+) -> tuple[bytes, list[PackedNgram]]:
+    """Return a dictionary and the packed n-grams, best first; with a byte limit, enough of them to reach it.
+
+    Args:
+        rank: returns a ranking of at most so many n-grams.
+        ngrams: maximum number of n-grams.
+        max_bytes: maximum bytes of their entries.
+        on_packed: receives done and total, in n-grams, or bytes if limited.
+    """
+    most = ngrams if max_bytes is None else min(ngrams, max_bytes // USUAL_ENTRY_BYTES)
+    while True:
+        ranking = rank(most)
+        dictionary = _train(cutter, ranking)
+        packed = _pack(cutter, ranking, Envelope(dictionary), max_bytes, on_packed)
+        size = sum(item.stored_bytes for item in packed)
+        if max_bytes is None or size > max_bytes or len(ranking.places) < most or most == ngrams:
+            return dictionary, packed
+        most = min(ngrams, int(most * max(2.0, 1.2 * max_bytes / max(size, 1))))  # entries are small
+
+
+def _train(cutter: Cutter, ranking: Ranking) -> bytes:
     """Return a dictionary trained on evenly spaced n-grams of a ranking."""
     size = len(ranking.places)
     chosen = np.unique(np.linspace(0, size - 1, min(size, DICTIONARY_SAMPLES)).astype(np.int64))
-    return train_dictionary([raw for _, _, raw in _cut(cutter, ranking, chosen)])
+    return train_dictionary([entry for _, entry, _ in _cut(cutter, ranking, chosen)])
 
 
-def pack_ngrams(
+def _pack(
     cutter: Cutter,
     ranking: Ranking,
     envelope: Envelope,
     max_bytes: int | None,
-    on_packed: Callable[[int, int], None],
+    on_packed: OnPacked,
 ) -> list[PackedNgram]:
-    """Cut and compress the trees of ranked n-grams, best first; n-grams without a tree are skipped.
-
-    Packing stops once `max_bytes` is reached; `on_packed` receives done and total, in n-grams, or bytes if limited.
-    """
+    """Draw and compress the trees of n-grams until `max_bytes` is reached; n-grams without a tree are skipped."""
     packed: list[PackedNgram] = []
     dtype = key_dtype(cutter.index.vocab_size)
     size, total = 0, len(ranking.places)

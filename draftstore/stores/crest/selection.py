@@ -1,9 +1,4 @@
-"""Selection of the n-grams of a CREST store: a ranking, of which a store holds the first part.
-
-    single     n-grams of one length, most common first ("CREST", 2024, figure 8)
-    combined   the most common of each length in turn: equal numbers of each ("CREST", 2024, figure 9)
-    global     the most common over all lengths
-    gain       those that save the most passes over the counted text first
+"""Selection of the n-grams of a CREST store: a ranking by gain, of which a store holds the first part.
 
 The gain of an n-gram g is what a drafter loses without g, when the longest suffix s that ranks before g answers
 instead:
@@ -25,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
 from draftstore.jit import kernel
 from draftstore.search.cutting import Trees, cut_trees
 from draftstore.search.documents import count_documents, document_table
@@ -34,8 +28,6 @@ from draftstore.search.suffix import SuffixIndex
 from draftstore.storage.progress import OnProgress, ignore
 from draftstore.trees.tree import LEVEL_PROBS
 
-GAIN = "gain"
-SELECTIONS = (GAIN, "single", "combined", "global")
 POOL_FACTOR = 4
 """Number of n-grams whose gain is computed, per selected one."""
 SHIFT = 0.1
@@ -86,7 +78,6 @@ def _most_common(table: NgramTable, most: int) -> NgramTable:
 
 def rank_ngrams(
     index: SuffixIndex,
-    selection: str,
     max_n: int,
     most: int,
     *,
@@ -94,24 +85,14 @@ def rank_ngrams(
     trust: tuple[float, float],
     on_rows: OnProgress = ignore,
 ) -> Ranking:
-    """Rank n-grams of up to `max_n` tokens by a selection, one of `SELECTIONS`; `single` takes only the longest.
+    """Rank n-grams of up to `max_n` tokens by their gain.
 
     `depth` is the maximum tokens of a path in their trees, `trust` alpha and beta of the drafting rule; `on_rows`
     receives the rows counted so far.
     """
-    if selection not in SELECTIONS:
-        raise DraftstoreError(f"unknown selection {selection!r}: expected one of {', '.join(SELECTIONS)}")
-    pool = most * POOL_FACTOR if selection == GAIN else most
-    tables = frequent_ngrams(index, max_n, pool, on_rows)
-    if selection == "single":
-        tables = [_take(table, np.arange(0)) for table in tables[:-1]] + tables[-1:]
-    if selection == GAIN:
-        tables = _candidates(tables, pool)
-        scores = _gains(index, tables, depth, trust)
-    elif selection == "combined":
-        scores = [-_turns(table.counts).astype(np.float64) for table in tables]
-    else:
-        scores = [table.counts.astype(np.float64) for table in tables]
+    pool = most * POOL_FACTOR
+    tables = _candidates(frequent_ngrams(index, max_n, pool, on_rows), pool)
+    scores = _gains(index, tables, depth, trust)
     lengths = np.concatenate([np.full(len(table.counts), n, np.uint8) for n, table in enumerate(tables, 1)])
     places = np.concatenate([np.arange(len(table.counts)) for table in tables])
     best = np.lexsort((places, lengths, -np.concatenate(scores)))[:most]
@@ -124,21 +105,8 @@ def _candidates(tables: Sequence[NgramTable], most: int) -> list[NgramTable]:
     counts = np.sort(np.concatenate([table.counts for table in tables]))
     least = counts[-most] if most < len(counts) else 0
     bounds = [min(least, 2), *[least] * (len(tables) - 1)]
-    return [
-        _take(table, np.flatnonzero(table.counts >= bound))
-        for table, bound in zip(tables, bounds, strict=True)
-    ]
-
-
-def _take(table: NgramTable, places: NDArray[np.int64]) -> NgramTable:
-    return NgramTable(table.tokens[places], table.counts[places])
-
-
-def _turns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the turn in which each n-gram of one length is selected: 0 for the most common one."""
-    turns = np.empty(len(counts), np.int64)
-    turns[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
-    return turns
+    pairs = zip(tables, bounds, strict=True)
+    return [NgramTable(*(array[table.counts >= bound] for array in table)) for table, bound in pairs]
 
 
 def _gains(

@@ -10,10 +10,9 @@
 """
 
 import dataclasses
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,8 @@ from numpy.typing import NDArray
 from draftstore.drafting.drafter import StoreDrafter, check_request
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.stores.crest.coding import blend_values
 from draftstore.stores.crest.entries import Entries, context_bytes, key_dtype, open_entries
-from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope, damaged
+from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH
@@ -32,44 +30,16 @@ from draftstore.trees.tree import LOWEST_LEVEL
 KIND = "crest"
 DICTIONARY_FILE = "dictionary.zst"
 KEPT_FILE = "kept.parquet"
-
-
-class Blending(NamedTuple):
-    """How the trees of a context's n-grams share the probability, longest first; see `draftstore.search.expand.Rule`.
-
-    With alpha = beta = 0 the longest n-gram gets everything.
-    """
-
-    alpha: float
-    beta: float
-
-    @property
-    def longest_takes_all(self) -> bool:
-        """True if shorter n-grams get nothing."""
-        return self.alpha + self.beta == 0.0
-
-
-LONGEST, BACKOFF = "longest", "backoff"
-STRATEGIES: dict[str, Blending] = {
-    # CREST, section 3.3: the longest stored n-gram.
-    LONGEST: Blending(0.0, 0.0),
-    # The constants of REST's strategy: values from (5, 2) to (100, 20) have equal acceptance.
-    BACKOFF: Blending(12.0, 6.0),
-}
-DEFAULT_STRATEGY = BACKOFF
+STRATEGIES: tuple[str, ...] = ("backoff",)
+"""The rule by which the trees were drawn; the tree of the longest stored n-gram answers."""
 
 
 class CrestDrafter(StoreDrafter):
     """Drafts from the entries of one store."""
 
-    def __init__(
-        self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
-    ) -> None:
+    def __init__(self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int) -> None:
         self._entries = entries
         self._envelope = envelope
-        self._shares = blending.alpha, blending.beta
-        self._longest_takes_all = blending.longest_takes_all
-        self._lengths = range(max_n, 0, -1)
         self._key = key_dtype(vocab_size)
         self.vocab_size = vocab_size
         self.context_size = max_n
@@ -83,34 +53,26 @@ class CrestDrafter(StoreDrafter):
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        All n-grams of all contexts are looked up in one read transaction. A damaged entry raises a StoreError.
+        All n-grams of all contexts are looked up in one read transaction; the longest one found answers. A
+        damaged entry raises a StoreError.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
             return DraftBatch.empty(len(contexts))
-        found, lasts, matches = self._choose(self._entries.get(self._keys(contexts)))
-        problem, tokens, parents, levels, sizes, occurrences = blend_values(
-            *self._envelope.arguments(found), np.array(lasts, np.int64), *self._shares, budget, MAX_DEPTH, level
-        )  # fmt: skip
-        if problem:
-            raise damaged(f"error code {problem} of the tree codec")
-        return DraftBatch(tokens, parents, levels, sizes, np.array(matches, np.int32), occurrences)
-
-    def _choose(self, values: Sequence[bytes | None]) -> tuple[list[bytes], list[int], list[int]]:
-        """Choose the relevant values; return them, the end of each context's, and the length of its longest n-gram."""
-        chosen: list[bytes] = []
-        lasts, matches = [], []
-        for start in range(0, len(values), self.context_size):
-            match = 0
-            for n, value in zip(self._lengths, values[start : start + self.context_size], strict=True):
+        found = self._entries.get(self._keys(contexts))
+        values, rows, matches = [], [], np.zeros(len(contexts), np.int32)
+        for row in range(len(contexts)):
+            for n in range(self.context_size, 0, -1):
+                value = found[(row + 1) * self.context_size - n]
                 if value is not None:
-                    match = match or n
-                    chosen.append(value)
-                    if self._longest_takes_all:
-                        break
-            lasts.append(len(chosen))
-            matches.append(match)
-        return chosen, lasts, matches
+                    values.append(value)
+                    rows.append(row)
+                    matches[row] = n
+                    break
+        tokens, parents, levels, sizes, occurrences, _ = self._envelope.read(
+            values, np.array(rows, np.int64), len(contexts), budget, level
+        )
+        return DraftBatch(tokens, parents, levels, sizes, matches, occurrences)
 
     def _keys(self, contexts: NDArray[np.int32]) -> list[bytes]:
         """Return the keys of every context, longest first."""
@@ -126,8 +88,7 @@ class CrestDrafter(StoreDrafter):
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""
-        nothing = self._envelope.arguments([])
-        blend_values(*nothing, np.zeros(1, np.int64), *self._shares, 1, MAX_DEPTH, LOWEST_LEVEL)
+        self._envelope.read([], np.empty(0, np.int64), 1, 1, LOWEST_LEVEL)
 
 
 def open_envelope(path: Path, manifest: Manifest) -> Envelope:
@@ -136,7 +97,7 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
     Raises:
         StoreError: the entries have another version, or the codes are missing or damaged.
     """
-    version = manifest.parameters.get("entries_version", 1)
+    version = manifest.parameters.get("entries_version")
     if version != ENTRIES_VERSION:
         raise StoreError(
             f"{path} has entries of version {version}, this draftstore reads version {ENTRIES_VERSION}: "
@@ -155,8 +116,8 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
 class CrestStore:
     """An open CREST store."""
 
-    strategies = tuple(STRATEGIES)
-    default_strategy = DEFAULT_STRATEGY
+    strategies = STRATEGIES
+    default_strategy = STRATEGIES[0]
 
     path: Path
     manifest: Manifest
@@ -189,24 +150,11 @@ class CrestStore:
         envelope = open_envelope(path, manifest)
         return cls(path, manifest, open_entries(path, manifest, backend), envelope)
 
-    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> CrestDrafter:
-        """Return a drafter.
-
-        Trees drawn by `backoff` already include the share of shorter n-grams: only the longest one answers.
-
-        Args:
-            strategy: one of `STRATEGIES`.
-            changes: fields of its `Blending` to override, for experiments.
-
-        Raises:
-            DraftstoreError: no such strategy.
-        """
-        blending = strategy_named(strategy, STRATEGIES)
-        if self.manifest.parameters.get("rule", LONGEST) == BACKOFF:
-            blending = STRATEGIES[LONGEST]
-        blending = blending._replace(**changes)
+    def drafter(self, strategy: str = STRATEGIES[0], **_changes: Any) -> CrestDrafter:
+        """Return a drafter; DraftstoreError if `strategy` is not in `STRATEGIES`."""
+        strategy_named(strategy, dict.fromkeys(STRATEGIES))
         max_n = self.manifest.parameters["max_n"]
-        return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size, blending)
+        return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size)
 
     def samples(self, number: int) -> Samples:
         """Return n-grams of the store; see `Store.samples`."""

@@ -7,7 +7,7 @@ alone (draftstore.stores.dresd.kernels.passages).
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +62,6 @@ class VectorOptions(Options):
         le=65_536,
         description="Dimensions of a stored vector, to which hidden states are projected.",
         examples=[64],
-    )
-    dtype: Annotated[Literal["float16", "int8"], EXPERT] = Field(
-        "float16", description="Data type of the stored vectors: int8 takes half the space."
     )
     max_length: Annotated[int, EXPERT] = Field(
         1024,
@@ -140,19 +137,12 @@ def build_dresd(
         vectors = map_file(partial / VECTORS, HALF).reshape(-1, dims)
         store = _new_store(partial, projection, shards)
         entries, lists = group_entries(
-            store,
-            closed,
-            passages,
-            vectors,
-            shards.vocab_size,
-            options.dtype,
-            progress("grouping", "entries"),
+            store, closed, passages, vectors, shards.vocab_size, progress("grouping", "entries")
         )
         parameters = {
             "dims": dims,
             "hidden_size": size,
             "layer": LAYER,
-            "dtype": options.dtype,
             "probing": PROBING,
             "projection": projection.digest,
             "explained_variance": explained,
@@ -182,7 +172,6 @@ def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) 
         "bos": list(tokenizer.bos_ids),
         "model": {"name": source.name, **source.identity()},
         "dims": options.dims,
-        "dtype": options.dtype,
         "max_length": min(options.max_length, source.positions or options.max_length),
         "sample": options.sample,
     }
@@ -230,7 +219,7 @@ def _new_store(partial: Path, projection: Projection, shards: TokenShards) -> Pa
 
 
 def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -> dict[str, Any]:
-    """Measure the store's retrieval quality with some of the unquantised states, those of the entries at `places`."""
+    """Measure the store's retrieval quality with some of the states, those of the entries at `places`."""
     store = DresdStore.open(partial / STORE)
     rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
     with np.errstate(invalid="ignore"):  # non-finite states are not entries and are skipped

@@ -15,7 +15,6 @@ from draftstore.errors import DraftstoreError, StoreError, type_name
 from draftstore.storage.files import map_or_empty
 from draftstore.storage.manifest import Manifest
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
-from draftstore.stores.dresd.kernels.quantised import DTYPES, vector_dtype
 from draftstore.stores.dresd.projection import Projection
 
 LAYER = "last"
@@ -24,7 +23,7 @@ PROJECTION_FILE = "projection.bin"
 
 FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
     "tokens.bin": lambda manifest: np.dtype(manifest.token_dtype).newbyteorder("<"),
-    "vectors.bin": lambda manifest: vector_dtype(manifest.parameters["dtype"]),
+    "vectors.bin": lambda _: np.dtype("<u2"),  # the bits of float16
     "positions.bin": lambda manifest: _position_dtype(manifest),
     "groups.bin": lambda _: np.dtype("<i8"),
     "group_lists.bin": lambda _: np.dtype("<i4"),
@@ -47,10 +46,7 @@ def check_parameters(path: Path, manifest: Manifest) -> None:
 
 
 def _parameter_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield the problems of a store's parameters and list of files."""
-    kinds: dict[str, type] = {
-        "dims": int, "hidden_size": int, "layer": str, "dtype": str, "projection": str,
-    }  # fmt: skip
+    kinds: dict[str, type] = {"dims": int, "hidden_size": int, "layer": str, "projection": str}
     values = manifest.parameters
     for name, kind in kinds.items():
         if not isinstance(values.get(name), kind) or isinstance(values[name], bool):
@@ -59,8 +55,6 @@ def _parameter_problems(manifest: Manifest) -> Iterator[str]:
         yield f"vectors of {values['dims']} numbers from states of {values['hidden_size']}"
     if values["layer"] != LAYER:
         yield f"states of layer {values['layer']!r}, expected {LAYER!r}"
-    if values["dtype"] not in DTYPES:
-        yield f"vectors of type {values['dtype']!r}, expected one of {', '.join(DTYPES)}"
     probing = values.get("probing", PROBING)
     if not isinstance(probing, float) or not 0.0 < probing <= ALL:
         yield f"a probing of {probing!r}, expected a share above 0 and at most 1"
@@ -97,11 +91,9 @@ def map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]
         if len(arrays[name]) % dims:
             raise _damaged(path, f"{name} holds {len(arrays[name]):,} numbers, not rows of {dims:,}")
         arrays[name] = arrays[name].reshape(-1, dims)
-    vectors = arrays["vectors.bin"]
     index = DenseIndex(
-        vectors.view(np.uint16) if vectors.dtype.kind == "f" else vectors,
-        arrays["positions.bin"], arrays["groups.bin"], arrays["group_lists.bin"], arrays["lists.bin"],
-        arrays["centroids.bin"],
+        arrays["vectors.bin"], arrays["positions.bin"], arrays["groups.bin"], arrays["group_lists.bin"],
+        arrays["lists.bin"], arrays["centroids.bin"],
     )  # fmt: skip
     for problem in _index_problems(index, manifest):
         raise _damaged(path, problem)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from draftstore.storage.progress import OnProgress
 from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.passages import BEHIND, Passages
-from draftstore.stores.dresd.kernels.quantised import quantise
 
 PART = 1 << 14
 """Vectors written at a time."""
+SMALLEST = 2.0**-14
+"""Smallest normal float16; smaller values become zero, so that no kernel sees subnormal numbers."""
 
 
 def group_entries(
@@ -26,13 +27,11 @@ def group_entries(
     passages: Passages,
     vectors: NDArray[np.float16],
     vocab_size: int,
-    dtype: str,
     on_progress: OnProgress,
 ) -> tuple[int, int]:
     """Write the arrays of a store's entries; return the number of entries and of lists.
 
-    `vectors` are float16 [entries, dims] in corpus order, of unit length or NaN, which are skipped; `dtype` is that of
-    the stored ones.
+    `vectors` are float16 [entries, dims] in corpus order, of unit length or NaN, which are skipped.
     """
     finite = _finite(vectors)
     wide = len(tokens) >= 1 << 32
@@ -58,7 +57,7 @@ def group_entries(
                 centroids.append(centres)
             for first in range(0, len(rows), PART):
                 part = arranged[first : first + PART]
-                vector_file.write(quantise(found[part], dtype).tobytes())
+                vector_file.write(to_half(found[part]).tobytes())
                 place_file.write(places[rows[part]].tobytes())
     on_progress(len(order), len(order))
     tables = {
@@ -70,6 +69,11 @@ def group_entries(
     for name, (table, kind) in tables.items():
         (store / name).write_bytes(table.astype(kind).tobytes())
     return len(order), int(group_lists[-1])
+
+
+def to_half(vectors: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Return vectors as they are stored, float16, little-endian, without subnormal numbers."""
+    return np.where(np.abs(vectors) < SMALLEST, 0.0, vectors).astype("<f2")
 
 
 def _cut(

@@ -31,8 +31,7 @@ class DresdKind(Kind):
     def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:
         """Yield rows about a store's vectors, for the figures that its manifest has."""
         values = manifest.parameters
-        size, dtype = f"{values.get('dims')} of {values.get('hidden_size')} dimensions", values.get("dtype")
-        yield "vectors", f"{size}, {dtype}"
+        yield "vectors", f"{values.get('dims')} of {values.get('hidden_size')} dimensions"
         if "explained_variance" in values:
             yield "", f"{values['explained_variance']:.1%} of the variance explained"
         quality = values.get("quality", {})
@@ -43,7 +42,7 @@ class DresdKind(Kind):
     def figures(self, manifest: Manifest) -> dict[str, Any]:
         """Return model, vector size and retrieval quality."""
         values = manifest.parameters
-        shown = [key for key in ("dims", "dtype", "explained_variance") if key in values]
+        shown = [key for key in ("dims", "explained_variance") if key in values]
         return {
             "target model": f"`{manifest.target_model}`",
             **{key.replace("_", " "): values[key] for key in shown},
@@ -52,21 +51,20 @@ class DresdKind(Kind):
         }
 
     def load_kernels(self) -> None:
-        """Compile the kernels for all types of ids and vectors, for single contexts and batches."""
+        """Compile the kernels for both widths of ids, for single contexts and batches."""
         contexts = np.full((2, CONTEXT_TOKENS), -1, np.int32)
         for vocab_size in (1, 1 << 16):
-            for dtype in (np.uint16, np.int8):
-                drafter = DresdDrafter(*_smallest(vocab_size, dtype), next(iter(STRATEGIES.values())))
-                drafter.warm_up()
-                for count in (1, 2):
-                    hidden = np.full((count, 1), np.nan, np.float16)
-                    drafter.draft_batch(contexts[:count], hidden=hidden).encode_trees()
+            drafter = DresdDrafter(*_smallest(vocab_size), next(iter(STRATEGIES.values())))
+            drafter.warm_up()
+            for count in (1, 2):
+                hidden = np.full((count, 1), np.nan, np.float16)
+                drafter.draft_batch(contexts[:count], hidden=hidden).encode_trees()
 
 
-def _smallest(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:
+def _smallest(vocab_size: int) -> tuple[DenseIndex, NDArray[Any], Projection]:
     tokens = token_dtype(vocab_size)
     index = DenseIndex(
-        read_only(np.empty((0, 1), dtype)),
+        read_only(np.empty((0, 1), np.uint16)),
         read_only(np.empty(0, np.uint32)),
         read_only(np.zeros(vocab_size + 1, np.int64)),
         read_only(np.zeros(vocab_size + 1, np.int32)),

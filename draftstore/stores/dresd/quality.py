@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, search
-from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.projection import unit
 
 NEIGHBOURS = 10
@@ -33,7 +32,7 @@ def figures(
         index: arrays of the store.
         tokens: unsigned [tokens], its corpus.
         places: int64 [n], starts of some entries' continuations; those that are not in the store are skipped.
-        queries: float32 [n, dims], projected, unquantised states of these entries.
+        queries: float32 [n, dims], projected states of these entries, before rounding.
         probing: see `draftstore.stores.dresd.kernels.nearest.search`.
     """
     firsts = tokens[places - 1].astype(np.int32)
@@ -71,13 +70,18 @@ def _ranks(
     index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how many entries are nearer to each query [n, dims] than its own, and how many at least as near."""
-    own = np.einsum("ij,ij->i", queries, restore(index.vectors[entries]))[:, None]
+    own = np.einsum("ij,ij->i", queries, _vectors(index, entries))[:, None]
     nearer, last = np.zeros((2, len(entries)), np.int64)
     for first in range(0, len(index.vectors), _ROWS):
-        similarities = queries @ restore(index.vectors[first : first + _ROWS]).T
+        similarities = queries @ _vectors(index, slice(first, first + _ROWS)).T
         nearer += np.count_nonzero(similarities > own + TIE, axis=1)
         last += np.count_nonzero(similarities >= own - TIE, axis=1)
     return nearer, last
+
+
+def _vectors(index: DenseIndex, rows: Any) -> NDArray[np.float32]:
+    vectors: NDArray[np.float32] = index.vectors[rows].view(np.float16).astype(np.float32)
+    return vectors
 
 
 def _mean(values: NDArray[np.float64]) -> float:

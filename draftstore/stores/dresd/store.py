@@ -4,7 +4,7 @@
     projection.bin     f32, from hidden states to vectors: weights [dims, hidden_size], then bias [dims]
     tokens.bin         u16 or u32, all documents concatenated, each ended by the sentinel
     documents.bin      u8 [documents, 16], their digests, in the order of tokens.bin; read only by proofs of removal
-    vectors.bin        f16 or i8 [entries, dims], of unit length, sorted by first token, then list
+    vectors.bin        f16 [entries, dims], of unit length, sorted by first token, then list
     positions.bin      u32 or u64 [entries], start of the continuation in tokens.bin, right after the first token
     groups.bin         i64 [vocab_size + 1], first entry of each group: the entries of one first token
     group_lists.bin    i32 [vocab_size + 1], first list of each group; small groups have none
@@ -31,10 +31,9 @@ from draftstore.errors import DraftstoreError, StoreError, require_limits
 from draftstore.jit import as_input, read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
+from draftstore.stores.dresd.kernels.cosines import project
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, draft_trees
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
-from draftstore.stores.dresd.kernels.projecting import project
-from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import DraftBatch
@@ -187,7 +186,8 @@ class DresdStore:
         entries = np.linspace(0, max(total - 1, 0), min(number, total), dtype=np.int64)
         firsts = np.searchsorted(self.index.groups, entries, side="right") - 1
         weights, bias = self.projection.weights, self.projection.bias
-        states = (restore(self.index.vectors[entries]) - bias) @ np.linalg.pinv(weights).T
+        vectors = self.index.vectors[entries].view(np.float16).astype(np.float32)
+        states = (vectors - bias) @ np.linalg.pinv(weights).T
         contexts = sample_contexts(list(firsts[:, None]), self.manifest.vocab_size)
         return Samples(contexts, states.astype(np.float16))
 

@@ -61,14 +61,12 @@ DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 DOCUMENTS_FILE = "documents.bin"
 
 
-def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
-    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens; None: it has none.
+def read_digests(path: Path) -> NDArray[np.uint8]:
+    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens.
 
     Raises:
-        StoreError: the file is damaged.
+        StoreError: the file is missing or damaged.
     """
-    if DOCUMENTS_FILE not in manifest.files:
-        return None
     digests: NDArray[np.uint8] = map_file(path / DOCUMENTS_FILE, np.dtype((np.uint8, DIGEST_BYTES)))
     return digests.reshape(-1, DIGEST_BYTES)
 

@@ -92,7 +92,7 @@ def update_rest(
 
     Raises:
         BuildError: a document is neither in `base` nor in `added`, or see `build_store`.
-        StoreError: the base cannot be opened, does not list its documents, or has other digests or ids for them.
+        StoreError: the base cannot be opened, or has other digests or ids for its documents.
         TokenizerError: the base was built with another tokenizer.
     """
     threads = workers or os.cpu_count() or 1
@@ -129,18 +129,6 @@ def _open_base(path: Path, tokenizer: TextTokenizer) -> RestStore:
         if made.get(key) != value:
             raise StoreError(f"{path} was built with another {key}: its documents are tokenized again")
     return store
-
-
-def read_documents(store: RestStore) -> NDArray[np.uint8]:
-    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens.
-
-    Raises:
-        StoreError: it was built by an earlier version and has none.
-    """
-    digests = read_digests(store.path, store.manifest)
-    if digests is None:
-        raise StoreError(f"{store.path} does not list its documents: build it again before updating it")
-    return digests
 
 
 class _OldSegment(NamedTuple):
@@ -184,7 +172,7 @@ class _OldSegment(NamedTuple):
 
 def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegment]:
     """Return the segments of a store, after checking that its digests match its documents in number."""
-    index, digests = store.index, read_documents(store)
+    index, digests = store.index, read_digests(store.path)
     remain = np.isin(digest_keys(digests), digest_keys(wanted))
     segments, first = [], 0
     for segment, (base, length, _) in enumerate(index.segments.tolist()):

@@ -133,7 +133,6 @@ def _reply(
 
 
 def _problem(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error in the service's error format."""
     return _reply(ProblemReply(error=Problem(status=status, message=message)), status, headers=headers)
 
 
@@ -142,6 +141,5 @@ async def _on_problem(_request: Request, error: Any) -> Response:
 
 
 async def _on_http_error(request: Request, error: Any) -> Response:
-    """Answer an unknown path or method, as reported by Starlette."""
     message = f"{request.method} {request.url.path}: {error.detail}: see docs/service.md"
     return _problem(error.status_code, message, error.headers)

@@ -56,7 +56,6 @@ class Live:
 
 
 def _add_up(totals: Mapping[str, Totals], names: Iterable[str]) -> Totals:
-    """Return the sums over some releases."""
     rows = [Totals(), *(totals[name] for name in names if name in totals)]
     return Totals._make(map(sum, zip(*rows, strict=True)))
 

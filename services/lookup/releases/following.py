@@ -187,7 +187,6 @@ class Releases:
             LOG.warning("the catalogue has no release %s", ", ".join(map(repr, self.missing)))
 
     def _lose(self, problem: str) -> None:
-        """Continue without the catalogue."""
         if self._catalogue is not None:
             self._catalogue.close()
             self._catalogue = None
@@ -216,7 +215,6 @@ class Releases:
         self._failed.pop(name, None)
 
     def _open_store(self, target: Target) -> Served | None:
-        """Open the store of a target; a failure is noted."""
         began = time.monotonic()
         texts = [served.text for served in self._open.values()]
         try:

@@ -130,7 +130,6 @@ class Served:
 
 
 def _require_digest(target: Target, expected: str | None) -> str:
-    """Return the digest of the store at a target's path."""
     digest = manifest_digest(target.path)
     if expected not in (None, digest):
         raise StoreError(

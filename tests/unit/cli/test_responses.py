@@ -1,6 +1,5 @@
 """`draftstore responses`: its output, and the file that other commands read."""
 
-import json
 import re
 from pathlib import Path
 
@@ -53,12 +52,3 @@ def test_prompts_of_several_files_and_draws(
     assert made["counts"]["answers"] + made["counts"]["empty"] == 8
     assert made["problems"][0]["place"] == f"{questions}:line 5"
     assert {record["id"] for record in read_records(out)} >= {"more#0", "questions.jsonl#1#1"}
-
-
-def test_errors_are_sentences(run: Runner, model_folder: Path, questions: Path, tmp_path: Path) -> None:
-    out = tmp_path / "answers.jsonl"
-    asks = ["responses", "--model", model_folder, "--out", out]
-    assert "line 5: not JSON" in run(*asks, "--prompts", questions, "--strict").error()
-    out.write_text(json.dumps({"text": "mine"}) + "\n")
-    error = run(*asks, "--prompts", questions, "--overwrite").error()
-    assert "was not written by `draftstore responses`" in error

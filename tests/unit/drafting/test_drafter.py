@@ -11,11 +11,14 @@ from draftstore.drafting.drafter import (
     SEPARATOR,
     ContextDrafter,
     ContextSession,
+    Drafter,
+    Session,
     propose_batch,
     separated,
 )
+from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
-from draftstore.errors import TokenRangeError
+from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
@@ -87,10 +90,11 @@ def test_ids_may_be_of_any_integer_type(dtype: type[np.integer]) -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([1, VOCAB], f"token id {VOCAB} is outside the store's vocabulary of {VOCAB} ids"),
+    ([1, VOCAB], f"token id {VOCAB} is outside .*vocabulary of {VOCAB} ids"),
     ([3, -1, 2], "token id -1 is outside"),
     ([2] * FEW_IDS + [VOCAB], f"token id {VOCAB} is outside"),
     ([2] * FEW_IDS + [-1], "token id -1 is outside"),
+    ([2**40], f"token id {2**40} is outside"),
     (np.array([2**64 - 1], np.uint64), f"token id {2**64 - 1} is outside"),
     ([1.0, 2.0], "found an array of float64"),
     ([True, False], "found an array of bool"),
@@ -101,14 +105,27 @@ WRONG: list[tuple[Any, str]] = [
 def test_ids_outside_the_vocabulary_are_refused_and_leave_the_session_as_it_was(
     wrong: Any, message: str
 ) -> None:
-    session = store().session([1, 2, 3])
-    before, tree = session.context.copy(), session.propose()
-    with pytest.raises(TokenRangeError, match=message):
-        session.observe(wrong)
-    assert np.array_equal(session.context, before)
-    assert session.propose() == tree
-    with pytest.raises(TokenRangeError, match=message):
-        store().session(wrong)
+    for drafter in (store(), RequestDrafter(VOCAB)):
+        session: Session = drafter.session([1, 2, 1])
+        tree = session.propose()
+        with pytest.raises(TokenRangeError, match=message):
+            session.observe(wrong)
+        assert session.propose() == tree
+        with pytest.raises(TokenRangeError, match=message):
+            drafter.session(wrong)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [store(), RequestDrafter(VOCAB), Mixture([store(), RequestDrafter(VOCAB)])],
+    ids=["store", "request", "mixture"],
+)
+def test_only_possible_budgets_are_drafted(drafter: Drafter) -> None:
+    session = drafter.session([1, 2, 1])
+    assert len(session.propose(0)) == len(session.propose(5, 1.1)) == 0
+    for budget in (-1, 4097):
+        with pytest.raises(DraftstoreError, match=f"a budget of {budget} nodes: expected 0 to 4096"):
+            session.propose(budget)
 
 
 def test_no_match_spans_what_is_no_token() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.drafting.faults import DisabledSession
+from draftstore.drafting.drafter import DisabledSession
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.outcomes import counted, outcomes
 from draftstore.drafting.request import RequestDrafter

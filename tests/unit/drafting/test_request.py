@@ -115,25 +115,6 @@ def test_occurrences_are_exact_where_keys_collide() -> None:
 # -- its contract --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ids", [[-1], [1, NARROW], [2**40], [1.5]])
-def test_ids_outside_the_vocabulary_are_refused(ids: list[Any]) -> None:
-    session = RequestDrafter(NARROW).session([1, 2, 1])
-    with pytest.raises(TokenRangeError, match="token id"):
-        session.observe(ids)
-    assert len(session) == 3
-    assert session.propose(1).tokens.tolist() == [2], "nothing was appended"
-    with pytest.raises(TokenRangeError, match="token id"):
-        RequestDrafter(NARROW).session(ids)
-
-
-def test_only_possible_budgets_are_drafted() -> None:
-    session = RequestDrafter(NARROW).session([1, 2, 1])
-    assert len(session.propose(0)) == len(session.propose(5, 1.1)) == 0
-    for budget in (-1, 4097):
-        with pytest.raises(DraftstoreError, match=f"a budget of {budget} nodes"):
-            session.propose(budget)
-
-
 @pytest.mark.parametrize(
     "change",
     [{"max_match": 0}, {"depth": 64}, {"rows": 4097}, {"doubt": 1.1}],

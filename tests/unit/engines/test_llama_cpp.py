@@ -60,31 +60,16 @@ def store(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_the_whole_table_is_a_plain_count(store: Path, out: Path) -> None:
-    made = export_cache(store, out, ExportOptions(whole=True))
-    table = followers_of(documents_of(store))
-    assert read_cache(out) == written(table)
-    assert (made.path, made.ngrams, made.left_out) == (out, len(table), 0)
-    assert made.followers == sum(map(len, table.values()))
-    assert made.size == out.stat().st_size
-    assert names(out.parent) == ["cache.bin"]
-
-
 def test_the_usual_file_drafts_as_the_whole_table(store: Path, out: Path) -> None:
-    export_cache(store, out)
+    made = export_cache(store, out)
     table, kept = followers_of(documents_of(store)), read_cache(out)
     assert kept == drafting(table)
+    assert (made.path, made.ngrams, made.left_out, made.size) == (out, len(kept), 0, out.stat().st_size)
+    assert names(out.parent) == ["cache.bin"]
     assert kept
     for ngram, part in written(table).items():
         ties = sum(count == max(part.values()) for count in part.values())
         assert from_static(kept, ngram[:2]) == from_static({ngram: part}, ngram[:2]) or ties > 1
-
-
-def test_an_answer_that_is_stored_once_is_drafted(small_store: Path, out: Path) -> None:
-    export_cache(small_store, out)
-    table, kept = followers_of(documents_of(small_store)), read_cache(out)
-    once = {ngram: next(iter(part)) for ngram, part in table.items() if sum(part.values()) == 1}
-    assert {ngram: from_static(kept, ngram[:2]) for ngram in once} == once != {}
 
 
 def test_the_bytes(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +79,6 @@ def test_the_bytes(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
     export_cache(small_store, out)
     first, once = struct.pack("<7i", 1, 2, -1, -1, 1, 70_000, 3), struct.pack("<7i", 1, 5, -1, -1, 1, 6, 2)
     assert out.read_bytes() == first + once + struct.pack("<7i", 4, 2, -1, -1, 1, 9, 10_000)
-    export_cache(small_store, out, ExportOptions(whole=True), overwrite=True)
-    first = struct.pack("<9i", 1, 2, -1, -1, 2, 3, 1, 70_000, 3)
-    assert out.read_bytes() == first + once + struct.pack("<7i", 4, 2, -1, -1, 1, 9, 12_345)
 
 
 def test_counts_give_the_same_file(
@@ -104,14 +86,12 @@ def test_counts_give_the_same_file(
 ) -> None:
     build_counts(store, tmp_path / "counts", CountOptions(max_n=3))
     done: list[tuple[int, int]] = []
-    for whole in (False, True):
-        export_cache(store, out, ExportOptions(whole=whole), overwrite=True)
-        for rows in (7, 1 << 20):
-            monkeypatch.setattr(llama_cpp, "PART_ROWS", rows)
-            again = out.with_name("again.bin")
-            options, progress = ExportOptions(whole=whole), calling(counting=lambda *step: done.append(step))
-            export_cache(tmp_path / "counts", again, options, overwrite=True, progress=progress)
-            assert again.read_bytes() == out.read_bytes()
+    export_cache(store, out)
+    for rows in (7, 1 << 20):
+        monkeypatch.setattr(llama_cpp, "PART_ROWS", rows)
+        again, progress = out.with_name("again.bin"), calling(counting=lambda *step: done.append(step))
+        export_cache(tmp_path / "counts", again, overwrite=True, progress=progress)
+        assert again.read_bytes() == out.read_bytes()
     assert done[-1][0] == done[-1][1] > 0
 
 
@@ -127,22 +107,10 @@ def test_the_best_come_first(small_store: Path, out: Path, monkeypatch: pytest.M
         assert made.size == out.stat().st_size <= size
 
 
-def test_pairs_that_draft_stay_longest(store: Path, out: Path) -> None:
-    table = followers_of(documents_of(store))
-    drafts = {ngram for ngram in table if from_static(written(table), ngram[:2]) is not None}
-    made = export_cache(
-        store, out, ExportOptions(whole=True, max_bytes=sum(20 + 8 * len(table[each]) for each in drafts))
-    )
-    assert read_cache(out).keys() == drafts
-    assert made.left_out == len(table) - len(drafts)
-
-
 def test_rare_pairs_are_left_out(store: Path, out: Path) -> None:
     table = followers_of(documents_of(store))
     export_cache(store, out, ExportOptions(min_count=4))
     assert read_cache(out) == drafting(table, 4)
-    export_cache(store, out, ExportOptions(min_count=4, whole=True), overwrite=True)
-    assert read_cache(out) == {k: part for k, part in table.items() if max(part.values()) >= 4}
 
 
 def test_what_is_refused(
@@ -160,8 +128,6 @@ def test_what_is_refused(
         BuildError, match="occurs 1,000,000 times and makes up half of all followers: allow rarer ones"
     ):
         export_cache(small_store, out, ExportOptions(min_count=10**6))
-    with pytest.raises(BuildError, match="occurs 1,000,000 times: allow rarer ones"):
-        export_cache(small_store, out, ExportOptions(min_count=10**6, whole=True))
     with pytest.raises(BuildError, match="is a directory"):
         export_cache(small_store, tmp_path)
     assert names(out.parent) == []
@@ -173,7 +139,7 @@ def test_a_file_is_whole_or_the_one_before(
     export_cache(small_store, out)
     before = out.read_bytes()
     with pytest.raises(BuildError, match="exists: choose another file, or replace it"):
-        export_cache(small_store, out, ExportOptions(whole=True))
+        export_cache(small_store, out)
 
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")

@@ -11,26 +11,18 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from draftstore.hf.attention import shared_keys
 
 
-def arguments(texts: int, heads: int, keys: int, rows: int, columns: int = 21) -> dict[str, Any]:
-    """Return what a layer hands over."""
-    draw = torch.Generator().manual_seed(heads * rows)
+def arguments(keys: int = 2) -> dict[str, Any]:
+    """Return what a layer of four heads hands over for three rows of a text."""
+    draw = torch.Generator().manual_seed(1)
     module = nn.Module()
-    module.num_key_value_groups = heads // keys  # type: ignore[assignment]
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=draw, dtype=torch.float64)
-
-    mask = torch.zeros(texts, 1, rows, columns, dtype=torch.float64)
-    mask.masked_fill_(torch.rand(mask.shape, generator=draw) < 0.3, -torch.inf)
-    mask[..., 0] = 0.0
-    return {
-        "module": module,
-        "query": random(texts, heads, rows, 8),
-        "key": random(texts, keys, columns + 5, 8)[:, :, :columns],
-        "value": random(texts, keys, columns, 4),
-        "attention_mask": mask,
-        "scaling": 0.3,
+    module.num_key_value_groups = 4 // keys  # type: ignore[assignment]
+    sizes = {"query": (4, 3, 8), "key": (keys, 21, 8), "value": (keys, 21, 4)}
+    states = {
+        name: torch.randn((1, *size), generator=draw, dtype=torch.float64) for name, size in sizes.items()
     }
+    mask = torch.zeros(1, 1, 3, 21, dtype=torch.float64)
+    mask[..., 9:] = -torch.inf
+    return {"module": module, "attention_mask": mask, "scaling": 0.3, **states}
 
 
 def attend(**given: Any) -> torch.Tensor:
@@ -49,7 +41,7 @@ def attend(**given: Any) -> torch.Tensor:
     ],
 )
 def test_what_else_a_layer_may_ask_for_is_left_to_transformers(changes: dict[str, Any]) -> None:
-    given = arguments(1, 4, 2, 3) | changes
+    given = arguments() | changes
     with shared_keys():
         torch.manual_seed(0)
         output = attend(**given)
@@ -66,9 +58,9 @@ def test_a_function_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", own)
     with shared_keys():
-        attend(**arguments(1, 4, 4, 3))
+        attend(**arguments(keys=4))
         with shared_keys():
-            attend(**arguments(1, 4, 2, 3))
+            attend(**arguments())
     assert calls == ["own"]
-    attend(**arguments(1, 4, 2, 3))
+    attend(**arguments())
     assert calls == ["own"] * 2

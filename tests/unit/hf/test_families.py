@@ -61,7 +61,7 @@ MORE = (
     "electra", "minimax", "qwen3_5_text", "recurrent_gemma", "roberta", "roformer", "trocr", "xlm",
 )  # fmt: skip
 QUICK = (
-    "gptj", "bert", "deepseek_v2", "minimax", "roberta", "xlm",
+    "gptj", "bert", "deepseek_v2", "deepseek_v3", "minimax", "mixtral", "opt", "roberta", "xlm",
     "gemma3", "gemma4", "internvl", "llava", "mistral3", "qwen2_vl",
 )  # fmt: skip
 

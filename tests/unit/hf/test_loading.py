@@ -151,16 +151,6 @@ def test_a_gguf_file_gives_model_and_tokenizer(
     assert capfd.readouterr() == ("", "")
 
 
-MISSING = """
-from draftstore.errors import MissingExtraError
-from draftstore.hf.loading import load_model
-try:
-    load_model("x")
-except MissingExtraError as error:
-    print(error)
-"""
-
-
 def test_a_model_that_can_also_read_images(data: Path, tmp_path: Path) -> None:
     """Most such families are no causal language models to transformers."""
     model: Any = build_image_text("llava", vocab_size=512)

@@ -114,13 +114,7 @@ def test_settings_of_its_own(data: Path, name: str) -> None:
         assert drafted == plainly
         if name in DROPPED:
             assert drafted == without
-        elif name in (
-            "suppress_tokens",
-            "stop_strings",
-            "repetition_penalty",
-            "guidance_scale",
-            "min_new_tokens",
-        ):
+        elif name in ("suppress_tokens", "stop_strings", "repetition_penalty", "guidance_scale"):
             model: Any = loaded.model
             options = {"max_new_tokens": 24, "pad_token_id": 2, "tokenizer": loaded.tokenizer, "top_k": 0}
             options |= {"do_sample": temperature > 0, "temperature": temperature or None}
@@ -138,7 +132,7 @@ def test_every_setting_of_transformers_is_in_the_matrix() -> None:
         "_",
         "compile",
         "cache_config",
-        "max_cache_len",
+        "max_cache",
     )
     others = {
         "bos_token_id", "pad_token_id", "transformers_version", "is_assistant", "diversity_penalty", "early_stopping",

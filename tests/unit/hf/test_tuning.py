@@ -53,13 +53,6 @@ def test_another_model_has_another_curve(other: dict[str, Any]) -> None:
 # --- finding one ---
 
 
-def test_a_stored_curve_is_found() -> None:
-    model = tiny()
-    assert find_curve(model) is None
-    path = store(model)
-    assert find_curve(model) == CostCurve.load(path)
-
-
 # --- measuring ---
 
 
@@ -96,19 +89,6 @@ def test_disturbed_passes_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the command ---
-
-
-def test_the_command_stores_what_generate_finds(data: Path) -> None:
-    folder = data / "models" / "stories260K"
-    ran = tune("--model", folder, "--dtype", "float64", "--context", 40, "--repeats", 4, "--spread", 99)
-    assert ran.exit_code == 0, ran.output
-    model = stories(data, torch.float64)
-    curve = find_curve(model)
-    assert curve is not None
-    assert curve.conditions is not None
-    assert curve.conditions.model == "stories260K"
-    assert ran.output.startswith("stories260K, float64, sdpa, 40 tokens in the cache\n")
-    assert ran.output.endswith(f"stored as {curve_path(conditions_of(model))}\n")
 
 
 def test_a_busy_machine_keeps_its_earlier_curve(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

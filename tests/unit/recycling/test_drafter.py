@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError, TokenRangeError
-from draftstore.recycling.drafter import WINDOW, RecyclingDrafter
-from draftstore.recycling.paths import GUESS_PRIOR, PATHS, PRIOR, PRIOR_TRIES, SHARED_TRIES
+from draftstore.recycling.drafter import RecyclingDrafter
+from draftstore.recycling.paths import GUESS_RATES, PATHS, RATES
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests import reference
 from tests.reference import Rows, UnclearError, nodes_of
@@ -24,30 +25,7 @@ def rows_of(drafter: RecyclingDrafter) -> Rows:
     return {token: row for token, row in enumerate(drafter.matrix.tolist()) if row != [-1] * 8}
 
 
-def counts_of(drafter: RecyclingDrafter) -> dict[str, tuple[int, int]]:
-    return {
-        path: (tries, hits) for path, (tries, hits) in zip(PATHS, drafter.counts.T.tolist(), strict=False)
-    }
-
-
-def guesses_of(drafter: RecyclingDrafter) -> list[list[int]]:
-    return drafter.counts[:, len(PATHS) :].T.tolist()  # type: ignore[no-any-return]
-
-
-def chances_of(counts: dict[str, tuple[int, int]]) -> dict[str, float]:
-    """Estimate every path's chance from the counts of all, as the module of static trees says."""
-    rates = []
-    for rank, prior in enumerate(PRIOR.tolist()):
-        pairs = [pair for path, pair in counts.items() if path[-1] == str(rank)]
-        tries, hits = (sum(pair[column] for pair in pairs) for column in (0, 1))
-        rates.append((hits + PRIOR_TRIES * prior) / (tries + PRIOR_TRIES))
-    chances = {"": 1.0}
-    for path in sorted(counts, key=len):
-        tries, hits = counts[path]
-        rate = (hits + SHARED_TRIES * rates[int(path[-1])]) / (tries + SHARED_TRIES)
-        chances[path] = chances[path[:-1]] * rate
-    del chances[""]
-    return chances
+CHANCES = {path: math.prod(float(RATES[int(rank)]) for rank in path) for path in PATHS}
 
 
 def cells(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
@@ -62,20 +40,15 @@ def cells(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
 def test_sessions_draft_and_learn_as_the_oracle_does(data: st.DataObject, last: int) -> None:
     drafter = RecyclingDrafter(VOCAB)
     rows: Rows = {}
-    counts = counts_of(drafter)
     session = drafter.session([last])
-    before, guessed = [-1] * 8, [(0, 0)] * 8
+    before = [-1] * 8
     for _ in range(data.draw(st.integers(1, 5))):
         budget, max_level = data.draw(st.sampled_from([(80, 255), (1, 255), (5, 255), (30, 255), (200, 60)]))
         tree = session.propose(budget, float(LEVEL_PROBS[max_level]))
         guesses = reference.guesses_of(rows, last, before, VOCAB)
-        rates = [
-            (hits + PRIOR_TRIES * prior) / (tries + PRIOR_TRIES)
-            for prior, (tries, hits) in zip(GUESS_PRIOR.tolist(), guessed, strict=True)
-        ]
         try:
             assert nodes_of(tree) == reference.fill_static_tree(
-                rows, last, chances_of(counts), budget, max_level, list(zip(guesses, rates, strict=True))
+                rows, last, CHANCES, budget, max_level, list(zip(guesses, GUESS_RATES.tolist(), strict=True))
             )
         except UnclearError:
             reject()
@@ -86,19 +59,11 @@ def test_sessions_draft_and_learn_as_the_oracle_does(data: st.DataObject, last: 
         top = [data.draw(candidates) for _ in range(1 + len(verified or ()))]
         known = data.draw(st.booleans())
         session.observe(accepted, tree=verified, candidates=cells(top) if known else None)
-        if verified is not None or known:
-            counts = reference.count_ranks(rows, last, accepted, counts)
-            guessed = [
-                pair if guess < 0 else (pair[0] + 1, pair[1] + (guess == accepted[0]))
-                for pair, guess in zip(guessed, guesses, strict=True)
-            ]
         before = [-1] * 8
         if known:
             reference.recycle(rows, last, accepted, nodes_of(verified or DraftTree.empty()), top, VOCAB)
             before = rows.get([last, *accepted][-2], before)
         assert rows_of(drafter) == rows
-        assert counts_of(drafter) == counts
-        assert guesses_of(drafter) == [list(pair) for pair in guessed]
         last = accepted[-1]
 
 
@@ -134,16 +99,6 @@ def tree_of(*nodes: tuple[int, int]) -> DraftTree:
     return DraftTree(
         np.array(tokens, np.int32), np.array(parents, np.int16), np.arange(len(nodes), dtype=np.uint8)
     )
-
-
-def test_counts_are_halved_so_that_rates_follow_the_texts() -> None:
-    drafter = RecyclingDrafter(9, matrix=cells([[1, 2]]))
-    for token, column in (1, 0), (2, 1):
-        for _ in range(3 * WINDOW):
-            drafter.session([0]).observe([token], tree=DraftTree.empty())
-        assert drafter.counts.max() < 2 * WINDOW
-        assert np.all(drafter.counts[1] <= drafter.counts[0])
-        assert drafter.session([0]).propose(1).tokens.tolist() == [[1, 2][column]]
 
 
 def test_guesses_are_those_of_one_text() -> None:

@@ -36,10 +36,6 @@ def refused(call: Any, *arguments: object) -> RequestFailed:
     return caught.value
 
 
-def test_the_answer_to_a_request_is_its_payload() -> None:
-    assert check_answer(frame_of(wire.frame(DRAFT, 7, b"drafts")), Operation.DRAFT, 7) == b"drafts"
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -71,11 +67,6 @@ def test_a_message_of_the_service_is_short_and_harmless() -> None:
     trouble = refused(check_answer, frame_of(BUSY), Operation.DRAFT, 7)
     assert str(trouble).startswith("because of  [31mthis!")
     assert len(str(trouble)) == 500
-
-
-def test_drafts_keep_to_what_was_requested() -> None:
-    [draft] = read_drafts(trees((5, -1), (9, -1)), batch=1, budget=2, vocab_size=10).drafts
-    assert draft.tree.tokens.tolist() == [5, 9]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from draftstore.remote import wire
-from draftstore.remote.wire import Operation, Status
 from draftstore.stores.registry import open_store
 from draftstore.trees.tree import DraftTree
 from services.lookup.settings import Limits
@@ -47,13 +45,6 @@ def client() -> dict[str, Any]:
 
 def nodes_of(tree: DraftTree) -> list[tuple[int, int, float]]:
     return list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True))
-
-
-@pytest.mark.parametrize(("heading", "numbers"), [("## Transport", Operation), ("## Statuses", Status)])
-def test_operations_and_statuses_have_their_numbers(heading: str, numbers: type[IntEnum]) -> None:
-    section = TEXT[TEXT.index(heading) :].split("\n## ", 1)[0]
-    found = re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", section, re.MULTILINE)
-    assert {name: int(number) for number, name in found} == {member.name: member.value for member in numbers}
 
 
 def test_the_bytes_of_the_example() -> None:

@@ -47,12 +47,3 @@ def test_it_doubles_with_every_failure_up_to_the_longest_and_an_answer_starts_ov
     assert not quiet.fail()
     assert quiet.fail(refused=True)
     assert length_of(quiet, clock) == pytest.approx(FIRST, abs=0.0011)
-
-
-def test_the_service_may_ask_for_a_pause() -> None:
-    quiet, clock = make()
-    quiet.pause(2.0)
-    clock.now += 1.999
-    assert quiet.holds
-    clock.now = 102.0
-    assert not quiet.holds

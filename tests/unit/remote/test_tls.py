@@ -101,12 +101,6 @@ def test_a_handshake_goes_on_in_the_next_call(
         assert as_bytes(store.drafter().draft(contexts)) == expected_of(small_store, contexts)
 
 
-def test_refusals_arrive(lookups: Lookups, certificate: Certificate) -> None:
-    for token in (None, "wrong"):
-        with pytest.raises(LookupServiceError, match="token"):
-            client_of(lookups, certificate.file, token=token).check()
-
-
 def test_a_certificate_that_is_unknown_or_of_another_host_is_not_trusted(
     lookups: Lookups, small_store: Path, tmp_path: Path
 ) -> None:

@@ -13,9 +13,8 @@ from draftstore.errors import WireError
 from draftstore.remote import wire
 from draftstore.remote.wire import DraftRequest, Failure, Status
 from draftstore.trees.batch import DraftBatch
-from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_batch import batch_of, slow_bytes
-from tests.unit.trees.test_tree import ANIMALS, WIDE, trees
+from tests.unit.trees.test_tree import trees
 
 MOST = 2**32 - 1
 ONE = np.zeros((1, 1), np.int32)
@@ -120,12 +119,6 @@ def test_a_request_has_the_bytes_of_the_page_and_is_read_as_written(number: int,
             assert one == other
 
 
-@pytest.mark.parametrize("prob", [math.nan, math.inf, -math.inf, -1e-9, 1.0001, 2.0])
-def test_a_least_probability_is_one(prob: float) -> None:
-    with pytest.raises(WireError, match="minimum probability"):
-        wire.decode_request(wire.encode_request(1, "chat", ONE, 8, prob)[16:])
-
-
 @given(requests(), batches())
 def test_what_is_cut_or_goes_on_is_refused(asked: DraftRequest, batch: DraftBatch) -> None:
     for payload, read in ((payload_of(asked), wire.decode_request), (payload_of(batch), wire.decode_answer)):
@@ -181,18 +174,6 @@ def test_lengths_of_trees_do_not_wrap_around() -> None:
         payload = struct.pack("<QQHHI6I", 1, 2, 2, 0, 0, *lengths, 0, 0, 0, 0) + b"\1\0\0\0" * 2
         with pytest.raises(WireError, match="broken tree"):
             wire.decode_answer(payload)
-
-
-def test_trees_keep_to_vocabulary_budget_and_order() -> None:
-    payload = payload_of(batch_of([DraftTree.empty(), WIDE], 2))
-    most = int(WIDE.tokens.max())
-    assert wire.decode_answer(payload, most + 1, len(WIDE)).drafts[1].tree == WIDE
-    with pytest.raises(WireError, match="tree 2 of 2: a token id lies outside the vocabulary"):
-        wire.decode_answer(payload, most)
-    with pytest.raises(WireError, match="tree 2 of 2: 2 nodes, more than requested"):
-        wire.decode_answer(payload, budget=1)
-    with pytest.raises(WireError, match="tree 2 of 2: nodes are out of order"):
-        wire.decode_answer(payload_of(batch_of([ANIMALS, ANIMALS], 4))[:-1] + b"\0")
 
 
 @given(octets, ids, st.sampled_from(list(Status)[1:]), st.floats(0, 1e6) | st.floats(min_value=1e9), names)

@@ -36,7 +36,7 @@ READ = {"sources": [], "characters": 4000, "bad_records": 0, "empty_documents": 
 def vary(folder: Path, **changes: Any) -> Path:
     """Write a REST store of a model with all figures, or one that differs."""
     manifest = load_manifest(write_store(folder))
-    known = {"counts": COUNTS, "corpus": READ, "target_model": "m", "parameters": {"selection": "gain"}}
+    known = {"counts": COUNTS, "corpus": READ, "target_model": "m"}
     save_manifest(folder, dataclasses.replace(manifest, **{**known, **changes}))
     return folder
 
@@ -228,8 +228,6 @@ class TestGates:
         [
             ("tokenizer", "tokenizer 'other' (digest)", {"tokenizer": TokenizerIdentity("other", "digest")}),
             ("model", "made for the model 'n', and the live build", {"target_model": "n"}),
-            ("kind", "a crest store, and", {"kind": "crest", "parameters": {"selection": "gain"}}),
-            ("strategy", "its n-grams are selected by 'single'", {"parameters": {"selection": "single"}}),
             ("tokens", "799 tokens, 20.1% fewer than the 1,000", {"counts": {**COUNTS, "tokens": 799}}),
             ("corpus", "3,199 characters, 20.0% fewer", {"corpus": {**READ, "characters": 3199}}),
             ("bad-records", "2 bad records of 103, 1.9%", {"corpus": {**READ, "bad_records": 2}}),
@@ -256,6 +254,12 @@ class TestGates:
         assert moved.verdict.forced == caught.value.refusals
         assert two.parameters["gates"] == {"chat": {"forced": caught.value.refusals}}
         assert rollback(session, "chat").build_id == one.id  # whatever the difference
+
+    def test_another_kind_may_lack_strategies(self, session: Session, tmp_path: Path) -> None:
+        with pytest.raises(RefusedError) as caught:
+            self._publish(session, tmp_path, kind="crest")
+        assert caught.value.refusals.keys() == {"kind", "strategy"}
+        assert "may request longest, which it does not support" in caught.value.refusals["strategy"]
 
     def test_small_differences_pass(self, session: Session, tmp_path: Path) -> None:
         smaller = {**READ, "characters": 3200, "fingerprint": "smaller", "bad_records": 1}

@@ -50,14 +50,6 @@ def test_hash_of_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert hash_file(tmp_path / "a") == expected
 
 
-def test_an_atomic_write_replaces(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    write_atomic(path, b"old")
-    write_atomic(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert names(tmp_path) == ["a"]
-
-
 @pytest.mark.parametrize("fails", ["os.fsync", "pathlib.Path.replace"])
 def test_a_failing_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     path = tmp_path / "a"

@@ -1,6 +1,6 @@
 """The report of a reading."""
 
-from draftstore.storage.report import LINKS, ReadReport, RecordProblem, passed_over_text
+from draftstore.storage.report import ReadReport, RecordProblem
 
 
 def problem(number: int, *, truncated: bool = False) -> RecordProblem:
@@ -25,23 +25,3 @@ def test_a_manifest_keeps_the_report() -> None:
     report = ReadReport(3, 2, 1, [problem(1)], ["a.jsonl"], {".parquet": 1}, 1)
     again = ReadReport.of_facts(3, {"fingerprint": "f", **report.facts()})
     assert again == ReadReport(3, 2, 1, [], ["a.jsonl"], {".parquet": 1}, 1)
-
-
-def test_the_reasons_why_there_is_no_text() -> None:
-    assert ReadReport().absence() == ""
-    one = ReadReport(bad_records=1, empty_documents=1, problems=[problem(7)])
-    assert one.absence() == "1 empty document; 1 bad record, c.jsonl:line 7: not JSON"
-    two = ReadReport(bad_records=2, problems=[problem(7)], passed_over={".jsonl": 1})
-    assert two.absence() == (
-        "2 bad records, the first c.jsonl:line 7: not JSON; "
-        "1 data file in folders was skipped (.jsonl): name it, or give the glob '*.jsonl'"
-    )
-
-
-def test_what_was_passed_over_is_told_with_the_remedy() -> None:
-    assert passed_over_text({}) == ""
-    assert passed_over_text({".jsonl": 2, ".parquet": 3, LINKS: 2}) == (
-        "5 data files in folders were skipped (.jsonl, .parquet): name them, or give the glob '*.parquet'; "
-        "2 links in folders lead out of them: name the files to read them"
-    )
-    assert passed_over_text({LINKS: 1}).startswith("1 link in folders leads out of them")

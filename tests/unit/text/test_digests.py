@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftstore.text.chat import as_messages
-from draftstore.text.digests import identify, split_digests
+from draftstore.text.digests import identify
 from tests.reference import identity_of
 
 TEXTS = st.text("a é\n\x00\ud800😀\u2003", max_size=4)
@@ -120,7 +120,3 @@ def test_a_turn_is_the_same_in_parts_and_in_the_form_of_sharegpt(
         }
 
     assert as_messages([written(**message) for message in chat], "messages") == chat
-
-
-def test_digests_side_by_side_are_split() -> None:
-    assert list(split_digests(bytes(range(32)))) == [bytes(range(16)), bytes(range(16, 32))]

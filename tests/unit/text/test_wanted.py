@@ -134,10 +134,3 @@ def test_wanted_is_what_the_oracle_says(data: st.DataObject) -> None:
     found = wanted_digests(scan_of(rows), removals, now=10, retention=retention, caps=caps)
     expected = oracle(rows, removals, 10, retention, caps)
     assert [bytes(digest) for digest in found] == [IDENTITIES[name][0] for name in expected]
-
-
-def test_a_removed_document_is_out_under_other_roles_as_text_and_in_what_repeats_it() -> None:
-    names = ["a", "bb", "asked", "other roles", "a, then bb", "no more", "longer"]
-    rows = [(name, 1, name, 0, False) for name in names]
-    removal = Removal(document="asked")
-    assert removed_rows(scan_of(rows), [removal]).tolist() == [False, False, *[True] * 5]

@@ -13,7 +13,7 @@ from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import LEVEL_BOUNDS, LEVEL_PROBS, DraftTree, highest_level, level_of
 from tests.fakes.adversaries import Path
 from tests.fakes.adversaries import tree_of as tree_from_paths
-from tests.reference import nodes_of, paths_of
+from tests.reference import Nodes, nodes_of, paths_of
 
 
 def tree_of(tokens: list[int], parents: list[int], levels: list[int]) -> DraftTree:
@@ -33,6 +33,14 @@ def trees(draw: st.DrawFn, most: int = 40, least: int = 0, ids: st.SearchStrateg
         levels.setdefault((*parent, draw(ids)), level)
     del levels[()]
     return tree_from_paths({path: float(LEVEL_PROBS[level]) for path, level in levels.items()})
+
+
+TOKENS = [0, 1, 2, 65_535, 151_664, 2**31 - 1]
+
+
+def some_nodes(most: int = 12) -> st.SearchStrategy[Nodes]:
+    """Draw the nodes of a tree of one node at least."""
+    return trees(most, 1, st.sampled_from(TOKENS)).map(nodes_of)
 
 
 def ancestors(tree: DraftTree, node: int) -> list[int]:

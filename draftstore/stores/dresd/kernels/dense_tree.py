@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.stores.dresd.kernels.nearest import find_nearest
-from draftstore.trees.blend import Trie, keep_best, new_trie, place_nodes
 from draftstore.trees.frontier import new_frontier, unpack_nodes
+from draftstore.trees.trie import Trie, keep_best, new_trie, place_nodes
 
 
 class Calibration(NamedTuple):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError
 from draftstore.jit import kernel, leaf_kernel
-from draftstore.stores.dresd.kernels.cosines import cosine
+from draftstore.stores.dresd.kernels.cosines import dot, half_dot
 
 LARGE = 8192
 """Minimum size of a group that is divided into lists: scanning smaller groups is about as fast as choosing lists."""
@@ -31,7 +31,7 @@ class DenseIndex(NamedTuple):
     """The arrays of a dense store for the kernels; all are read-only views.
 
     Attributes:
-        vectors: [entries, dims], uint16 (float16 bits) or int8.
+        vectors: uint16 [entries, dims], the bits of float16 vectors of unit length.
         positions: uint32 or uint64 [entries], see `draftstore.stores.dresd.store`.
         groups: int64 [vocab_size + 1], first entry of each group; last, the number of entries.
         group_lists: int32 [vocab_size + 1], first list of each group; small groups have none.
@@ -40,7 +40,7 @@ class DenseIndex(NamedTuple):
         centroids: float32 [lists, dims], of unit length.
     """
 
-    vectors: NDArray[Any]
+    vectors: NDArray[np.uint16]
     positions: NDArray[Any]
     groups: NDArray[np.int64]
     group_lists: NDArray[np.int32]
@@ -131,7 +131,7 @@ def _probe(
     waiting = np.arange(first, last)
     nearness = np.empty(last - first, np.float32)
     for i in range(first, last):
-        nearness[i - first] = cosine(index.centroids, i, query)
+        nearness[i - first] = dot(index.centroids, i, query)
     for i in range(len(waiting) // 2 - 1, -1, -1):
         _sift(waiting, nearness, first, i, len(waiting))
     found, visited = np.int64(0), np.int64(0)
@@ -178,7 +178,7 @@ def _scan(
     """Compare a query with a range of entries and keep the nearest; return how many there are."""
     least = similarities[found - 1] if found == len(entries) else np.float32(-np.inf)
     for entry in range(start, stop):
-        similarity = cosine(vectors, entry, query)
+        similarity = half_dot(vectors, entry, query)
         if similarity >= least:
             found = _insert(entry, similarity, found, entries, similarities)
             if found == len(entries):

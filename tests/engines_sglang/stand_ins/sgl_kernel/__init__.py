@@ -40,10 +40,12 @@ def extend_attention_cpu(
         own = sees[:, length - rows :]
         own.copy_(own.tril() if tree_mask is None else tree_mask.view(-1, rows, rows)[text])
         place = slice(start, start + rows)
-        queries, keys, values = (
+        query, key, value = (
             each.transpose(0, 1) for each in (q[place], key_buffer[slots], value_buffer[slots])
         )
-        attended = scaled_dot_product_attention(queries, keys, values, sees, scale=scaling, enable_gqa=True)
+        attended = scaled_dot_product_attention(
+            query, key, value, attn_mask=sees, scale=scaling, enable_gqa=True
+        )
         out[place] = attended.transpose(0, 1)
 
 

@@ -12,7 +12,7 @@ from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.crest import build as crest_module
 from draftstore.stores.crest import packing
-from draftstore.stores.crest.build import RULES, CrestOptions, build_crest
+from draftstore.stores.crest.build import RULE, CrestOptions, build_crest
 from draftstore.stores.crest.entries import LMDB_FILE, entries_digest, key_dtype
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
 from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, CrestStore
@@ -23,9 +23,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests import reference
 from tests.conftest import write_texts
 from tests.fakes import killed
-from tests.reference import Documents, Ngram, nodes_of
+from tests.reference import Ngram
 from tests.unit.stores.crest.test_counts import documents_of
-from tests.unit.stores.crest.test_selection import ORACLES
 from tests.unit.stores.rest.test_build import contents, names
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -41,7 +40,7 @@ def build(rest: Path, out: Path, **changes: Any) -> BuildResult:
     """Build a small store; fields of the options, `overwrite` and `workers` may differ."""
     arguments = {name: changes.pop(name) for name in ("overwrite", "workers", "progress") if name in changes}
     limit = {} if "max_bytes" in changes else {"ngrams": 150}
-    fields = {"max_n": 3, "rule": "longest", **limit, **changes}
+    fields = {"max_n": 3, **limit, **changes}
     return build_crest(CrestOptions(name="test", **fields), rest, out, **arguments)
 
 
@@ -59,8 +58,10 @@ def kept(store: Path) -> list[Ngram]:
 # --- what is built ---
 
 
-def require_exact(store: Path, documents: Documents, expected: list[Ngram], nodes: int, depth: int) -> None:
-    """Compare every file with what the texts say: what is kept, its counts, its trees, its bytes."""
+def require_exact(store: Path, rest: Path, nodes: int) -> None:
+    """Compare every file with what the texts say, counts and bytes, and with what the REST store drafts, trees."""
+    documents, expected = documents_of(rest), kept(store)  # by gain, see the tests of selections
+    drafter = RestDrafter(RestStore.open(rest).index, RULE)
     manifest = load_manifest(store)
     opened = CrestStore.open(store)
     dtype = key_dtype(manifest.vocab_size)
@@ -73,7 +74,7 @@ def require_exact(store: Path, documents: Documents, expected: list[Ngram], node
         value = values[np.array(row["tokens"], dtype).tobytes()]
         entry = opened.envelope.open(value)
         entry.tree.validate()
-        assert nodes_of(entry.tree) == reference.ngram_tree(documents, row["tokens"], nodes, depth)
+        assert entry.tree == drafter.draft(np.array([row["tokens"]], np.int32), nodes)[0].tree
         assert (row["rank"], row["n"], row["nodes"]) == (rank, len(row["tokens"]), len(entry.tree))
         assert row["count"] == entry.occurrences == len(reference.continuations(documents, row["tokens"]))
         assert row["distinct"] == entry.distinct == reference.followers(documents, row["tokens"])
@@ -93,26 +94,10 @@ def require_exact(store: Path, documents: Documents, expected: list[Ngram], node
     assert parameters["lmdb_bytes"] == (store / LMDB_FILE).stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("selection", "max_n", "nodes", "depth"),
-    [
-        ("gain", 3, 64, 10),
-        ("single", 2, 64, 10),
-        ("combined", 4, 7, 3),
-        ("global", 8, 256, 2),
-        ("global", 1, 1, 1),
-    ],
-)
-def test_selections_on_disk(
-    small_store: Path, out: Path, selection: str, max_n: int, nodes: int, depth: int
-) -> None:
-    result = build(small_store, out, select=selection, max_n=max_n, nodes=nodes, depth=depth)
-    documents = documents_of(small_store)
-    expected = kept(out)  # by gain, see the tests of selections
-    if selection != "gain":
-        ranked = ORACLES[selection](documents, max_n, 150)
-        expected = [ngram for ngram in ranked if any(reference.continuations(documents, ngram))]
-    require_exact(out, documents, expected, nodes, depth)
+@pytest.mark.parametrize(("max_n", "nodes"), [(3, 64), (2, 7), (8, 256), (1, 1)])
+def test_a_store_on_disk(small_store: Path, out: Path, max_n: int, nodes: int) -> None:
+    result = build(small_store, out, max_n=max_n, nodes=nodes)
+    require_exact(out, small_store, nodes)
     require_whole(out)
     assert (result.path, result.reused, result.manifest) == (out, False, load_manifest(out))
     assert names(out.parent) == ["crest"]
@@ -149,49 +134,20 @@ def test_text_that_nothing_follows(small_tokenizer: TextTokenizer, tmp_path: Pat
     assert names(out.parent) == []
 
 
-# --- trees drawn by the rule of the REST store ---
-
-
-def test_trees_drawn_by_backoff_on_disk(small_store: Path, out: Path) -> None:
-    """Same n-grams, same counts; the trees are those that the REST store drafts for them."""
-    exact = build(small_store, out, select="combined").path
-    build(small_store, out.with_name("drawn"), select="combined", rule="backoff")
-    rows = [pl.read_parquet(store / KEPT_FILE) for store in (exact, out.with_name("drawn"))]
-    known = ["tokens", "count", "distinct"]
-    assert rows[0].select(known).equals(rows[1].select(known))
-    require_whole(out.with_name("drawn"))
-    rule = RULES["backoff"]
-    assert rule is not None
-    store, rest = (
-        CrestStore.open(out.with_name("drawn")),
-        RestDrafter(RestStore.open(small_store).index, rule),
-    )
-    for key, value in store.entries.items():
-        ngram = np.frombuffer(key, key_dtype(store.manifest.vocab_size)).astype(np.int32)
-        assert store.envelope.open(value).tree == rest.draft(ngram.reshape(1, -1), 64)[0].tree
-    contexts = np.lib.stride_tricks.sliding_window_view(rest.index.tokens[:400].astype(np.int32), 3)
-    drafts = store.drafter("backoff").draft(contexts)  # shorter n-grams have their share in each tree
-    assert drafts == store.drafter("longest").draft(contexts)
-    assert drafts != store.drafter("backoff", alpha=12.0, beta=6.0).draft(contexts)
-
-
 # --- as many as fit ---
 
 
-@pytest.mark.parametrize(
-    ("selection", "max_bytes"), [("gain", 16_384), ("single", 120_000), ("gain", 10_000_000)]
-)
-def test_the_file_is_as_large_as_it_may_be(
-    small_store: Path, out: Path, selection: str, max_bytes: int
-) -> None:
+@pytest.mark.parametrize("max_bytes", [16_384, 120_000, 10_000_000])
+def test_the_file_is_as_large_as_it_may_be(small_store: Path, out: Path, max_bytes: int) -> None:
     """What is left is less than two pages: one for entries, one for an index of pages."""
-    manifest = build(small_store, out, select=selection, max_bytes=max_bytes).manifest
+    manifest = build(small_store, out, max_bytes=max_bytes).manifest
     size = (out / LMDB_FILE).stat().st_size
     assert size <= max_bytes
     require_whole(out)
     documents = documents_of(small_store)
-    ngrams = [ngram for ngram in reference.all_ngrams(documents, 3) if selection == "gain" or len(ngram) == 3]
-    every = sum(any(reference.continuations(documents, ngram)) for ngram in ngrams)
+    every = sum(
+        any(reference.continuations(documents, ngram)) for ngram in reference.all_ngrams(documents, 3)
+    )
     assert size > max_bytes - 2 * 4096 or manifest.counts["entries"] == every
 
 

@@ -9,7 +9,7 @@ from draftstore.errors import StoreError
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train_dictionary
 from draftstore.trees.tree import DraftTree
 from tests.reference import Nodes, nodes_of
-from tests.unit.trees.test_blend import trees
+from tests.unit.trees.test_tree import some_nodes
 
 
 def tree_of(nodes: Nodes) -> DraftTree:
@@ -32,12 +32,12 @@ def some_entries(count: int, nodes: int = 64) -> list[Entry]:
 
 ENTRIES = some_entries(300)
 RAW = [entry_bytes(entry) for entry in ENTRIES]
-DICTIONARY = train_dictionary(RAW)
+DICTIONARY = train_dictionary(ENTRIES)
 DICTIONARIES = pytest.mark.parametrize("dictionary", [b"", DICTIONARY], ids=["plain", "fitted"])
 
 
 @DICTIONARIES
-@given(nodes=trees(), count=st.integers(0, 2**32 - 1), distinct=st.integers(0, 2**32 - 1))
+@given(nodes=some_nodes(), count=st.integers(0, 2**32 - 1), distinct=st.integers(0, 2**32 - 1))
 def test_entries_come_back(dictionary: bytes, nodes: Nodes, count: int, distinct: int) -> None:
     envelope = Envelope(dictionary)
     entry = Entry(tree_of(nodes), count, distinct)

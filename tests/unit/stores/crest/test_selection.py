@@ -1,20 +1,15 @@
 import functools
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from draftstore.errors import DraftstoreError
 from draftstore.search.documents import count_documents, document_table
 from draftstore.search.ngrams import count_ngrams
-from draftstore.search.suffix import SuffixIndex
 from draftstore.stores.crest import selection as selection_module
 from draftstore.stores.crest.selection import (
-    GAIN,
     GAIN_NODES,
     POOL_FACTOR,
     Ranking,
@@ -28,35 +23,10 @@ from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
 DEPTH = 4
 TRUST = (1.37, 0.613)
 
-ORACLES: dict[str, Callable[[Documents, int, int], list[Ngram]]] = {
-    "single": reference.select_single,
-    "combined": reference.select_combined,
-    "global": reference.select_global,
-}
-
-
-def rank(index: SuffixIndex, selection: str, max_n: int, most: int, **changes: Any) -> Ranking:
-    return rank_ngrams(index, selection, max_n, most, **{"depth": DEPTH, "trust": TRUST, **changes})
-
 
 def ranked(ranking: Ranking) -> list[Ngram]:
     pairs = zip(ranking.lengths.tolist(), ranking.places.tolist(), strict=True)
     return [tuple(ranking.tables[n - 1].tokens[place].tolist()) for n, place in pairs]
-
-
-# -- the most common -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("selection", ORACLES)
-@given(st.data(), st.integers(1, 5), st.integers(1, 30), st.sampled_from([NARROW, WIDE]))
-def test_selections_are_what_they_say(
-    selection: str, data: st.DataObject, max_n: int, most: int, vocab_size: int
-) -> None:
-    corpus = data.draw(corpora(vocab_size))
-    ranking = rank(make_index(corpus, vocab_size), selection, max_n, most)
-    documents = documents_of(corpus)
-    expected = ORACLES[selection](documents, max_n, most)
-    assert ranked(ranking) == expected
 
 
 @given(corpora(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9))
@@ -71,13 +41,6 @@ def test_pools_are_cut_without_loss(corpus: list[Documents], max_n: int, most: i
         assert [tuple(ngram) for ngram in table.tokens.tolist()] == expected
         counts = reference.ngram_counts(documents_of(corpus), n)
         assert table.counts.tolist() == [counts[ngram] for ngram in expected]
-
-
-def test_an_unknown_selection() -> None:
-    with pytest.raises(
-        DraftstoreError, match="unknown selection 'best': expected one of gain, single, combined, glob"
-    ):
-        rank(make_index([[[1]]], NARROW), "best", 2, 5)
 
 
 # -- gain ----------------------------------------------------------------------------------------------------
@@ -104,7 +67,7 @@ def test_gain_is_what_is_lost_without_an_ngram(
         gains = reference.ngram_gains(documents, candidates, GAIN_NODES, DEPTH, *TRUST)
     except UnclearError:
         reject()
-    found = ranked(rank(make_index(corpus, vocab_size), GAIN, max_n, most))
+    found = ranked(rank_ngrams(make_index(corpus, vocab_size), max_n, most, depth=DEPTH, trust=TRUST))
     assert len(found) == min(most, len(candidates))
     assert len(set(found)) == len(found)
     assert_ranked_by(gains, found)

@@ -18,7 +18,6 @@ from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
 from draftstore.stores.crest.store import (
     DICTIONARY_FILE,
     KEPT_FILE,
-    Blending,
     CrestDrafter,
     CrestStore,
 )
@@ -29,8 +28,6 @@ from tests.reference import Documents, Ngram, Nodes, Stored, UnclearError, nodes
 from tests.unit.search.test_expand import corpora, documents_of
 from tests.unit.stores.crest.test_envelope import tree_of
 
-TRUST = Blending(0.731, 0.377)
-"""Constants for which few chances lie on the boundary of two levels."""
 ENVELOPE = Envelope(b"")
 VOCABULARIES = [5, 65_535, 70_000]
 
@@ -52,15 +49,13 @@ class DictEntries:
         pass
 
 
-def drafter_of(
-    store: dict[Ngram, Stored], vocab_size: int, max_n: int, blending: Blending = TRUST
-) -> CrestDrafter:
+def drafter_of(store: dict[Ngram, Stored], vocab_size: int, max_n: int) -> CrestDrafter:
     """Return a drafter over what an oracle knows."""
     dtype = key_dtype(vocab_size)
     raw = [entry_bytes(Entry(tree_of(tree), count, distinct)) for tree, count, distinct in store.values()]
     keys = [np.array(ngram, dtype).tobytes() for ngram in store]
     entries = DictEntries(dict(zip(keys, ENVELOPE.pack(raw), strict=True)))
-    return CrestDrafter(entries, ENVELOPE, max_n, vocab_size, blending)
+    return CrestDrafter(entries, ENVELOPE, max_n, vocab_size)
 
 
 def stored(documents: Documents, ngrams: Sequence[Ngram], nodes: int = 12) -> dict[Ngram, Stored]:
@@ -113,21 +108,17 @@ def known(draft: Draft) -> tuple[Nodes, int, int]:
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0)], ids=str)
 @given(
     data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3])
 )
 def test_drafts_are_those_of_the_oracle(
-    vocab_size: int, trust: Blending, data: st.DataObject, budget: int, min_prob: float
+    vocab_size: int, data: st.DataObject, budget: int, min_prob: float
 ) -> None:
     store, max_n = data.draw(stores(vocab_size))
     context = data.draw(contexts(store, vocab_size))
     level = 255 if min_prob == 0.0 else highest_level(min_prob)
-    try:
-        expected = reference.crest_draft(store, max_n, context, trust, budget, level)
-    except UnclearError:
-        reject()
-    assert known(one(drafter_of(store, vocab_size, max_n, trust), context, budget, min_prob)) == expected
+    expected = reference.crest_draft(store, max_n, context, budget, level)
+    assert known(one(drafter_of(store, vocab_size, max_n), context, budget, min_prob)) == expected
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -138,14 +129,13 @@ def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObjec
     batch = np.full((len(texts), width), -1, np.int32)
     for row, text in zip(batch, texts, strict=True):
         row[width - min(width, len(text)) :] = text[len(text) - min(width, len(text)) :]
-    for trust in (TRUST, Blending(0.0, 0.0)):
-        drafter = drafter_of(store, vocab_size, max_n, trust)
-        drafts = drafter.draft(batch, 16)
-        assert isinstance(drafter._entries, DictEntries)
-        assert drafter._entries.calls == 1
-        assert drafts == [one(drafter, row.tolist(), 16) for row in batch]
-        turned = np.asfortranarray(batch[::-1]).astype(np.int64)
-        assert drafter.draft(turned, 16) == drafts[::-1]  # type: ignore[arg-type]
+    drafter = drafter_of(store, vocab_size, max_n)
+    drafts = drafter.draft(batch, 16)
+    assert isinstance(drafter._entries, DictEntries)
+    assert drafter._entries.calls == 1
+    assert drafts == [one(drafter, row.tolist(), 16) for row in batch]
+    turned = np.asfortranarray(batch[::-1]).astype(np.int64)
+    assert drafter.draft(turned, 16) == drafts[::-1]  # type: ignore[arg-type]
 
 
 # -- what is asked -------------------------------------------------------------------------------------------

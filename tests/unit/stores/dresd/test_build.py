@@ -16,7 +16,6 @@ from draftstore.storage.staging import BuildResult
 from draftstore.stores.dresd import build as dresd_build
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
 from draftstore.stores.dresd.kernels import clusters, passages
-from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.projection import unit
 from draftstore.stores.dresd.store import DresdStore
@@ -103,11 +102,10 @@ def require_entries(
     states = [read(source, document, bos, window) for document in documents]
     kept = np.stack([states[number][place] for number, place in found])
     projected = store.projection.apply(kept)
-    errors = np.abs(unit(projected) - restore(store.index.vectors)).max(axis=1)
+    errors = np.abs(unit(projected) - store.index.vectors.view(np.float16)).max(axis=1)
     # What float16 rounds off a state turns its vector the more, the shorter that is.
     lost = 2.0**-11 * np.linalg.norm(np.abs(kept) @ np.abs(store.projection.weights.T), axis=1)
-    allowed = 0.01 if store.manifest.parameters["dtype"] == "int8" else 0.001
-    assert (errors < allowed + lost / np.linalg.norm(projected, axis=1)).all()
+    assert (errors < 0.001 + lost / np.linalg.norm(projected, axis=1)).all()
     for token in range(store.manifest.vocab_size):
         lists = store.index.group_lists[token : token + 2]
         size = groups[token + 1] - groups[token]
@@ -130,12 +128,9 @@ def read(source: HashedStates, document: list[int], bos: Sequence[int], window: 
 # --- what is built ---
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_the_store_holds_every_entry(
-    small_tokenizer: TextTokenizer, corpus: Path, out: Path, dtype: str
-) -> None:
+def test_the_store_holds_every_entry(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
     source = HashedStates()
-    result = build(small_tokenizer, corpus, out, source, dtype=dtype)
+    result = build(small_tokenizer, corpus, out, source)
     require_whole(out)
     store = DresdStore.open(out, target_model="hashed", tokenizer=small_tokenizer.identity, hidden_size=12)
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
@@ -151,7 +146,6 @@ def test_the_store_holds_every_entry(
         "dims": DIMS,
         "hidden_size": 12,
         "layer": "last",
-        "dtype": dtype,
         "projection": store.projection.digest,
     }
     assert {key: parameters[key] for key in expected} == expected
@@ -234,7 +228,7 @@ def test_a_tokenizer_with_more_ids_than_the_model(
 def test_another_build_is_refused(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
     build(small_tokenizer, corpus, out)
     for changes in (
-        {"dims": 5}, {"dtype": "int8"}, {"max_length": 100}, {"sample": 1000},
+        {"dims": 5}, {"max_length": 100}, {"sample": 1000},
         {"source": HashedStates(name="other")}, {"source": HashedStates(broken=3)},
     ):  # fmt: skip
         with pytest.raises(BuildError, match="exists and is another build: choose another folder, or"):

@@ -1,14 +1,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.jit import read_only
+from draftstore.stores.dresd.grouping import to_half
 from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, search
-from draftstore.stores.dresd.kernels.quantised import DTYPES, quantise
 from draftstore.stores.dresd.projection import unit
 from tests import reference
 
@@ -16,13 +15,11 @@ from tests import reference
 def make_index(
     vectors: NDArray[np.float32],
     sizes: Sequence[int],
-    dtype: str = "float16",
     lists: Sequence[Sequence[int]] = (),
     centroids: NDArray[np.float32] | None = None,
     positions: type = np.uint32,
 ) -> DenseIndex:
     """Assemble an index of unit vectors in the order of entries; `lists` are the sizes of the lists of each group."""
-    codes = quantise(vectors, dtype)
     groups = np.append(0, np.cumsum(sizes))
     counts = [len(cut) for cut in lists] or [0] * len(sizes)
     starts = [
@@ -31,7 +28,7 @@ def make_index(
         for place in (np.cumsum(cut) - np.array(cut, int)).tolist()
     ]
     return DenseIndex(
-        read_only(codes.view(np.uint16) if dtype == "float16" else codes),
+        read_only(to_half(vectors).view(np.uint16)),
         read_only(np.arange(len(vectors), dtype=positions)),
         read_only(groups.astype(np.int64)),
         read_only(np.append(0, np.cumsum(counts)).astype(np.int32)),
@@ -64,7 +61,6 @@ def rows_of(found: Neighbours, row: int) -> list[tuple[int, float]]:
 # -- everything visited --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 200)), min_size=1, max_size=6),
     dims=st.sampled_from([4, 5, 16, 64, 67]),
@@ -73,11 +69,11 @@ def rows_of(found: Neighbours, row: int) -> list[tuple[int, float]]:
     seed=st.integers(0, 999),
 )
 def test_the_nearest_entries_of_the_group_are_found(
-    dtype: str, sizes: list[int], dims: int, k: int, wide: bool, seed: int
+    sizes: list[int], dims: int, k: int, wide: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     vectors = exact_vectors(sum(sizes), dims, rng)
-    index = make_index(vectors, sizes, dtype, positions=np.uint64 if wide else np.uint32)
+    index = make_index(vectors, sizes, positions=np.uint64 if wide else np.uint32)
     tokens = rng.integers(-2, len(sizes) + 2, 12).astype(np.int32)
     queries = exact_vectors(12, dims, rng) * rng.choice([0.25, 1.0, 64.0], (12, 1)).astype(np.float32)
     found = search(index, queries, tokens, k, ALL)
@@ -101,7 +97,6 @@ def test_every_float16_is_read_right() -> None:
 # -- lists ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @given(
     lists=st.lists(st.lists(st.integers(0, 30), max_size=12), min_size=1, max_size=4),
     k=st.integers(1, 30),
@@ -109,14 +104,14 @@ def test_every_float16_is_read_right() -> None:
     seed=st.integers(0, 999),
 )
 def test_the_lists_with_the_nearest_centroids_are_visited(
-    dtype: str, lists: list[list[int]], k: int, probing: float, seed: int
+    lists: list[list[int]], k: int, probing: float, seed: int
 ) -> None:
     """Groups without lists are small ones, of twenty entries; what is found is the best of the lists visited."""
     rng = np.random.default_rng(seed)
     sizes = [sum(cut) if cut else 20 for cut in lists]
     vectors = exact_vectors(sum(sizes), 16, rng)
     centroids = directions(sum(map(len, lists)), 16, seed)
-    index = make_index(vectors, sizes, dtype, lists, centroids)
+    index = make_index(vectors, sizes, lists, centroids)
     queries = exact_vectors(8, 16, rng)
     tokens = rng.integers(0, len(lists), 8).astype(np.int32)
     found = search(index, queries, tokens, k, probing)

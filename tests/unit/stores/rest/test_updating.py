@@ -13,8 +13,8 @@ from draftstore.errors import BuildError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.rest import updating as updating_module
-from draftstore.stores.rest.store import STRATEGIES, RestStore
-from draftstore.stores.rest.updating import Contents, read_documents, update_rest
+from draftstore.stores.rest.store import STRATEGIES, RestStore, read_digests
+from draftstore.stores.rest.updating import Contents, update_rest
 from draftstore.text.digests import digest_keys, stack_digests
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
@@ -96,7 +96,7 @@ def test_any_history_drafts_as_a_build_from_scratch(
     assert verify_files(base, load_manifest(base)) == []
     assert found.manifest.counts == expected.manifest.counts
     assert len(found.index.segments) == 1
-    assert set(digest_keys(read_documents(found)).tolist()) == set(digest_keys(digests_of(held)).tolist())
+    assert set(digest_keys(read_digests(found.path)).tolist()) == set(digest_keys(digests_of(held)).tolist())
     require_equal_drafts(found, expected)
     assert found.manifest.parameters["plan"] == expected.manifest.parameters["plan"]
     assert found.manifest.corpus == expected.manifest.corpus
@@ -105,6 +105,12 @@ def test_any_history_drafts_as_a_build_from_scratch(
 @pytest.fixture
 def words() -> set[str]:
     return {f"{a} {b} {a} {c}" for a in WORDS for b in WORDS for c in WORDS[:3]}
+
+
+@pytest.fixture
+def base(small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path) -> Path:
+    """Return a store of all words."""
+    return make(small_tokenizer, words, tmp_path / "a").path
 
 
 class Killed(BaseException):
@@ -146,9 +152,8 @@ def test_a_killed_update_resumes_even_from_another_base(
 
 
 def test_documents_that_nobody_has_are_refused(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
+    small_tokenizer: TextTokenizer, words: set[str], base: Path, tmp_path: Path
 ) -> None:
-    base = make(small_tokenizer, words, tmp_path / "a").path
     with pytest.raises(BuildError, match="1 wanted documents are neither"):
         update_rest(contents(words | {"another"}), small_tokenizer, tmp_path / "out", base=base)
     with pytest.raises(BuildError, match="there are no wanted documents"):
@@ -159,39 +164,26 @@ def test_documents_that_nobody_has_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_without_documents_is_refused(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("unlisted", "does not list its documents"),
+        *((key, f"was built with another {key}") for key in ("template", "identity", "date")),
+        ("tokens", "documents, but"),
+    ],
+)
+def test_a_store_that_is_no_base_is_refused(
+    small_tokenizer: TextTokenizer, words: set[str], base: Path, tmp_path: Path, damage: str, reason: str
 ) -> None:
-    base = make(small_tokenizer, words, tmp_path / "a").path
-    manifest = base / "manifest.json"
-    text = manifest.read_text()
-    start = text.index('"documents.bin"')
-    manifest.write_text(text[:start] + text[text.index("},", start) + 2 :].lstrip())
-    with pytest.raises(StoreError, match="does not list its documents"):
-        update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
-
-
-@pytest.mark.parametrize("key", ["template", "identity", "date"])
-def test_a_store_that_was_made_with_something_else_is_no_base(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path, key: str
-) -> None:
-    base = make(small_tokenizer, words, tmp_path / "a").path
-    manifest = base / "manifest.json"
-    found = json.loads(manifest.read_text())
-    found["parameters"]["plan"][key] = "another"
-    manifest.write_text(json.dumps(found))
-    with pytest.raises(StoreError, match=f"was built with another {key}"):
-        update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
-
-
-def test_a_store_that_lost_the_end_of_a_document_is_refused(
-    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
-) -> None:
-    base = make(small_tokenizer, words, tmp_path / "a").path
-    tokens = np.memmap(base / "tokens.bin", "<u2", "r+")
-    tokens[np.flatnonzero(tokens == np.iinfo(np.uint16).max)[0]] = (
-        7  # all later digests would name other texts
-    )
-    tokens.flush()
-    with pytest.raises(StoreError, match="documents, but"):
+    manifest = json.loads((base / "manifest.json").read_text())
+    if damage == "unlisted":
+        del manifest["files"]["documents.bin"]
+    elif damage == "tokens":  # the end of a document is lost: all later digests would name other texts
+        tokens = np.memmap(base / "tokens.bin", "<u2", "r+")
+        tokens[np.flatnonzero(tokens == np.iinfo(np.uint16).max)[0]] = 7
+        tokens.flush()
+    else:
+        manifest["parameters"]["plan"][damage] = "another"
+    (base / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=reason):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base, workers=1)

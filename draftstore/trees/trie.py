@@ -1,0 +1,78 @@
+"""A trie of draft trees, whose nodes get new probabilities: the best ones form a draft tree again."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.trees.frontier import enter, grow, token_of
+
+
+class Trie(NamedTuple):
+    """All paths of all trees; node 0 is the context, children are linked lists, and 0 ends a list."""
+
+    tokens: NDArray[np.int64]
+    probs: NDArray[np.float64]
+    child: NDArray[np.int32]
+    sibling: NDArray[np.int32]
+
+
+@kernel
+def new_trie(places: Any) -> Any:
+    """Return a trie with only the context."""
+    return Trie(
+        np.empty(places, np.int64),
+        np.zeros(places, np.float64),
+        np.zeros(places, np.int32),
+        np.zeros(places, np.int32),
+    )
+
+
+@leaf_kernel
+def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, stop: Any, places: Any) -> Any:
+    """Insert a tree's nodes into a trie of `size` nodes, recording their places int64 [nodes]; return its new size."""
+    for node in range(start, stop):
+        parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
+        places[node] = _find_child(trie, parent, np.int64(tokens[node]))
+        if places[node] == 0:
+            places[node] = size
+            _add_child(trie, size, parent, np.int64(tokens[node]))
+            size += 1
+    return size
+
+
+@leaf_kernel
+def _find_child(trie: Any, parent: Any, token: Any) -> Any:
+    """Return a parent's child with a token, 0 if there is none."""
+    place = np.int64(trie.child[parent])
+    while place > 0 and trie.tokens[place] != token:
+        place = np.int64(trie.sibling[place])
+    return place
+
+
+@leaf_kernel
+def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
+    trie.tokens[size] = token
+    trie.sibling[size] = trie.child[parent]
+    trie.child[parent] = size
+
+
+@leaf_kernel
+def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
+    """Fill `nodes` with a trie's best nodes; return their number. `places` int64 [budget + 1] is scratch space."""
+    return grow(nodes, max_depth, _enter_branches, (trie, places), max_level)
+
+
+@leaf_kernel
+def _enter_branches(
+    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
+) -> Any:
+    trie, places = state
+    place = _find_child(trie, places[parent], token_of(nodes, slot - 1)) if slot > 0 else np.int64(0)
+    places[slot] = place
+    child = np.int64(trie.child[place])
+    while child > 0:
+        tail = enter(nodes, tail, trie.tokens[child], trie.probs[child], depth + 1, slot, max_level)
+        child = np.int64(trie.sibling[child])
+    return tail

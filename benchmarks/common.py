@@ -99,14 +99,12 @@ class Workspace:
         data: folder with corpora/, replays/ and tokenizers/.
         work: folder of built stores, reused by the next run.
         out: folder of results.
-        wheels: folder with the wheels of `CODE_LIST`, if already present.
         vocabulary: name of the tokenizer of all stores and recordings.
     """
 
     data: Path
     work: Path
     out: Path
-    wheels: Path | None = None
     vocabulary: str = TOKENIZER
 
     @cached_property
@@ -133,8 +131,7 @@ class Workspace:
         path = self.work / "corpora" / f"{CODE.name}.jsonl"
         if not path.exists():
             lines = (self.data / CODE_LIST).read_text(encoding="utf-8").splitlines()
-            wheels = self.wheels or download_wheels(lines, self.work / "wheels")
-            _write_corpus(path, python_files(sorted(wheels.glob("*.whl"))))
+            _write_corpus(path, python_files(download_wheels(lines, self.work / "wheels")))
         return path
 
     def store_path(self, source: Source) -> Path:
@@ -181,8 +178,8 @@ def _code_digest() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> None:
-    """Add the options of all benchmark programs; if `code`, also those of programs that build the `CODE` store."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all benchmark programs."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--data", type=Path, default=os.environ.get(DATA_VARIABLE),
@@ -193,10 +190,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> Non
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="small stores, few rows: a smoke test")
-    if code:
-        parser.add_argument(
-            "--wheels", type=Path, help="folder with the wheels of the code list (default: pip fetches them)"
-        )
 
 
 def chosen(parser: argparse.ArgumentParser, text: str | None, known: Iterable[str]) -> list[str]:
@@ -224,7 +217,7 @@ def open_workspace(args: argparse.Namespace) -> Iterator[Workspace]:
         work = (args.work or Path(temporary)).resolve()
         (work / "corpora").mkdir(parents=True, exist_ok=True)
         try:
-            yield Workspace(args.data.resolve(), work, args.out, getattr(args, "wheels", None))
+            yield Workspace(args.data.resolve(), work, args.out)
         except DraftstoreError as error:
             raise SystemExit(f"error: {error}") from error
 
@@ -288,14 +281,14 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     unfinished.rename(path)
 
 
-def download_wheels(requirements: Sequence[str], folder: Path) -> Path:
-    """Have pip fetch the wheels of pinned packages, one per line, unless present; return their folder."""
+def download_wheels(requirements: Sequence[str], folder: Path) -> list[Path]:
+    """Have pip fetch the wheels of pinned packages, one per line, unless present; return the files in order."""
     pinned = [*filter(None, (line.split("#")[0].strip() for line in requirements))]
     if len(list(folder.glob("*.whl"))) < len(pinned):
         progress(f"download {len(pinned)} wheels")
         command = ["download", "--no-deps", "--only-binary=:all:", *pinned, "-d", str(folder)]
         subprocess.run([sys.executable, "-m", "pip", *command], check=True, stdout=sys.stderr)
-    return folder
+    return sorted(folder.glob("*.whl"))
 
 
 def python_files(wheels: Sequence[Path]) -> Iterator[Document]:

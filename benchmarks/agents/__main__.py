@@ -215,7 +215,7 @@ def show(figures: Mapping[str, Any]) -> None:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.agents", description=__doc__)
-    add_arguments(parser, code=True)
+    add_arguments(parser)
     parser.add_argument("--sets", help=f"some of {', '.join(SETS)} (default: all)")
     parser.add_argument("--nodes", help=f"default: {','.join(map(str, NODES))}")
     args = parser.parse_args(arguments)

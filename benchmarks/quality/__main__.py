@@ -203,7 +203,7 @@ def draw(figures: dict[str, Any], folder: Path) -> None:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
-    add_arguments(parser, code=True)
+    add_arguments(parser)
     parser.add_argument("--systems", help=f"some of {', '.join(SYSTEMS)} (default: all)")
     parser.add_argument("--replays", help=f"parts of the names of {', '.join(REPLAYS)} (default: all)")
     parser.add_argument("--sizes", help="some of sample, whole (default: both)")

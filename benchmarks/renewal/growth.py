@@ -111,7 +111,7 @@ def _documents(space: Workspace, kind: str, quick: bool) -> Iterator[Document]:
     """Yield all documents of a kind."""
     if kind == "code":
         lines = (space.data / LARGE_LIST).read_text(encoding="utf-8").splitlines()
-        yield from python_files(sorted(download_wheels(lines, space.work / "wheels-large").glob("*.whl")))
+        yield from python_files(download_wheels(lines, space.work / "wheels-large"))
     else:
         names = CHAT.files if quick else [f"{name}.jsonl.zst" for name in CHAT_FILES]
         render = space.tokenizer.render_document

@@ -151,7 +151,7 @@ def draw(path: Path, name: str, lines: Sequence[Line]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every set and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stores.crest_curve", description=__doc__)
-    add_arguments(parser, code=True)
+    add_arguments(parser)
     parser.add_argument("--sets", help=f"some of {', '.join(SETS)} (default: all)")
     parser.add_argument("--rows", type=int, help="outputs of each set (default: all)")
     args = parser.parse_args(arguments)

@@ -191,7 +191,7 @@ def measure(drafter: Drafter, recordings: Sequence[Recording], budget: int) -> d
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every drafter with both stores and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stores.dresd", description=__doc__)
-    add_arguments(parser, code=True)
+    add_arguments(parser)
     add_model_argument(parser)
     parser.add_argument(
         "--corpus-dtype", choices=DTYPES, default="float32",

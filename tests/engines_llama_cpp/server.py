@@ -66,16 +66,8 @@ class Server:
 
     def ask(self, prompt: Sequence[int], n_predict: int, slot: int = 0) -> Answer:
         """Answer one prompt in a slot."""
-        reply = self.post(
-            "/completion",
-            {
-                "prompt": list(prompt),
-                "n_predict": n_predict,
-                "id_slot": slot,
-                "temperature": 0,
-                "return_tokens": True,
-            },
-        )
+        asked = {"prompt": list(prompt), "n_predict": n_predict, "id_slot": slot}
+        reply = self.post("/completion", asked | {"temperature": 0, "return_tokens": True})
         times = reply["timings"]
         return Answer(
             reply["tokens"], times.get("draft_n", 0), times.get("draft_n_accepted", 0), reply["stop_type"]

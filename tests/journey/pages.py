@@ -5,30 +5,12 @@ from typing import NamedTuple
 
 from tests import ROOT
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (
     "README.md",
-    "docs/stores.md",
-    "docs/sizing.md",
-    "docs/catalogue.md",
-    "docs/flows.md",
-    "docs/corpora.md",
-    "docs/service.md",
-    "docs/decoding.md",
-    "docs/measure.md",
-    "docs/python.md",
-    "docs/engines.md",
-    "docs/vllm.md",
-    "docs/sglang.md",
-    "docs/llama-cpp.md",
-    "docs/results.md",
-    "docs/gpu.md",
-    "docs/operations.md",
-    "docs/security.md",
-    "docs/glossary.md",
-    "docs/findings.md",
-    "docs/frames.md",
+    *dict.fromkeys(re.findall(r"\]\((docs/[\w-]+\.md)\)", README.partition("## Read on")[2])),
 )
-"""In the order a reader goes: a command may use what one before it left."""
+"""In the order a reader goes, that of the README's table: a command may use what one before it left."""
 
 
 class Page(NamedTuple):

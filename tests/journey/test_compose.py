@@ -67,14 +67,10 @@ def test_secrets_come_from_the_environment(services: Services) -> None:
     assert clients == {"prefect-server", "flows"}
 
 
-def order(services: Services, *profiles: str) -> list[str]:
-    """Return the services so that each comes after those it depends on; those of profiles only where asked for."""
-    services = {
-        name: service
-        for name, service in services.items()
-        if not service.get("profiles") or set(service["profiles"]) & set(profiles)
-    }
-    graph = {name: set(service.get("depends_on", {})) for name, service in services.items()}
+def order(services: Services) -> list[str]:
+    """Return the services without a profile so that each comes after those it depends on."""
+    usual = {name: service for name, service in services.items() if not service.get("profiles")}
+    graph = {name: service.get("depends_on", {}) for name, service in usual.items()}
     return list(graphlib.TopologicalSorter(graph).static_order())
 
 

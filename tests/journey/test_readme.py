@@ -12,11 +12,7 @@ LINKING = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
 
 
 def test_every_page_has_its_place_in_the_reading_order() -> None:
-    assert sorted(PAGES) == sorted(
-        ["README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
-    )
-    readme = read_page("README.md").text
-    assert [page for page in PAGES[1:] if f"]({page})" not in readme] == []
+    assert sorted(PAGES[1:]) == sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("name", LINKING)

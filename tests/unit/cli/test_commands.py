@@ -279,13 +279,6 @@ def test_query(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None
         assert 0 < node["prob"] <= 1
 
 
-@pytest.mark.parametrize("text", ["", "\x07 never seen \x08", "The quick brown fox " * 500, "東京 😀", "<s>"])
-def test_query_takes_any_text(run: Runner, store: Path, text: str) -> None:
-    found = run("query", store, "--text", text, "--json").json()
-    assert 0 <= found["match_length"] <= 16
-    assert run("query", store, "--text", text).status == 0
-
-
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
     assert (found["store"], found["strategy"], found["budget"]) == (str(store), "backoff", 9)

@@ -50,7 +50,6 @@ def test_a_corpus_instead_of_a_store(run: Runner, small_corpus: Path, tokenizer:
     ("arguments", "reason"),
     [
         ([], "Give either --rest with a REST store, or --corpus with --tokenizer"),
-        (["--rest", "{rest}", "--corpus", "x"], "Give either --rest"),
         (["--corpus", "{rest}"], "--corpus needs --tokenizer: that of the model that will decode"),
         (["--rest", "{rest}", "--max-bytes", "ten"], "'ten': expected a size in bytes"),
     ],

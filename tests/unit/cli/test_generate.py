@@ -73,15 +73,6 @@ def test_sampling_with_a_seed_is_the_same_with_drafts_and_without(run: Runner, t
     assert first["with_drafts"]["drafted"] > 0
 
 
-def test_a_store_of_the_models_tokenizer_drafts(run: Runner, model_folder: Path, small_store: Path) -> None:
-    arguments = ["--model", model_folder, "--store", small_store, "--max-tokens", 20]
-    arguments += ["--no-request", "--fixed-budget"]
-    found = run("generate", *arguments, "--prompt", "The quick brown", "--json").json()
-    assert found["drafters"] == [{"kind": "rest", "name": "small"}]
-    assert found["with_drafts"]["drafted"] > 0
-    assert found["first_difference"] is None
-
-
 def test_without_drafts_and_without_comparison(run: Runner, model_folder: Path) -> None:
     arguments = ["--model", model_folder, "--no-request", "--max-tokens", 5, "--no-compare", "--json"]
     found = run("generate", *arguments, "--prompt", "x").json()

@@ -22,6 +22,7 @@ from draftstore.hf.masks import FULL, SLIDING
 from draftstore.hf.preparing import prepare_text
 from tests.fakes.adversaries import Prophets, Silent
 from tests.fakes.hf_models import build, tiny
+from tests.unit.hf.test_families import CHANGES
 
 VOCAB = 48
 PROMPT = torch.tensor([[5, 7, 11, 13, 17]])
@@ -38,11 +39,6 @@ WINDOWS: dict[str, dict[str, Any]] = {
     },
     "qwen2": {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
 }  # fmt: skip
-LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4, "v_head_dim": 8,
-}  # fmt: skip
-MOSHI: dict[str, Any] = {"sliding_window": 8, "ffn_dim": 64, "audio_vocab_size": 8}
 
 
 def told(model: Any, ids: torch.Tensor, count: int, **options: Any) -> Any:
@@ -104,14 +100,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "mamba": (of("mamba"), STATE),
     "rwkv": (of("rwkv"), STATE),
     "falcon_h1": (of("falcon_h1"), STATE),
-    "qwen3_next": (of("qwen3_next"), STATE),
-    "mpt": (of("mpt", d_model=32, n_heads=4, n_layers=2), "fails in a pass over a draft|computes other logits"),
-    "openai-gpt": (of("openai-gpt", n_embd=32, n_layer=2, n_head=4, n_positions=64), "fails in a pass over a draft"),
-    "moshi": (of("moshi", **MOSHI), "ignores its sliding window"),
-    "doge": (of("doge", keep_window_size=8), r"only to the keys with the highest scores \(keep_window_size\)"),
-    "deepseek_v32": (
-        of("deepseek_v32", **LATENT, index_topk=8, index_n_heads=2, index_head_dim=8), STATE
-    ),
+    **{
+        family: (of(family, **CHANGES[family]), words)
+        for family, words in {
+            "mpt": "fails in a pass over a draft|computes other logits",
+            "openai-gpt": "fails in a pass over a draft",
+            "moshi": "ignores its sliding window",
+            "doge": r"only to the keys with the highest scores \(keep_window_size\)",
+            "deepseek_v32": STATE,
+        }.items()
+    },
 }  # fmt: skip
 
 

@@ -303,27 +303,6 @@ def test_a_refused_append_leaves_the_vocabulary_open() -> None:
         store.agree(Vocabulary(7, "other"))
 
 
-def test_a_damaged_end_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    appended(tmp_path, 1)
-    (path,) = log.segments(tmp_path)
-    with path.open("ab") as file:
-        file.write(bytes(1_000))
-    with running(tmp_path) as store:
-        store._stop.set()
-        store.follow()
-        read = log.read_since
-        looks: list[Path] = []
-
-        def look(at: Path, *bounds: Any) -> Any:
-            looks.append(at)
-            return read(at, *bounds)
-
-        monkeypatch.setattr("draftstore.live.store.read_since", look)
-        for _ in range(3):
-            store.follow()
-        assert looks.count(path) <= 1
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root writes for others")
 def test_the_files_of_a_log_stay_those_of_its_owner(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
     adopt(tmp_path, small_tokenizer)

@@ -69,13 +69,6 @@ def test_chances_of_equal_paths_add_up(
     assert nodes_of(blended(*forest, budget, max_depth, max_level)) == expected
 
 
-def test_weights_of_nothing_make_no_nodes() -> None:
-    assert len(blended([[(1, -1, 0)], [(2, -1, 0)]], [0.0, 0.0])) == 0
-    assert len(blended([[(1, -1, 200)]], [2.0**-5])) == 0
-    assert len(blended([[], []], [0.5, 0.5])) == 0
-    assert nodes_of(blended([[], [(1, -1, 0)]], [0.5, 0.5])) == [(1, -1, 16)]
-
-
 def test_many_wide_trees() -> None:
     """Nine trees of 256 nodes each, as a lookup of nine lengths would blend."""
     rng = np.random.default_rng(5)

@@ -253,18 +253,3 @@ def test_requests_that_cannot_be_answered(built: Path) -> None:
     with pytest.raises(TokenizerError, match="was built with tokenizer 'small-bpe'"):
         RestStore.open(built, TokenizerIdentity("other", "f" * 64))
     assert RestStore.open(str(built), store.manifest.tokenizer).path == built
-
-
-def test_no_budget_and_no_chance_give_no_nodes(built: Path) -> None:
-    store = RestStore.open(built)
-    drafter = store.drafter()
-    contexts = np.array([documents_in(store.index)[0][:4]] * 2, np.int32)
-    assert len(drafter.draft(contexts)[0].tree) > 0
-    for budget, min_prob in ((0, 0.0), (64, 1.01), (64, float("inf")), (0, 2.0)):
-        drafts = drafter.draft(contexts, budget, min_prob)
-        assert [len(draft.tree) for draft in drafts] == [0, 0]
-    assert drafter.draft(contexts, 64, -1.0)[0].tree == drafter.draft(contexts)[0].tree
-    assert drafter.draft(contexts[:0]) == []
-
-
-# -- wide vocabularies ---------------------------------------------------------------------------------------

@@ -83,12 +83,6 @@ def store(small_store: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def crest_store(small_crest: Path, tmp_path: Path) -> Path:
-    shutil.copytree(small_crest, tmp_path / "crest")
-    return tmp_path / "crest"
-
-
-@pytest.fixture
 def replays(tmp_path: Path) -> Path:
     path = tmp_path / "replays.jsonl"
     records = [
@@ -298,12 +292,12 @@ def echoes(tmp_path: Path) -> Path:
     return path
 
 
-def test_replay_with_the_request(run: Runner, store: Path, crest_store: Path, echoes: Path) -> None:
+def test_replay_with_the_request(run: Runner, store: Path, small_crest: Path, echoes: Path) -> None:
     """It joins the drafts of every store."""
-    arguments = ["replay", store, crest_store, "--replays", echoes, "--json"]
+    arguments = ["replay", store, small_crest, "--replays", echoes, "--json"]
     alone = [json.loads(line) for line in run(*arguments).out.splitlines()]
     mixed = [json.loads(line) for line in run(*arguments, "--request").out.splitlines()]
-    assert [figures["store"] for figures in mixed] == [str(store), str(crest_store)]
+    assert [figures["store"] for figures in mixed] == [str(store), str(small_crest)]
     for before, after in zip(alone, mixed, strict=True):
         assert after["strategy"] == before["strategy"] == "backoff"
         assert after["accepted_length"] > 2 * before["accepted_length"]

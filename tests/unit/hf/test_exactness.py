@@ -75,11 +75,13 @@ def test_families_say_the_same_beyond_their_windows(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_passes(dtype: torch.dtype) -> None:
+def test_half_precision_and_autocast_pass(dtype: torch.dtype) -> None:
     found = examine(build("qwen3", vocab_size=VOCAB, dtype=dtype, spread=0.1))
     assert found.fault == ""
     assert found.deviation is not None
     assert found.deviation < found.tolerance
+    with torch.autocast("cpu", dtype):
+        assert examine(build(vocab_size=VOCAB, dtype=torch.float32)).fault == ""
 
 
 def encoder() -> Any:
@@ -206,12 +208,6 @@ def test_in_training_nothing_is_checked() -> None:
     model.register_forward_hook(lambda *_: passes.append(1))
     require_exact(model)
     assert passes == []
-
-
-def test_a_model_under_autocast_takes_drafts() -> None:
-    model = build(vocab_size=VOCAB, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert examine(model).fault == ""
 
 
 def test_a_models_own_settings_do_not_end_the_check() -> None:

@@ -166,16 +166,6 @@ def test_json_records_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
         list(read_json_records(tmp_path / "absent.jsonl"))
 
 
-def test_files_that_gave_nothing_are_named(tmp_path: Path) -> None:
-    good = write(tmp_path / "good.jsonl", lines({"text": "one"}))
-    other = write(tmp_path / "other.jsonl", lines({"content": "two"}))
-    empty = write(tmp_path / "empty.jsonl", lines({"text": " "}))
-    blank = write(tmp_path / "blank.py", "")
-    _, report = read(other, good, blank, empty)
-    assert report.unread == [str(other), str(empty)]
-    assert (report.documents, report.bad_records, report.empty_documents) == (1, 1, 2)
-
-
 def cut_files() -> dict[str, tuple[bytes, str]]:
     """Return by name the content of files that end early, and the place where they do."""
     two = lines({"text": "one"}, {"text": "two"})

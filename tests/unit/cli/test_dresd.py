@@ -40,10 +40,3 @@ def test_build_says_what_it_made(run: Runner, model_folder: Path, small_corpus: 
     assert DresdStore.open(out, target_model="small-model").projection.dims == 8
     assert run("verify", out).status == 0
     assert "dresd" in run("info", out).out
-
-
-def test_what_cannot_be_built(run: Runner, model_folder: Path, small_corpus: Path, out: Path) -> None:
-    dims = build(run, model_folder, small_corpus, out, "--dims", 33).error()
-    assert "vectors of 33 dimensions from hidden states of 32" in dims
-    assert "no model at nowhere/at/all" in build(run, Path("nowhere/at/all"), small_corpus, out).error()
-    assert names(out.parent) == []

@@ -1,7 +1,7 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,26 +111,6 @@ def refusal(store: Path) -> str:
     with pytest.raises(StoreError) as caught:
         RestStore.open(store)
     return str(caught.value)
-
-
-# -- opening -------------------------------------------------------------------------------------------------
-
-
-def bases(array: Any) -> Iterator[Any]:
-    while array is not None:
-        yield array
-        array = getattr(array, "base", None)
-
-
-def test_a_store_is_mapped_and_read_only(built: Path) -> None:
-    index = RestStore.open(built).index
-    for name in ARRAYS:
-        array: NDArray[Any] = getattr(index, name)
-        assert type(array) is np.ndarray
-        assert any(isinstance(base, np.memmap) for base in bases(array))
-        assert not array.flags.writeable
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 1
 
 
 # -- tables that do not fit each other, in files that fit the manifest ---------------------------------------

@@ -276,7 +276,7 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
                     if number % 2:
                         rollback(session, "small")
                     else:
-                        publish(session, "small", ids[1], force=["kind"])
+                        publish(session, "small", ids[1], force=["kind", "strategy"])
                 until(lambda: set(seen[-50:]) == {rest if number % 2 else crest})  # noqa: B023
         finally:
             stopping.set()

@@ -5,25 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-OUTER = """
-from draftstore.jit import kernel
-
-@kernel
-def answer():
-    return 2
-"""
-
-
+KERNEL = "from draftstore.jit import kernel\n@kernel\ndef answer(): return 2\n"
 CALL = """
 import sys
-from outer import answer
+from module import answer
 sys.stdin.readline()
 print(answer(), sum(answer.stats.cache_misses.values()))
 """
 
 
 def test_processes_that_start_at_once_compile_a_kernel_once(tmp_path: Path) -> None:
-    (tmp_path / "outer.py").write_text(OUTER)
+    (tmp_path / "module.py").write_text(KERNEL)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", CALL], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -73,15 +73,6 @@ def test_sampling_with_a_seed_is_the_same_with_drafts_and_without(run: Runner, t
     assert first["with_drafts"]["drafted"] > 0
 
 
-def test_a_store_of_the_models_tokenizer_drafts(run: Runner, model_folder: Path, small_store: Path) -> None:
-    arguments = ["--model", model_folder, "--store", small_store, "--max-tokens", 20]
-    arguments += ["--no-request", "--fixed-budget"]
-    found = run("generate", *arguments, "--prompt", "The quick brown", "--json").json()
-    assert found["drafters"] == [{"kind": "rest", "name": "small"}]
-    assert found["with_drafts"]["drafted"] > 0
-    assert found["first_difference"] is None
-
-
 def test_without_drafts_and_without_comparison(run: Runner, model_folder: Path) -> None:
     arguments = ["--model", model_folder, "--no-request", "--max-tokens", 5, "--no-compare", "--json"]
     found = run("generate", *arguments, "--prompt", "x").json()
@@ -209,20 +200,16 @@ def test_the_prefill_is_no_pass() -> None:
     assert TimedAnswer().figures()["tokens_per_second"] == 0
 
 
-def test_a_model_that_takes_drafts(run: Runner, model_folder: Path) -> None:
+def test_models_are_checked(run: Runner, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run("check-model", model_folder)
     assert (ran.status, ran.out.split()[0]) == (0, "exact")
     assert "supports drafts" in ran.out
     found = run("check-model", model_folder, "--json").json()
     assert (found["exact"], found["fault"]) == (True, None)
     assert found["deviation"] < found["tolerance"]
-
-
-def test_a_model_that_is_refused(run: Runner, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness, "why_never", lambda _model: "reads backwards")
     ran = run("check-model", model_folder)
     assert (ran.status, ran.out.split()[0]) == (1, "refused")
     assert "reads backwards" in ran.out
     ran = run("check-model", model_folder, "--json")
     assert (ran.status, json.loads(ran.out)["fault"]) == (1, "reads backwards")
-    assert "no model at" in run("check-model", model_folder / "absent").error()

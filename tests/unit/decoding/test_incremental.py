@@ -9,16 +9,9 @@ from draftstore.decoding.incremental import BROKEN, Pieces
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 LINES = [
-    "\ufffd",
-    "b\ufffd\ufffd",
-    "naïve café",
-    "東京, 🏳️‍🌈 and 👩‍👩‍👧",
-    "tabs\tand   spaces",
-    " leading",
-    "\n\n",
-    "a\ufffdb",
-    "x" * 40,
-]
+    "\ufffd", "b\ufffd\ufffd", "naïve café", "東京, 🏳️‍🌈 and 👩‍👩‍👧", "tabs\tand   spaces",
+    " leading", "\n\n", "a\ufffdb", "x" * 40,
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.loop import Step, Tally, Text, decode, step
+from draftstore.decoding.loop import Step, Text, decode, step
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Session
 from draftstore.trees.tree import DraftTree
@@ -245,24 +245,6 @@ def test_drafter_gets_the_feedback_it_needs(wants: tuple[bool, bool], right: int
     if feedback.hidden is not None:
         row = [(), *paths_of(nodes_of(tree))].index(tuple(truth[:right]))
         assert feedback.hidden.tolist() == [row] * 3
-
-
-# --- figures ---
-
-
-def test_steps_add_up() -> None:
-    truth = plain([1], 8)[1:]
-    session = Scripted(tree_of([tuple(truth[:2])]), DraftTree.empty(), tree_of([(truth[4], truth[5] ^ 1)]))
-    target = TableTarget([1])
-    steps = list(decoded(target, session, target.ends_after(6)))
-    tally = Tally()
-    assert tally.accepted_length == 0.0
-    for done in steps:
-        tally.add(done)
-    assert (tally.passes, tally.tokens, tally.drafted, tally.accepted) == (3, 6, 4, 3)
-    assert tally.accepted_length == 2.0
-    for name in ("draft_ns", "forward_ns", "accept_ns"):
-        assert getattr(tally, name) == sum(getattr(step, name) for step in steps)
 
 
 # --- several texts ---

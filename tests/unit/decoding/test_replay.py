@@ -175,15 +175,6 @@ def test_the_output_is_cut(small_tokenizer: TextTokenizer, tmp_path: Path, lengt
     assert row.output.tolist() == newline.tolist() * min(length, 1024)
 
 
-def test_a_conversation_in_the_plain_format(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    [row] = recordings(small_tokenizer, tmp_path, {"id": "r1", "prompt": CHAT, "output": "hello"})
-    assert row.id == "r1"
-    assert row.prompt.dtype == row.output.dtype == np.int32
-    whole = small_tokenizer.encode("USER: hi ASSISTANT: hello", bos=True).tolist()
-    assert row.prompt.tolist() + row.output.tolist() == whole
-    assert small_tokenizer.decode(row.output) == " hello"
-
-
 def test_a_conversation_in_the_format_of_the_model(templated: TextTokenizer, tmp_path: Path) -> None:
     [row] = recordings(templated, tmp_path, {"prompt": CHAT, "output": "hello"})
     assert templated.decode(row.prompt).replace("\n", "") == "<s>[user]hi[assistant]"

@@ -95,13 +95,6 @@ def test_arrays_grow_with_the_text() -> None:
 # -- examples ------------------------------------------------------------------------------------------------
 
 
-def test_a_path_ends_at_the_depth_that_trees_may_have() -> None:
-    tree = draft([4] * 200, budget=100)
-    assert nodes_of(tree)[0][:2] == (4, -1)
-    assert float(tree.probs[0]) == pytest.approx(1 - HistoryRule().doubt, rel=0.05)
-    assert len(tree) == int(tree.depths.max()) == 63
-
-
 def test_occurrences_are_exact_where_keys_collide() -> None:
     """Many n-grams in a table that is half full: each finds its own list."""
     rng = np.random.default_rng(0)

@@ -49,9 +49,7 @@ def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
     ("text", "reason"),
     [
         ("budgets = 3", "draftstore.toml: budgets: unknown field"),
-        ("budget = 0", "budget: must be greater than or equal to 1, not 0"),
         ('live = "a b"', "draftstore.toml: 'a b' is not a live store"),
-        ("corpora = 3", "corpora: must be a valid dictionary, not 3"),
         ("[corpora.a]\nbudget = 3", r"corpora\.a\.budget: unknown field"),
         ("budget = " + "[" * 9_000, "is not TOML"),
         ('[corpora.""]\nrequest = true', "at least 1 character"),

@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 
 from draftstore.engines.masks import rows_and_mask
 from draftstore.trees.tree import DraftTree
-from tests.fakes.adversaries import tree_of
-
-paths = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
-trees = st.dictionaries(paths, st.floats(0.01, 1.0), max_size=12).map(tree_of)
+from tests.unit.trees.test_tree import trees
 
 
 def expected(tree: DraftTree, last: int, rows: int) -> tuple[list[int], NDArray[np.bool_]]:
@@ -30,7 +27,7 @@ def expected(tree: DraftTree, last: int, rows: int) -> tuple[list[int], NDArray[
     return tokens, mask
 
 
-@given(st.lists(trees, max_size=4), st.integers(1, 16))
+@given(st.lists(trees(12), max_size=4), st.integers(1, 16))
 def test_arrays_are_those_of_the_reference(drafts: Sequence[DraftTree], rows: int) -> None:
     lasts = [100 + place for place in range(len(drafts))]
     tokens, mask = rows_and_mask(drafts, lasts, rows)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from draftstore.assembly import Sources, assemble
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import DraftRequest, Proposer
-from draftstore.errors import EngineError, TokenizerError
+from draftstore.errors import EngineError
 from draftstore.live.target import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import TextTokenizer
@@ -164,11 +164,6 @@ def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenize
     assert drafts.figures.failures == len(texts)
     assert drafts.sources == "drafts from nothing; corpus acme: rest:small"
     drafts.close()
-
-
-def test_a_store_of_another_tokenizer_is_refused_at_the_start(small_store: Path) -> None:
-    with pytest.raises(TokenizerError, match="was built with tokenizer"):
-        proposer(EngineConfig(stores=(small_store,), request=False))
 
 
 def test_what_needs_the_models_states_is_refused_at_the_start(

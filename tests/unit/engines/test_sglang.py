@@ -310,13 +310,7 @@ def test_all_processes_of_a_model_verify_what_the_first_one_drafts(
     assert found[1][1].dtype == np.bool_
 
 
-def test_settings_are_those_of_the_ngram_worker() -> None:
-    args = server_args()
-    settle(args)
-    assert (args.speculative_num_draft_tokens, args.speculative_num_steps) == (17, 1)
-    assert (args.speculative_eagle_topk, args.max_running_requests) == (10, 48)
-    assert not args.enable_mixed_chunk
-    assert not args.disable_overlap_schedule
+def test_a_cpu_does_not_overlap_passes_and_what_is_set_stays() -> None:
     args = server_args(device="cpu", speculative_num_draft_tokens=64, max_running_requests=7)
     settle(args)
     assert args.disable_overlap_schedule

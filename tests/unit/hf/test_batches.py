@@ -24,6 +24,8 @@ from draftstore.hf.runner import MAX_ROWS, Runner
 from tests.fakes.adversaries import Adversary, Prophet, Prophets, RandomTrees, Silent
 from tests.unit.hf.test_matrix import GO_ON, MODELS, SETTINGS, VOCAB, Known, known, model_of
 
+PLAIN: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
+
 
 def greedy() -> list[Known]:
     return [text for text in known("llama") if not text.sampled]
@@ -148,12 +150,7 @@ def test_long_prompts_are_read_while_others_go_on() -> None:
 
 def test_the_pool_grows_with_the_texts_and_keeps_them() -> None:
     prompt = torch.tensor([[9, 10, 11]])
-    options: dict[str, Any] = {
-        "max_new_tokens": 300,
-        "do_sample": False,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+    options = PLAIN | {"max_new_tokens": 300, "eos_token_id": None}
     expected = model_of("llama").generate(prompt, **options)[0].tolist()
     batch, sizes = Batch(model_of("llama")), set()
     members = [prepare_text(model_of("llama"), prompt, **options) for _ in range(2)]
@@ -243,14 +240,8 @@ def test_greedy_batches_are_their_rows_alone(name: str) -> None:
     expected = torch.cat([inputs["input_ids"], torch.tensor(filled)], dim=1)
     steps: list[Step] = []
     drafter = Prophets(VOCAB, [text.text for text in texts], 0.2)
-    output: Any = generate(
-        model_of(name),
-        **inputs,
-        drafter=drafter,
-        on_step=steps.append,
-        return_dict_in_generate=True,
-        **texts[0].options,
-    )
+    options = texts[0].options | {"return_dict_in_generate": True}
+    output: Any = generate(model_of(name), **inputs, drafter=drafter, on_step=steps.append, **options)
     assert torch.equal(output.sequences, expected)
     came = [sum(len(step.tokens) for step in steps if step.text == row) for row in range(len(texts))]
     assert came == list(map(len, told))
@@ -259,12 +250,7 @@ def test_greedy_batches_are_their_rows_alone(name: str) -> None:
 
 def test_a_penalty_ignores_the_padding_of_each_row() -> None:
     inputs = padded([text for text in known("llama") if not text.sampled][:4])
-    options: dict[str, Any] = {
-        "repetition_penalty": 1.3,
-        "do_sample": False,
-        "max_new_tokens": 20,
-        "pad_token_id": 0,
-    }
+    options = PLAIN | {"repetition_penalty": 1.3, "max_new_tokens": 20}
     expected = model_of("llama").generate(**inputs, **options)
     output: Any = generate(model_of("llama"), **inputs, drafter=RandomTrees(VOCAB), **options)
     assert torch.equal(output, expected)
@@ -303,7 +289,7 @@ def test_torchs_seed_settles_a_sampled_batch() -> None:
 
 def test_without_a_pad_id_texts_are_filled_up_with_their_end() -> None:
     model, prompts = model_of("llama"), torch.tensor([[9, 10, 11], [12, 13, 14]])
-    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": None}
+    options = PLAIN | {"max_new_tokens": 6, "pad_token_id": None}
     free = model.generate(prompts, **options, eos_token_id=None)
     (end,) = {int(free[0, 4])} - set(free[1].tolist())
     expected = model.generate(prompts, **options, eos_token_id=[end, 1])

@@ -104,20 +104,14 @@ def write_gguf(path: Path, tokenizer: TextTokenizer) -> None:
     gguf = pytest.importorskip("gguf")
     state = json.loads(tokenizer._backend.to_str())["model"]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(8)
-    writer.add_feed_forward_length(16)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(4)
-    writer.add_vocab_size(len(state["vocab"]))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(sorted(state["vocab"], key=state["vocab"].get))
-    writer.add_token_merges([" ".join(merge) for merge in state["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
+    settings = {
+        "block_count": 1, "context_length": 64, "embedding_length": 8, "feed_forward_length": 16, "head_count": 2,
+        "head_count_kv": 1, "layer_norm_rms_eps": 1e-5, "rope_dimension_count": 4, "vocab_size": len(state["vocab"]),
+        "tokenizer_model": "gpt2", "token_list": sorted(state["vocab"], key=state["vocab"].get),
+        "token_merges": [" ".join(merge) for merge in state["merges"]], "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
     shapes = {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8)}
     shapes |= {"ffn_gate": (16, 8), "ffn_up": (16, 8), "ffn_down": (8, 16)}
     rng = np.random.default_rng(0)

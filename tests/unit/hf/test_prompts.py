@@ -22,6 +22,7 @@ from tests.fakes.adversaries import Adversary, Silent
 from tests.fakes.hf_models import tiny
 
 VOCAB = 24
+OPTIONS: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
 Row = list[int]
 
 
@@ -58,11 +59,7 @@ class Listening(Silent):
 def ask(
     prompts: Sequence[Sequence[int]], drafter: Drafter, architecture: str = "llama", **options: Any
 ) -> None:
-    ids, options = (
-        torch.tensor(prompts),
-        {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0} | options,
-    )
-    generate(model_of(architecture), ids, drafter=drafter, **options)
+    generate(model_of(architecture), torch.tensor(prompts), drafter=drafter, **(OPTIONS | options))
 
 
 some_prompts = st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=14), min_size=1, max_size=4)
@@ -88,8 +85,7 @@ def test_each_row_is_what_the_model_says_after_its_token(
         batch = Batch(model_of(architecture), chunk=chunk)
         drafters = [Listening() for _ in texts]
         for prompt, drafter in zip(texts, drafters, strict=True):
-            options: Any = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
-            member = prepare_text(model_of(architecture), torch.tensor([prompt]), **options)
+            member = prepare_text(model_of(architecture), torch.tensor([prompt]), **OPTIONS)
             batch.join(member.draft(drafter, Fixed(4)))
         while len(batch):
             assert all(outcome.error is None for outcome in batch.step())

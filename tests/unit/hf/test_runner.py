@@ -75,15 +75,6 @@ def test_attention_sees_more_columns_as_the_text_grows(padding: list[PassShape])
     assert {shape.rows for shape in padding} <= set(BUCKETS)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_the_rows_of_a_pass_are_shared_by_its_texts(graphs: bool) -> None:
-    cache: Any = DynamicCache(config=tiny().config)
-    tiny()(PROMPT, past_key_values=cache)
-    shared = Runner(tiny(), pools.CachePool(cache, 65, MAX_ROWS), {}, graphs=graphs)
-    rooms = [shared.room(texts) for texts in (1, 4, 5, 8, 16, 32, 64)]
-    assert rooms == [128, 128, 64 if graphs else 96, 64, 32, 16, 8]
-
-
 # --- memory and graphs go on with their model ---
 
 

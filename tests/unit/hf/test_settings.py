@@ -63,15 +63,9 @@ DROPPED: dict[str, Any] = {
     "dola_layers": "low",
     "prompt_lookup_num_tokens": 3,
     "assistant_early_exit": 1,
-    "token_healing": True,
-    "return_dict_in_generate": True,
-    "output_scores": True,
-    "output_logits": True,
-    "output_attentions": True,
-    "output_hidden_states": True,
+    **dict.fromkeys(("token_healing", "return_dict_in_generate"), True),
+    **{f"output_{what}": True for what in ("scores", "logits", "attentions", "hidden_states")},
 }
-
-
 SAMPLED = {
     "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "min_p", "top_k", "top_p", "temperature", "do_sample",
     "renormalize_logits", "num_return_sequences", "stop_strings",
@@ -125,15 +119,8 @@ def test_settings_of_its_own(data: Path, name: str) -> None:
 def test_every_setting_of_transformers_is_in_the_matrix() -> None:
     """A new one that takes part in decoding is decided here: kept or dropped."""
     parts = (
-        "assistant",
-        "num_assistant",
-        "speculation",
-        "decoder_",
-        "_",
-        "compile",
-        "cache_config",
-        "max_cache",
-    )
+        "assistant", "num_assistant", "speculation", "decoder_", "_", "compile", "cache_config", "max_cache_len",
+    )  # fmt: skip
     others = {
         "bos_token_id", "pad_token_id", "transformers_version", "is_assistant", "diversity_penalty", "early_stopping",
         "num_beam_groups", "length_penalty", "constraints", "force_words_ids", "low_memory", "max_matching_ngram_size",

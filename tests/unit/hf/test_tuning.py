@@ -50,9 +50,6 @@ def test_another_model_has_another_curve(other: dict[str, Any]) -> None:
     )
 
 
-# --- finding one ---
-
-
 # --- measuring ---
 
 

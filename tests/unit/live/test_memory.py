@@ -8,7 +8,6 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from draftstore.drafting.drafter import check_budget
-from draftstore.errors import TokenRangeError
 from draftstore.live.memory import LEAST, RULES, Memory, MemoryDrafter
 from draftstore.trees.tree import DraftTree
 from tests import reference
@@ -55,11 +54,3 @@ def test_the_oldest_tokens_make_room(documents: list[list[int]], context: list[i
         last.append([int(token) for token in part.split()])
     assert len(memory) == len(text)
     assert drafts_of(memory, context) == drafts_of(last, context)
-
-
-def test_an_id_outside_the_vocabulary_is_refused_with_its_document() -> None:
-    memory = Memory(VOCAB)
-    for wrong in ([0, VOCAB], [-1, 0]):
-        with pytest.raises(TokenRangeError):
-            memory.append(wrong)
-    assert not len(memory)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from draftstore.remote import wire
@@ -10,6 +9,8 @@ from draftstore.remote.answers import RequestFailed, check_answer, read_drafts, 
 from draftstore.remote.counters import Outcome
 from draftstore.remote.wire import ANSWER, Failure, Frame, Operation, Status
 from draftstore.trees.batch import DraftBatch
+from tests.unit.trees.test_batch import batch_of
+from tests.unit.trees.test_tree import tree_of
 
 DRAFT = Operation.DRAFT | ANSWER
 BUSY = wire.encode_failure(
@@ -21,12 +22,9 @@ def frame_of(data: bytes) -> Frame:
     return Frame(wire.read_header(data), data[wire.HEADER.size :])
 
 
-def trees(*nodes: tuple[int, int]) -> bytes:
-    """Return an answer of one tree, by the token and the parent of each node."""
-    tokens, parents = np.array(nodes, np.int32).reshape(1, -1, 2).transpose(2, 0, 1)
-    one, size = np.ones(1, np.int32), np.full(1, len(nodes), np.int32)
-    levels = np.zeros(tokens.shape, np.uint8)
-    batch = DraftBatch(tokens, parents.astype(np.int16), levels, size, one, one.astype(np.int64))
+def answer(tokens: list[int], parents: list[int]) -> bytes:
+    """Return an answer of one tree."""
+    batch = batch_of([tree_of(tokens, parents, [0] * len(tokens))], len(tokens))
     return wire.encode_answer(7, 1, 2, 3, batch)[wire.HEADER.size :]
 
 
@@ -73,10 +71,9 @@ def test_a_message_of_the_service_is_short_and_harmless() -> None:
     ("payload", "reason"),
     [
         (b"", "at least 24 bytes"),
-        (trees((5, 1), (5, -1)), "broken tree"),
-        (trees((10, -1)), "a token id lies outside the vocabulary"),
-        (trees((5, -1), (6, -1), (7, -1)), "3 nodes, more than requested"),
-        (wire.encode_answer(7, 1, 2, 3, DraftBatch.empty(0))[16:], "0 drafts for 1 contexts"),
+        (answer([5, 5], [1, -1]), "broken tree"),
+        (answer([10], [-1]), "a token id lies outside the vocabulary"),
+        (answer([5, 6, 7], [-1, -1, -1]), "3 nodes, more than requested"),
         (wire.encode_answer(7, 1, 2, 3, DraftBatch.empty(2))[16:], "2 drafts for 1 contexts"),
     ],
 )

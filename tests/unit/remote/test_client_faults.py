@@ -206,15 +206,6 @@ def test_a_service_that_refuses_is_left_alone_for_a_while(
             assert service.requests == requests
 
 
-def test_a_service_that_is_busy_for_no_time_is_left_alone_after_three_failures(
-    store: RestStore, contexts: np.ndarray, now: list[float]
-) -> None:
-    with Service(store, faults.fails_with(Status.BUSY)) as service, client_of(service, SECONDS) as client:
-        for _ in range(5):
-            client.drafter().draft(contexts)
-        assert (service.requests, client.counters["skipped"]) == (3, 2)
-
-
 def test_a_refusal_is_logged_once(
     store: RestStore, contexts: np.ndarray, caplog: pytest.LogCaptureFixture, now: list[float]
 ) -> None:

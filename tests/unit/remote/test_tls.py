@@ -14,12 +14,12 @@ from draftstore.remote.addresses import Address
 from draftstore.remote.client import RemoteStore
 from draftstore.remote.connection import Connection, client_context
 from draftstore.stores.registry import open_store
-from draftstore.trees.batch import Draft
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import Limits
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
 from tests.fakes.lookups import Lookups, contexts_of, serving
 from tests.fakes.waiting import SECONDS, until
+from tests.unit.remote.test_client import as_bytes
 
 pytestmark = needs_openssl
 BATCH = 300
@@ -46,10 +46,6 @@ def client_of(lookups: Lookups, trusted: Any, **settings: Any) -> RemoteStore:
 
 def address_of(lookups: Lookups, scheme: str = "tcp") -> str:
     return f"{scheme}://localhost:{lookups.tcp[1]}"
-
-
-def as_bytes(drafts: list[Draft]) -> list[tuple[bytes, int, int]]:
-    return [(draft.tree.to_bytes(), draft.match_length, draft.match_count) for draft in drafts]
 
 
 def expected_of(path: Path, contexts: Any) -> list[tuple[bytes, int, int]]:

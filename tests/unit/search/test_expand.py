@@ -145,28 +145,6 @@ def assert_agrees(
     assert tuple(match) == (longest if longest[0] >= rule.min_match else (0, 0))
 
 
-@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-def test_rich_corpora_agree_with_the_oracles(vocab_size: int) -> None:
-    rng = np.random.default_rng(17)
-    nodes = 0
-    for _ in range(120):
-        documents = [(vocab_size - rng.zipf(1.7, 14).clip(1, 4)).tolist() for _ in range(9)]
-        corpus = [documents[:4], documents[4:5], documents[5:]]
-        index = make_index(corpus, vocab_size)
-        start = int(rng.integers(0, 8))
-        context = [*rng.integers(vocab_size - 4, vocab_size, 3).tolist(), *documents[0][start : start + 6]]
-        budget = int(rng.integers(4, 64))
-        rule = BACKOFF._replace(
-            alpha=float(rng.uniform(0.1, 4)), beta=float(rng.uniform(0.0, 2)), max_match=5
-        )
-        expected = reference.backoff_tree(documents, rule, context[-5:], budget, 120)
-        assert nodes_of(draft(index, rule, context, budget, 120)[0]) == expected
-        nodes += len(expected)
-        expected = reference.longest_tree(documents, LONGEST, context, budget, 255)
-        assert nodes_of(draft(index, LONGEST, context, budget)[0]) == expected
-    assert nodes > 120 * 15
-
-
 # -- promises of every tree ----------------------------------------------------------------------------------
 
 

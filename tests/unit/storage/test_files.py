@@ -32,10 +32,7 @@ from draftstore.storage.files import (
     write_atomic,
     write_json,
 )
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+from tests.unit.storage.test_staging import names
 
 
 def no_space(*_: Any) -> None:

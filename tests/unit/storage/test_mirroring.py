@@ -11,8 +11,6 @@ import pytest
 from draftstore.errors import CorpusError
 from draftstore.storage import mirroring
 from draftstore.storage.mirroring import OBJECTS, STATE, is_url, mirror
-from draftstore.text.scans import documents_of, scan_sources
-from draftstore.text.sources import Source
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -203,20 +201,15 @@ def test_a_real_s3_server(s3: Any, tmp_path: Path) -> None:
     def upload(key: str, content: bytes) -> None:
         s3.put_object(Bucket="bucket", Key=key, Body=content)
 
-    upload("texts/a.jsonl", b'{"text": "one"}\n')
-    upload("texts//b.jsonl", b'{"text": "two"}\n')
-    upload("texts/b.jsonl", b'{"text": "three"}\n')
-    upload("else.jsonl", b'{"text": "no"}\n')
-
-    def texts() -> list[str]:
-        folder = mirror("s3://bucket/texts", tmp_path / "m").path
-        scan = scan_sources([Source(1, str(folder), glob=("*.jsonl",))], tmp_path / "scan")
-        return [document.text for document in documents_of(scan, scan.digests)]
-
-    assert texts() == ["one", "three", "two"]
+    upload("texts/a.txt", b"one")
+    upload("texts//b.txt", b"two")
+    upload("texts/b.txt", b"three")
+    upload("else.txt", b"no")
+    assert mirror("s3://bucket/texts", tmp_path / "m").fetched == 3
+    assert sorted(names(tmp_path / "m").values()) == ["one", "three", "two"]
     assert mirror("s3://bucket/texts", tmp_path / "m").fetched == 0
-    upload("texts/a.jsonl", b'{"text": "new"}\n')  # of the same size: only the ETag tells
-    s3.delete_object(Bucket="bucket", Key="texts//b.jsonl")
+    upload("texts/a.txt", b"new")  # of the same size: only the ETag tells
+    s3.delete_object(Bucket="bucket", Key="texts//b.txt")
     assert mirror("s3://bucket/texts", tmp_path / "m")[1:] == (1, 1, 2)
-    assert texts() == ["new", "three"]
-    assert mirror("s3://bucket/texts/a.jsonl", tmp_path / "one").path.read_bytes() == b'{"text": "new"}\n'
+    assert names(tmp_path / "m") == {"a.txt": "new", "b.txt": "three"}
+    assert mirror("s3://bucket/texts/a.txt", tmp_path / "one").path.read_text() == "new"

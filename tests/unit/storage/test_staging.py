@@ -165,12 +165,8 @@ def test_a_store_is_built_once_and_not_replaced(tmp_path: Path) -> None:
     assert not first.reused
     before = out.stat().st_ino
     again = build(out, "one")
-    assert (again.reused, again.manifest, again.path, again.report.documents) == (
-        True,
-        first.manifest,
-        out,
-        1,
-    )
+    assert again.reused
+    assert (again.manifest, again.path, again.report.documents) == (first.manifest, out, 1)
     for text, name in (("two", "a"), ("one", "b")):
         with pytest.raises(BuildError, match="another build: choose another folder, or replace it"):
             build(out, text, name=name)
@@ -278,6 +274,9 @@ class Crash(BaseException):
     """The end of a process, as near as an exception comes: from here on nothing changes on the disk."""
 
 
+CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link")
+
+
 class Disk:
     """Counts the changes under a folder and, once there were enough, forbids all others."""
 
@@ -287,14 +286,7 @@ class Disk:
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take part in every audit event of this process (a hook cannot be removed)."""
-        if not self.folder or event not in (
-            "open",
-            "os.rename",
-            "os.remove",
-            "os.mkdir",
-            "os.rmdir",
-            "os.link",
-        ):
+        if not self.folder or event not in CHANGES:
             return
         if event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
             return

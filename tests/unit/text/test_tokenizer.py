@@ -133,12 +133,6 @@ def test_a_path_that_is_not_there_is_no_question_for_the_hub(
         load_tokenizer(spec)
 
 
-def test_without_a_template_the_plain_format(small_tokenizer: TextTokenizer) -> None:
-    assert small_tokenizer.render_chat(CHAT, False) == "USER: hi ASSISTANT: hello"
-    assert small_tokenizer.render_chat(CHAT[:1], True) == "USER: hi ASSISTANT:"
-    assert small_tokenizer.render_chat([], True) == "ASSISTANT:"
-
-
 def test_the_template_sees_what_transformers_gives_it(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     template = """{{ bos_token }}{% for message in messages %}
     {% if loop.index > 1 %}{% break %}{% endif %}

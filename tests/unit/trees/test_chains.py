@@ -4,14 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.trees.chains import best_chain
-from tests.fakes.adversaries import tree_of
+from draftstore.trees.tree import DraftTree
+from tests.unit.trees.test_tree import trees
 
-paths = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
 
-
-@given(st.dictionaries(paths, st.floats(0.01, 1.0), max_size=12), st.integers(0, 7) | st.none())
-def test_no_other_path_promises_more(chances: dict[tuple[int, ...], float], longest: int | None) -> None:
-    tree = tree_of(chances)
+@given(trees(12), st.integers(0, 7) | st.none())
+def test_no_other_path_promises_more(tree: DraftTree, longest: int | None) -> None:
     chain = best_chain(tree, longest)
     chain.validate()
     assert chain.parents.tolist() == list(range(-1, len(chain) - 1))

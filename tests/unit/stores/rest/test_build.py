@@ -246,10 +246,8 @@ def test_a_killed_worker_is_an_error_that_says_what_to_do(
 
 def test_a_killed_build_ends_with_the_same_bytes(tmp_path: Path, out: Path) -> None:
     """Killed between tokenizing and sorting."""
-    corpus, tokenizer = (
-        write_texts(tmp_path / "c.jsonl", 600),
-        small_tokenizer_folder(tmp_path / "small-bpe"),
-    )
+    corpus = write_texts(tmp_path / "c.jsonl", 600)
+    tokenizer = small_tokenizer_folder(tmp_path / "small-bpe")
     reached = (out.parent / ".store.partial" / "store" / "segments.bin").exists
     assert killed.kill_when(killed.rest_store, (corpus, tokenizer, out), reached)
     assert not out.exists()

@@ -1,7 +1,7 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,26 +111,6 @@ def refusal(store: Path) -> str:
     with pytest.raises(StoreError) as caught:
         RestStore.open(store)
     return str(caught.value)
-
-
-# -- opening -------------------------------------------------------------------------------------------------
-
-
-def bases(array: Any) -> Iterator[Any]:
-    while array is not None:
-        yield array
-        array = getattr(array, "base", None)
-
-
-def test_a_store_is_mapped_and_read_only(built: Path) -> None:
-    index = RestStore.open(built).index
-    for name in ARRAYS:
-        array: NDArray[Any] = getattr(index, name)
-        assert type(array) is np.ndarray
-        assert any(isinstance(base, np.memmap) for base in bases(array))
-        assert not array.flags.writeable
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 1
 
 
 # -- tables that do not fit each other, in files that fit the manifest ---------------------------------------
@@ -253,18 +233,3 @@ def test_requests_that_cannot_be_answered(built: Path) -> None:
     with pytest.raises(TokenizerError, match="was built with tokenizer 'small-bpe'"):
         RestStore.open(built, TokenizerIdentity("other", "f" * 64))
     assert RestStore.open(str(built), store.manifest.tokenizer).path == built
-
-
-def test_no_budget_and_no_chance_give_no_nodes(built: Path) -> None:
-    store = RestStore.open(built)
-    drafter = store.drafter()
-    contexts = np.array([documents_in(store.index)[0][:4]] * 2, np.int32)
-    assert len(drafter.draft(contexts)[0].tree) > 0
-    for budget, min_prob in ((0, 0.0), (64, 1.01), (64, float("inf")), (0, 2.0)):
-        drafts = drafter.draft(contexts, budget, min_prob)
-        assert [len(draft.tree) for draft in drafts] == [0, 0]
-    assert drafter.draft(contexts, 64, -1.0)[0].tree == drafter.draft(contexts)[0].tree
-    assert drafter.draft(contexts[:0]) == []
-
-
-# -- wide vocabularies ---------------------------------------------------------------------------------------

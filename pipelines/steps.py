@@ -19,7 +19,7 @@ from pipelines.parameters import Corpus
 from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.db.failures import translate
 from schema.db.home import data_home
-from schema.renewal import lagging, live, making, publishing, rest, survey
+from schema.renewal import lagging, making, publishing, rest, survey
 from schema.renewal.demonstration import resolve_tokenizer, write_demonstration
 from schema.renewal.ledger import Ledger, when_free
 from schema.renewal.making import Tokens
@@ -91,7 +91,7 @@ make_counts = step("count n-grams")(making.make_counts)
 use_rest = step("open REST store")(making.use_rest)
 take_survey = step("scan collection")(survey.survey)
 renew_rest = step("renew REST store")(rest.renew_rest)
-put_to_rest = step("put live logs to rest")(live.put_to_rest)
+put_to_rest = step("put live logs to rest")(publishing.put_to_rest)
 make_lagging = step("build lagging store", task_run_name="build {store.kind} store")(lagging.make_lagging)
 publish = step("publish")(publishing.publish)
 prune = step("remove old builds")(publishing.prune)

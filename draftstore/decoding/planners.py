@@ -3,9 +3,8 @@
 from typing import Protocol
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.trees.chains import best_chain
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import DraftTree
+from draftstore.trees.tree import DraftTree, best_chain
 
 
 class Planner(Protocol):

@@ -20,8 +20,7 @@ from draftstore.engines.figures import serve_metrics
 from draftstore.engines.masks import rows_and_mask
 from draftstore.engines.proposer import DraftRequest, Proposer
 from draftstore.errors import EngineError
-from draftstore.trees.chains import best_chain
-from draftstore.trees.tree import DraftTree
+from draftstore.trees.tree import DraftTree, best_chain
 
 LOG = logging.getLogger(__name__)
 NAME = "DRAFTSTORE"

@@ -21,7 +21,7 @@ from draftstore.engines.figures import serve_metrics
 from draftstore.engines.proposer import DraftRequest, Proposer
 from draftstore.engines.rows import Row, Rows
 from draftstore.errors import EngineError
-from draftstore.trees.chains import best_chain
+from draftstore.trees.tree import best_chain
 
 LOG = logging.getLogger("vllm.draftstore")  # vLLM shows the output of loggers below its own
 ENGINE = "vllm"

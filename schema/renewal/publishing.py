@@ -1,17 +1,24 @@
 """Releases move to new builds, and say what else must be renewed."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 
+from draftstore.live import log
+from draftstore.live.texts import identified
+from draftstore.text.digests import answer_digest
 from schema import catalogue
 from schema.catalogue.gates import replay_rows
-from schema.catalogue.lineage import source_places
+from schema.catalogue.lineage import source_places, store_digests
 from schema.catalogue.releases import is_rolled_back
 from schema.collections import releasing
 from schema.collections.collecting import list_collections, releases_of
+from schema.collections.live_logs import forget, live_logs
 from schema.db.home import data_home
 from schema.models import Release
 from schema.renewal.demonstration import is_demonstration
 from schema.renewal.ledger import Built, Ledger
+from schema.renewal.survey import Survey
 
 
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> None:
@@ -100,3 +107,28 @@ def prune(ledger: Ledger, keep: int) -> None:
         ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
     for path in found.in_use:
         ledger.logger.info("in use, kept: %s", path)
+
+
+def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
+    """Clear removed documents from live logs and those of the live build from memory; delete unwanted segments.
+
+    Returns:
+        How many segments were put to `rest` and how many were `deleted`.
+    """
+    collection, tokenizer = surveyed.collection, surveyed.tokenizer
+    forget(collection, surveyed.scan)
+    with ledger.session() as session:
+        release = session.get(Release, collection.name)
+        held = None if release is None else store_digests(Path(release.build.path))
+    published = set() if held is None else set(map(bytes, held))
+    unwanted = set(map(bytes, surveyed.scan.digests)) - set(map(bytes, surveyed.contents.digests))
+    unwanted.add(answer_digest(""))
+
+    def is_in(digests: set[bytes], document: log.Document) -> bool:
+        return identified(document, tokenizer).digest in digests
+
+    counts = {"rest": 0, "deleted": 0}
+    for folder in live_logs(collection):
+        counts["rest"] += log.put_to_rest(folder, partial(is_in, published | unwanted))
+        counts["deleted"] += log.drop_rested(folder, partial(is_in, unwanted))
+    return counts

@@ -13,12 +13,12 @@ from typing import Any
 import polars as pl
 import psycopg
 
+from draftstore.errors import TokenRangeError
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
 from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.crest.store import KEPT_FILE
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.db.partitions import copy_statement, filling, loading
-from schema.statistics.texts import ngram_texts
 
 HEAD = 1_000_000
 BATCH_ROWS = 1 << 16
@@ -166,3 +166,30 @@ def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:
     tokenizer = load_tokenizer(directory / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
     manifest.require_tokenizer(tokenizer.identity, directory)
     return tokenizer
+
+
+MAX_TEXT_BYTES = 2_500
+"""Longer texts end in `…`: an index entry of PostgreSQL has room for 2,704 bytes."""
+
+
+def ngram_texts(tokenizer: TextTokenizer, ngrams: Sequence[Sequence[int]]) -> pl.Series:
+    """Return the texts of n-grams of token ids, String [n-grams]; TokenRangeError if an id is not of the vocabulary."""
+    highest = max(map(max, filter(None, ngrams)), default=0)
+    if highest >= tokenizer.vocab_size:
+        raise TokenRangeError(
+            f"token id {highest}, but the tokenizer has {tokenizer.vocab_size:,}: the n-grams were not counted with "
+            "the tokenizer beside them, count them again"
+        )
+    return pl.Series(map(_shown, tokenizer.decode_within(ngrams)), dtype=pl.String)
+
+
+def _shown(text: str) -> str:
+    """Return a text with escapes for invisible characters and backslashes, truncated if it is too long."""
+    text = text.replace("\\", r"\\")
+    if not text.isprintable():
+        text = "".join(
+            each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+        )
+    if len(text) > MAX_TEXT_BYTES // 4 and len(encoded := text.encode()) > MAX_TEXT_BYTES:
+        text = encoded[: MAX_TEXT_BYTES - 3].decode(errors="ignore") + "…"
+    return text

@@ -21,7 +21,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.engines.vllm import Drafter
 from draftstore.errors import EngineError
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.trees.chains import best_chain
+from draftstore.trees.tree import best_chain
 from tests.fakes.servers import free_port
 
 VOCAB, CHAIN, LONGEST, ROWS = 50, 4, 64, 4

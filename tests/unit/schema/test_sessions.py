@@ -24,8 +24,7 @@ from schema.db import database as connections
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, make_engine, migrate
 from schema.db.embedded import READER
 from schema.db.errors import DatabaseError
-from schema.statistics.ngrams import store_tokenizer
-from schema.statistics.texts import ngram_texts
+from schema.statistics.ngrams import ngram_texts, store_tokenizer
 from schema.trees import load_store
 from tests.fakes.databases import SERVER_VARIABLE, in_both_backends
 from tests.fakes.poolers import pooler

@@ -20,15 +20,16 @@ from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.db.partitions import loading
 from schema.statistics.ngrams import (
+    MAX_TEXT_BYTES,
     array_text,
     copy_frames,
     fill_kept,
     load_counts,
     most_common,
+    ngram_texts,
     spectrum,
     store_tokenizer,
 )
-from schema.statistics.texts import MAX_TEXT_BYTES, ngram_texts
 
 Connection = psycopg.Connection[Any]
 Ngram = tuple[int, ...]

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.trees.chains import best_chain
-from draftstore.trees.tree import DraftTree
+from draftstore.trees.tree import DraftTree, best_chain
 from tests.unit.trees.test_tree import trees
 
 

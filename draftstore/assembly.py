@@ -366,7 +366,6 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
 
 
 def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opened: ExitStack) -> Part:
-    """Open a live store, in the lookup service or in this process."""
     strategy = "beside" if sources.stores or sources.release else "alone"
     if target.folder is not None or (sources.lookup is None and sources.release is None):
         live = LiveStore(target.tokens, target.folder)

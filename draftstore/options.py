@@ -48,7 +48,6 @@ UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"
 
 
 def _length(value: Any) -> Any:
-    """Parse a duration such as `90m`."""
     if isinstance(value, timedelta):
         return value
     found = re.fullmatch(r"(\d{1,6})([smhdw])", str(value))

@@ -124,7 +124,6 @@ async def _reset(client: PrefectClient, name: str, settings: Settings) -> bool:
 
 
 def _shown(schedules: list[Any], parameters: dict[str, Any]) -> dict[str, str]:
-    """Return in words what a start resets of a deployment."""
     dump: dict[str, Any] = {"mode": "json", "exclude_defaults": True}
     facts = [each.schedule.model_dump(**dump) | each.model_dump(include=MORE, **dump) for each in schedules]
     texts = sorted(", ".join(f"{name} {value}" for name, value in each.items()) for each in facts)

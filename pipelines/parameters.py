@@ -159,7 +159,6 @@ def _parameter_named(fields: Mapping[str, FieldInfo], option: str) -> str:
 
 
 def _fields(models: Sequence[type[Options]]) -> dict[str, FieldInfo]:
-    """Return the fields of models that are parameters."""
     fields: dict[str, FieldInfo] = {}
     for model in models:
         reading = CorpusOptions.model_fields if issubclass(model, CorpusOptions) else ()

@@ -186,7 +186,6 @@ def _make(
 def _lines(
     loaded: LoadedModel, prompts: Sequence[Prompt], answers: Sequence[StoredAnswer], counts: Counter[str]
 ) -> Iterator[bytes]:
-    """Yield the records of usable answers, and count all answers."""
     specials = [loaded.text.decode([token]) for token in sorted(loaded.text.special_ids)]
     for number, text, tokens, ended in answers:
         counts["tokens"] += tokens

@@ -150,7 +150,6 @@ def _check(directories: tuple[Path, ...], options: Replaying, drafting: Drafting
 
 
 def _load(manifests: Mapping[Path, Manifest], options: Replaying) -> "LoadedModel | None":
-    """Load the model if a store needs its hidden states."""
     dense = next((path for path, manifest in manifests.items() if manifest.kind == DENSE), None)
     if dense is None:
         return None
@@ -166,7 +165,6 @@ def _load(manifests: Mapping[Path, Manifest], options: Replaying) -> "LoadedMode
 def _subject(
     directory: Path | None, options: Replaying, drafting: Drafting, model: "LoadedModel | None"
 ) -> Subject:
-    """Open a store, if there is one, and its drafters."""
     if directory is None:
         tokenizer = load_tokenizer(drafting.tokenizer or "")
         drafter, memory = _mixed(None, tokenizer.vocab_size, options)

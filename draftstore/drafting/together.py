@@ -54,7 +54,6 @@ def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -
 
 
 def _source_of(session: Session) -> Hashable:
-    """Return the key of sessions that share one call."""
     if type(session) is not ContextSession:
         return id(session)
     return session.drafter.source, session.needs_hidden

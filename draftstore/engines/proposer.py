@@ -229,7 +229,6 @@ class Proposer:
         return sources
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
-        """Pass the new tokens to a session, and count those accepted."""
         path = text.tree.accepted(new)
         known = len(path) + 1 == len(new)  # otherwise the engine has verified something else
         # The last token is the model's own, even if the draft had it too and the engine has cut it.

@@ -126,7 +126,6 @@ class Member:
         return accepted
 
     def _session(self, verdict: "ModelVerdict") -> Session:
-        """Start drafting after the first token."""
         if self._drafter is None:
             return DisabledSession()
         candidates = verdict.candidates()

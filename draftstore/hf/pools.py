@@ -68,7 +68,6 @@ class CachePool:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Prepare what depends on the size of the pool."""
         self.length = self._states[0].shape[3]
         self.width, self.texts = self.length, slice(0, 1)
         self.places: torch.Tensor | int = 0

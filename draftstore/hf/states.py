@@ -169,7 +169,6 @@ def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recordi
 
 
 def _with(recording: Recording, states: Any) -> Recording:
-    """Add states to a recording."""
     wanted = len(recording.output)
     if wanted == 0 or states is None:
         return recording

@@ -287,7 +287,6 @@ class LiveStore:
         self._loaded = True
 
     def _take(self, memory: Memory, document: Document) -> None:
-        """Append a document from the log, unless it is invalid."""
         with suppress(TokenRangeError):
             memory.append(document.ids)
 

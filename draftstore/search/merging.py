@@ -169,7 +169,6 @@ def _rows_before(
 
 @leaf_kernel
 def _is_above(tokens: Any, position: Any, new_tokens: Any, new_position: Any, vocab_size: Any) -> Any:
-    """Return True if an old suffix is above a new one."""
     above = False
     for i in range(DEEPEST):
         old = token_at(tokens, 0, len(tokens), position + i)

@@ -142,7 +142,6 @@ def _whole_text(path: Path, notes: list[str]) -> str:
 
 
 def _decoded(data: bytes) -> str:
-    """Return UTF-8 as text, without a byte order mark."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:4].count(0) == 2:
         raise CorpusError("UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8` converts the file")
     return data.decode("utf-8-sig")
@@ -291,7 +290,6 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
 
 
 def _record_document(record: Mapping[str, Any], place: str, column: str, render: Render) -> Document:
-    """Return a record's document; `place` is the default id."""
     key, content = content_of(record, column)
     identity = identify(content)
     text = content if isinstance(content, str) else render(content) if identity.text else ""

@@ -295,7 +295,6 @@ def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator
 
 
 def _row(source: Source, document: Document, refused: Finder) -> tuple[Any, ...]:
-    """Return the row of a document, in the order of `ROWS`."""
     text = document.text
     identity = document.identity
     if source.log and source.find is None and identity.answer is None:  # a prompt and its answer

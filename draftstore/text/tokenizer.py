@@ -328,7 +328,6 @@ def _download(name: str) -> Path:
 
 
 def _parsed(data: bytes, file: str, name: str) -> dict[str, Any]:
-    """Return the JSON object in one of a tokenizer's files."""
     try:
         return load_json(data, CONFIG)
     except ValueError as error:

@@ -203,7 +203,6 @@ class TextBuild:
         return shards
 
     def _take(self, partial: Path) -> TokenShards:
-        """Open the shards of a store of kind `tokens`."""
         source = Path(self._taken or "")
         found = load_manifest(source, KIND).parameters["plan"]
         for key, value in corpus_plan(self._options, self._tokenizer).items():

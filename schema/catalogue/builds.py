@@ -142,7 +142,6 @@ def _registered(session: Session, path: Path) -> Build | None:
 
 
 def _describe(session: Session, build: Build, path: Path) -> None:
-    """Fill in a build's columns from its finished store."""
     manifest = load_manifest(path, build.kind)
     other = _registered(session, path)
     if other is not None and other is not build:

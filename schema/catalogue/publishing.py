@@ -142,7 +142,6 @@ def _require_passed(
 def _replayed(
     rules: tuple[Rule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
 ) -> tuple[Candidate, Candidate | None]:
-    """Return both builds with their replays of each recording."""
     if measure is None:  # imports the kernels of all drafters, which nothing else here needs
         from schema.catalogue.replaying import measure as measured
 

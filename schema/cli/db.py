@@ -180,7 +180,6 @@ def _require_embedded(what: str) -> None:
 
 
 def _without_password(database: str) -> str:
-    """Return a URL with its password hidden, in user info or query."""
     if "password" not in conninfo_to_dict(database):
         return database
     from sqlalchemy import make_url

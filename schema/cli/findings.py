@@ -59,7 +59,6 @@ def examine(transaction: Transaction, home: Path, verify: Verify) -> Iterator[Fi
 
 
 def _examine_collection(collection: Collection) -> Iterator[Finding]:
-    """Yield why the next rebuild cannot read a collection."""
     try:
         open_scan(scan_path(collection.name))
     except CorpusError as error:

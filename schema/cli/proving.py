@@ -96,7 +96,6 @@ def _show(checked: list[Checked], held: list[Held]) -> None:
 
 
 def _advice(row: Checked) -> str:
-    """Say what makes a live build clean."""
     if not row.releases:
         return f"count the n-grams again, or remove the counts: draftstore catalogue drop {row.build} --files"
     [first, *_] = row.releases

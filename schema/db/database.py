@@ -177,7 +177,6 @@ def ask(connection: psycopg.Connection[Any], query: bytes, parameters: Sequence[
 
 
 def _defaults(url: str) -> dict[str, Any]:
-    """Return default connection options that the URL does not set."""
     defaults = {
         "application_name": "draftstore",
         "connect_timeout": CONNECT_TIMEOUT,

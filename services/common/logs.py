@@ -81,7 +81,6 @@ def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
 
 
 def _time(record: logging.LogRecord) -> str:
-    """Return the time of an event in UTC, to the millisecond."""
     when = datetime.fromtimestamp(record.created, UTC)
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

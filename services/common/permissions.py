@@ -87,7 +87,6 @@ class _File(BaseModel):
     @field_validator("token")
     @classmethod
     def _differ(cls, entries: list[_Entry]) -> list[_Entry]:
-        """Refuse two entries with the same name or the same token."""
         for what in ("name", "sha256"):
             if len({getattr(entry, what) for entry in entries}) < len(entries):
                 raise ValueError(f"two entries have the same {what}: remove one of them")

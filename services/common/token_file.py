@@ -36,7 +36,6 @@ def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> N
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically, keeping its owner and permissions."""
     path = path.resolve()  # a symbolic link stays one
     with replacing(path, 0o600) as temporary:
         with suppress(FileNotFoundError, PermissionError):

@@ -117,7 +117,6 @@ class Server:
         drafting.close()
 
     async def _listen(self) -> None:
-        """Answer frames and HTTP until the signal."""
         loop, settings, connect = self._loop, self.settings, self.clients.connect
         tls: dict[str, Any] = {}
         if self._tls:

@@ -229,7 +229,6 @@ class Answer:
         return text if self._sure >= 0 else self._stops.push(text)
 
     def _show(self, text: str) -> None:
-        """Add text to the answer and post what is not a tool call."""
         self._text += text
         if shown := self._tag.push(text):
             self.post(Delta(self.choice, shown))

@@ -165,7 +165,6 @@ class Decoder:
         return True
 
     def _step(self, engine: Engine) -> None:
-        """Run forward passes and finish the answers that end with them."""
         for answer in [answer for answer in self._running if answer.cancelled]:
             engine.leave(answer)
             self._finish([(answer, None)])
@@ -173,7 +172,6 @@ class Decoder:
             self._finish(engine.step())
 
     def _finish(self, ended: Sequence[tuple[Answer, Exception | None]]) -> None:
-        """End answers, each with the error that ended it, if any."""
         # Failures are counted before the first event is posted, so that its client already sees them.
         events = [(answer, self._outcome(answer, error)) for answer, error in ended]
         wanted = [event for answer, event in events if not answer.cancelled]

@@ -53,7 +53,6 @@ class Exchange:
                 raise
 
     async def _watch(self, receive: Receive) -> None:
-        """Wait until the client disconnects; it can send nothing else."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._decoder.cancel(self._answers)

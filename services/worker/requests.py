@@ -112,7 +112,6 @@ def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:
 
 
 def _prediction(body: AnyBody, engine: Engine) -> NDArray[np.int32] | None:
-    """Return the prediction, cut to the model's positions."""
     if body.prediction is None:
         return None
     ids = engine.tokenizer.encode(_lead(body, engine.tokenizer) + body.prediction.content, bos=False)
@@ -165,12 +164,10 @@ def _sampling(body: Body, vocab_size: int) -> Sampling:
 
 
 def _lead(body: AnyBody, tokenizer: TextTokenizer) -> str:
-    """Return a prefix of answers that is not part of them."""
     return answer_lead(tokenizer, ()) if isinstance(body, ChatBody) else ""
 
 
 def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], Record]:
-    """Return a function from an answer to its record."""
     created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     head = {"id": id_, "created": created, "model": engine.facts.name}
 
@@ -183,7 +180,6 @@ def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], R
 
 
 def _content(body: AnyBody, tokenizer: TextTokenizer, answer: Answered) -> dict[str, Any]:
-    """Return the prompt and its answer: a conversation or a text."""
     if isinstance(body, ChatBody):
         return {"messages": [*body.conversation, {"role": "assistant", "content": answer.text}]}
     prompt = body.prompt[answer.choice // (body.n or 1)]

@@ -73,7 +73,6 @@ class ResponseLog:
         os.close(self._file)
 
     def _write(self, line: bytes) -> None:
-        """Append a line, whole or not at all."""
         size = os.fstat(self._file).st_size
         if size + len(line) > self._most:
             with suppress(FileNotFoundError):  # the last new one could not be created

@@ -141,7 +141,6 @@ class _Worker:
         self._started(started)
 
     def _notify(self) -> None:
-        """Wake the event loop; called from the decoding thread."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
 

@@ -175,7 +175,6 @@ def _write_blocks(
 
 
 def _projected(states: NDArray[np.float16], projection: Projection) -> Parts:
-    """Yield stored states as `Reader.read` does."""
     for start in range(0, len(states), PART):
         with np.errstate(invalid="ignore"):
             yield start, projection.apply(states[start : start + PART])

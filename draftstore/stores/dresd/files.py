@@ -34,7 +34,6 @@ FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 
 
 def _position_dtype(manifest: Manifest) -> np.dtype[Any]:
-    """Return the type of positions, derived from the file size."""
     wide = manifest.files["positions.bin"].size == 8 * manifest.counts["entries"] > 0
     return np.dtype("<u8" if wide else "<u4")
 

@@ -206,7 +206,6 @@ class RestStore:
 
 
 def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
-    """Map a store's files and check that they are consistent."""
     arrays = {name: map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
     vocab_size = manifest.vocab_size
     try:

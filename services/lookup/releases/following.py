@@ -195,7 +195,6 @@ class Releases:
         self.problem = problem
 
     def _serve(self, target: Target) -> None:
-        """Open a target unless it is open or has failed recently."""
         name = target.name
         before, failure = self._open.get(name), self._failed.get(name)
         if before is not None and before.damage is not None:
@@ -238,7 +237,6 @@ class Releases:
         self._failed[target.name] = _Failure(target, message, time.monotonic() + AGAIN_SECONDS)
 
     def _find_retired(self, target: Target) -> Served | None:
-        """Return the previous build if it is wanted again."""
         for served in self._retired:
             if served.damage is None and served.target == target:
                 LOG.info("serving %s again", served)

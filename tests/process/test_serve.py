@@ -28,15 +28,17 @@ from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from schema import catalogue
+from schema.db.database import URL_VARIABLE, migrate
 from services.cli.tokens import tokens
 from services.common.addresses import ListenAddress
 from services.lookup.releases.warming import load_kernels
 from services.lookup.settings import LookupSettings
 from tests import ROOT
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
-from tests.fakes.databases import publish, rollback
+from tests.fakes.databases import new_engine, publish, rollback
 from tests.fakes.lookups import Caller, contexts_of, failure
 from tests.fakes.served import Service, refusal, served, short_folder
+from tests.fakes.servers import postgres_server
 from tests.fakes.waiting import SECONDS, until
 
 
@@ -286,3 +288,41 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
         samples = service.samples().items()
         assert sum(value for (name, _), value in samples if name == "draftstore_failures_total") == 0
         assert service.stop() == 0
+
+
+@pytest.mark.slow
+def test_kills_garbage_and_a_database_that_is_away(
+    small_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = contexts_of(small_store, 3)
+    expected = drafts_of(small_store, contexts)
+    with postgres_server() as server, short_folder() as folder:
+        monkeypatch.setenv(URL_VARIABLE, server.url)
+        migrate()
+        engine = new_engine(server.url)
+        with Session(engine) as session, session.begin():
+            publish(session, "small", catalogue.add_build(session, small_store).id)
+        engine.dispose()
+        with RemoteStore(folder / "s", "small", deadline=SECONDS) as client:
+            drafter = client.drafter()
+
+            def recovers() -> bool:
+                found = as_bytes(drafter.draft(contexts))
+                assert found == expected or all(match == (found[0][0], 0, 0) for match in found)
+                return found == expected
+
+            with served("--release", "small", folder=folder) as service:
+                until(recovers)
+                for seed in range(50):
+                    with suppress(OSError), service.caller() as garbage:
+                        garbage.send(np.random.default_rng(seed).bytes(seed * 10 + 1))
+                    assert recovers()
+                service.process.kill()
+                until(lambda: not recovers())
+            with served("--release", "small", folder=folder) as service:
+                until(recovers)
+                server.stop()
+                until(lambda: "what is served stays" in service.log)
+                assert recovers()
+            assert (client.counters["garbage"], client.counters["invalid"]) == (0, 0)
+        assert "Traceback" not in (folder / "log").read_text()

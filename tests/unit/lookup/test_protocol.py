@@ -379,3 +379,22 @@ def test_a_client_that_reads_nothing_is_not_read_either_and_then_cut_off(small_s
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             deaf.socket.sendall(request * 10_000)
         until(lambda: not running.call(lambda: running.clients._known))
+
+
+def test_a_release_that_moves_does_not_mix_builds(small_crest: Path, small_store: Path) -> None:
+    contexts = contexts_of(small_crest, 300)
+    with (
+        serving({"slow": small_crest}) as running,
+        running.caller() as caller,
+        running.caller() as other,
+    ):
+        drafter, before = slow_down(running, "slow"), running.releases.get("slow").build
+        caller.send(wire.encode_request(1, "slow", contexts, 64))
+        until(lambda: drafter.begun)
+        running.put("slow", small_store)
+        answer = other.draft("slow", ONE)
+        assert answer.build == running.releases.get("slow").build != before
+        drafter.gate.set()
+        frame = caller.answer()
+        assert wire.decode_answer(frame.payload).build == before
+        assert frame.payload[24:] == expected(small_crest, contexts)

@@ -215,6 +215,30 @@ def test_a_full_queue(pair: tuple[Worker, Batched], monkeypatch: pytest.MonkeyPa
     assert [status_of(connection) for connection in connections] == [200, 200]
 
 
+def test_requests_that_are_being_read_count_as_waiting(pair: tuple[Worker, Batched]) -> None:
+    worker, _ = pair
+    worker.site._reading = 8  # four to decode, four to wait
+    refusal(worker.ask("completions", prompt="a"), 429)
+
+
+def test_draining_finishes_what_was_accepted(pair: tuple[Worker, Batched]) -> None:
+    worker, engine = pair
+    many = begin(worker, 1, n=4)
+    until(lambda: len(engine.works) == 4)
+    waiting = begin(worker, 2)
+    until(lambda: worker.waiting == 1)
+    worker.decoder.drain()
+    status, headers, body = worker.post("completions", {"prompt": "c"})
+    assert refusal((status, body), 503)["code"] == "stopping"
+    assert headers["connection"] == "close"
+    assert int(headers["retry-after"]) >= 1
+    assert worker.request("GET", "/readyz")[0] == 503
+    engine.steps.release(1000)
+    assert texts_of(many) == [engine.echo(1)] * 4
+    assert texts_of(waiting) == [engine.echo(2)]
+    until(lambda: engine.closed)
+
+
 def test_a_stream_shows_that_it_is_alive_while_it_waits(
     pair: tuple[Worker, Batched], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Which models take drafts: families whose texts are the same with drafts, and how others are refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ from draftstore.hf.masks import FULL, SLIDING
 from draftstore.hf.preparing import prepare_text
 from tests.fakes.adversaries import Prophets, Silent
 from tests.fakes.hf_models import build, tiny
-from tests.unit.hf.test_families import CHANGES
 
 VOCAB = 48
 PROMPT = torch.tensor([[5, 7, 11, 13, 17]])
@@ -39,6 +38,24 @@ WINDOWS: dict[str, dict[str, Any]] = {
     },
     "qwen2": {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
 }  # fmt: skip
+SMALL = (
+    "apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "gpt_neox", "granite", "helium", "nemotron",
+    "olmo", "olmo2", "opt", "persimmon", "phi", "seed_oss", "smollm3", "starcoder2",
+)  # fmt: skip
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
+MIXTURE: dict[str, Any] = {
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "dtype": torch.float32,
+}  # fmt: skip
+OTHERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "granitemoe"), MIXTURE),
+    "opt": {"word_embed_proj_dim": 32, "ffn_dim": 64},
+    "deepseek_v3": LATENT | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+}
+MOSHI: dict[str, Any] = {"sliding_window": 8, "ffn_dim": 64, "audio_vocab_size": 8}
 
 
 def told(model: Any, ids: torch.Tensor, count: int, **options: Any) -> Any:
@@ -64,24 +81,36 @@ def require(
     assert found.tolist() == expected
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in WINDOWS if name != "gemma3_text"]
+def quick(names: Iterable[str], few: Container[str]) -> list[Any]:
+    """Return names as parameters of a test, of which all but a few are slow."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("architecture", ["gemma3_text", *SLOW])
+@pytest.mark.parametrize("architecture", quick(WINDOWS, ("gemma3_text",)))
 def test_families_say_the_same_beyond_their_windows(architecture: str) -> None:
     """Of 32 tokens, in texts of 200."""
     model = build(architecture, vocab_size=VOCAB, **WINDOWS[architecture])
     require_the_same(model, 60, 140)
 
 
+@pytest.mark.parametrize(
+    "architecture", quick({**dict.fromkeys(SMALL), **OTHERS}, ("mixtral", "opt", "deepseek_v3"))
+)
+def test_other_families_say_the_same(architecture: str) -> None:
+    model = build(architecture, vocab_size=VOCAB, **({"attention": "eager"} | OTHERS.get(architecture, {})))
+    found = examine(model)
+    assert not found.fault
+    assert found.deviation is not None
+    assert found.deviation < 0.02 * found.tolerance
+    require_the_same(model, 5, 30)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_and_autocast_pass(dtype: torch.dtype) -> None:
+def test_half_precision_passes(dtype: torch.dtype) -> None:
     found = examine(build("qwen3", vocab_size=VOCAB, dtype=dtype, spread=0.1))
     assert found.fault == ""
     assert found.deviation is not None
     assert found.deviation < found.tolerance
-    with torch.autocast("cpu", dtype):
-        assert examine(build(vocab_size=VOCAB, dtype=torch.float32)).fault == ""
 
 
 def encoder() -> Any:
@@ -102,16 +131,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "mamba": (of("mamba"), STATE),
     "rwkv": (of("rwkv"), STATE),
     "falcon_h1": (of("falcon_h1"), STATE),
-    **{
-        family: (of(family, **CHANGES[family]), words)
-        for family, words in {
-            "mpt": "fails in a pass over a draft|computes other logits",
-            "openai-gpt": "fails in a pass over a draft",
-            "moshi": "ignores its sliding window",
-            "doge": r"only to the keys with the highest scores \(keep_window_size\)",
-            "deepseek_v32": STATE,
-        }.items()
-    },
+    "qwen3_next": (of("qwen3_next"), STATE),
+    "mpt": (of("mpt", d_model=32, n_heads=4, n_layers=2), "fails in a pass over a draft|computes other logits"),
+    "bloom": (of("bloom", n_head=4, n_layer=2), "fails in a pass over a draft|computes other logits"),
+    "cpmant": (of("cpmant", dim_head=8, dim_ff=64), "fails in a pass over a draft|computes other logits"),
+    "openai-gpt": (of("openai-gpt", n_embd=32, n_layer=2, n_head=4, n_positions=64), "fails in a pass over a draft"),
+    "moshi": (of("moshi", **MOSHI), "ignores its sliding window"),
+    "doge": (of("doge", keep_window_size=8), r"only to the keys with the highest scores \(keep_window_size\)"),
+    "deepseek_v32": (
+        of("deepseek_v32", **LATENT, index_topk=8, index_n_heads=2, index_head_dim=8), STATE
+    ),
 }  # fmt: skip
 
 
@@ -208,6 +237,12 @@ def test_in_training_nothing_is_checked() -> None:
     model.register_forward_hook(lambda *_: passes.append(1))
     require_exact(model)
     assert passes == []
+
+
+def test_a_model_under_autocast_takes_drafts() -> None:
+    model = build(vocab_size=VOCAB, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert examine(model).fault == ""
 
 
 def test_a_models_own_settings_do_not_end_the_check() -> None:

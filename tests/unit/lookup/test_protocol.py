@@ -391,7 +391,7 @@ def test_a_release_that_moves_does_not_mix_builds(small_crest: Path, small_store
         drafter, before = slow_down(running, "slow"), running.releases.get("slow").build
         caller.send(wire.encode_request(1, "slow", contexts, 64))
         until(lambda: drafter.begun)
-        running.put("slow", small_store)
+        running.call(lambda: running.put(slow=small_store))
         answer = other.draft("slow", ONE)
         assert answer.build == running.releases.get("slow").build != before
         drafter.gate.set()

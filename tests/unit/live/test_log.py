@@ -263,7 +263,7 @@ def test_what_is_newest_stays_when_the_clock_is_set_back(
         appended(tmp_path, number, number + 20)
         back -= 86_400.0
     assert [read(path)[0][0] for path in log.segments(tmp_path)] == [*range(6)]
-    with running(tmp_path, 610) as store:
+    with running(tmp_path, 606) as store:  # six documents
         drafter, numbers = store.drafter("alone"), [*range(6), *range(20, 26)]
         drafts = drafter.draft(np.array([[number, number] for number in numbers], np.int32), 1)
         known = [number for number, draft in zip(numbers, drafts, strict=True) if len(draft.tree)]

@@ -120,7 +120,7 @@ def test_a_dense_release_has_no_drafts_for_text(small_dense: Path) -> None:
         (b'{"release": "chat", "text": "", "budget": true}', 422, "budget"),
         (b'{"release": "chat", "contexts": [[2147483648]]}', 422, "contexts.0.0"),
         (b'{"release": "nothing", "text": ""}', 404, "nothing is served under the name 'nothing'"),
-        (b'{"release": "chat", "text": "", "strategy": "best"}', 404, "longest"),
+        (b'{"release": "chat", "text": "", "strategy": "best"}', 404, "backoff"),
     ],
 )
 def test_questions_that_are_none(client: TestClient, body: bytes, status: int, words: str) -> None:

@@ -70,7 +70,7 @@ def test_the_same_drafts_as_the_local_store_byte_for_byte(
     address = "{}:{}".format(*lookups.tcp) if tcp else lookups.socket
     with closing(open_store(paths[name])) as store, client_of(address, name) as client:
         drafted = 0
-        for strategy in ("", "longest", "backoff"):
+        for strategy in ("", *store.strategies):
             local = store.drafter(strategy) if strategy else store.drafter()
             drafter = client.drafter(strategy)
             for seed, (batch, width) in enumerate([(1, 16), (2, 40), (40, 3), (300, 16)]):

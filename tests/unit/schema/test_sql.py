@@ -181,8 +181,8 @@ class TestReleases:
         assert ended.value.code == 3
         assert "kind: a crest store, and the live build 1 is a rest store" in capsys.readouterr().err
         assert "kind refused: a crest store" in " ".join(run("catalogue", "show", crest).stdout.split())
-        assert list(as_json("catalogue", "show", crest)["gates"]["chat"]["refused"]) == ["kind"]
-        forced = run("releases", "publish", "chat", crest, "--force", "kind,tokens")
+        assert list(as_json("catalogue", "show", crest)["gates"]["chat"]["refused"]) == ["kind", "strategy"]
+        forced = run("releases", "publish", "chat", crest, "--force", "kind,strategy,tokens")
         assert forced.stdout == "chat points at build 2 (before: build 1)\n"
         assert "kind overridden: a crest store" in forced.stderr
         assert "bad-records not checked: " in forced.stderr

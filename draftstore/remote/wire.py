@@ -23,8 +23,6 @@ MAX_PAYLOAD = 1 << 24
 """Maximum bytes of the payload of a valid frame."""
 MAX_DOCUMENTS = 64
 """Maximum documents of an append."""
-MAX_NAME = 255
-"""Maximum bytes of the name of a release."""
 ANSWER = 0x80
 """Bit set in the operation of answers."""
 

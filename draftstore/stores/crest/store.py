@@ -95,7 +95,7 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
     """Return the envelope that reads the entries of a store.
 
     Raises:
-        StoreError: the entries have another version, or the codes are missing or damaged.
+        StoreError: the entries have another version or rule, or the codes are missing or damaged.
     """
     version = manifest.parameters.get("entries_version")
     if version != ENTRIES_VERSION:
@@ -103,6 +103,9 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
             f"{path} has entries of version {version}, this draftstore reads version {ENTRIES_VERSION}: "
             "build it again"
         )
+    rule = manifest.parameters.get("rule", STRATEGIES[0])
+    if rule not in STRATEGIES:  # its trees expect to be blended with those of shorter n-grams
+        raise StoreError(f"{path} has trees drawn by {rule!r}, expected {STRATEGIES[0]!r}: build it again")
     try:
         dictionary = (path / DICTIONARY_FILE).read_bytes()
     except OSError as error:

@@ -174,6 +174,15 @@ def test_entries_of_another_version(small_crest: Path, tmp_path: Path, version: 
         CrestStore.open(tmp_path / "other")
 
 
+def test_trees_of_another_rule(small_crest: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_crest, tmp_path / "other")
+    manifest = load_manifest(small_crest)
+    manifest.parameters["rule"] = "longest"
+    save_manifest(tmp_path / "other", manifest)
+    with pytest.raises(StoreError, match=r"has trees drawn by 'longest', expected 'backoff': build it again"):
+        CrestStore.open(tmp_path / "other")
+
+
 # -- stores that cannot be opened ----------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, type_name
 
 SIZE = re.compile(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*")
 
@@ -44,6 +44,8 @@ Bytes = Annotated[ByteSize, BeforeValidator(_whole)]
 BYTES: TypeAdapter[int] = TypeAdapter(Bytes)
 
 
+CONTAINERS = "dict_type", "mapping_type", "model_type", "list_type", "tuple_type"
+"""Problems of values that should contain others."""
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -159,8 +161,13 @@ def problems_of(error: ValidationError, *, values: bool = True) -> list[tuple[st
         if isinstance(inner, OptionsError):  # of a model inside this one
             found += [(".".join(filter(None, (place, option))), what) for option, what in inner.problems]
         else:
+            given = each["input"]
+            if each["type"] in CONTAINERS or isinstance(given, list | tuple | dict):
+                given = type_name(given)  # parts of it may be secret
+            else:
+                given = repr(given)
             shown = place and values and each["type"] not in ("missing", "extra_forbidden")
-            found.append((place, worded(each) + (f", not {each['input']!r}" if shown else "")))
+            found.append((place, worded(each) + (f", not {given}" if shown else "")))
     return found
 
 

@@ -22,7 +22,7 @@ from draftstore.stores.dresd.build import DresdOptions, VectorOptions
 from draftstore.stores.dresd.store import KIND as DRESD
 from draftstore.stores.rest.build import Segments
 from pipelines import steps
-from pipelines.parameters import Checks, Head, Name, flow_of
+from pipelines.parameters import Checks, Head, flow_of
 from schema.collections.collecting import TREES, VECTORS, releases_of
 from schema.collections.live_logs import live_logs
 from schema.renewal.lagging import LaggingStore, is_due
@@ -59,7 +59,7 @@ class Dense(VectorOptions, ModelSources):
 class Renewing(Segments, Workers):
     """Which stores are brought up to date."""
 
-    collections: list[Name] = Field(
+    collections: list[str] = Field(
         [], description="Names of collections (`draftstore corpus list`). None: all."
     )
     distilling: Distilling | None = Field(

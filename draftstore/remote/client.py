@@ -114,6 +114,9 @@ class RemoteDrafter(ContextDrafter):
         """Key shared by drafters with the same drafts."""
         return id(self.store), self.strategy
 
+    def warm_up(self) -> None:
+        """Do nothing: the client has loaded its kernels, and requests count."""
+
     def draft(
         self,
         contexts: NDArray[np.int32],

@@ -8,6 +8,7 @@ from draftstore.storage.manifest import load_manifest
 from draftstore.stores.building import ModelSources
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
+from draftstore.stores.registry import open_store
 from draftstore.text.tokenizing import made_with
 from schema.catalogue.lineage import store_digests
 from schema.models import Release
@@ -51,6 +52,7 @@ def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:
         path, source = Path(last.path), Path(last.source.path)
     try:
         load_manifest(path, store.kind)
+        open_store(path).close()  # an earlier version may have made it
         made, held = load_manifest(source).parameters["plan"], store_digests(source)
     except (DraftstoreError, KeyError):
         return True

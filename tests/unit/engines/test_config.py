@@ -67,3 +67,20 @@ def test_what_is_wrong_with_a_variable_is_said() -> None:
         EngineConfig.read({"DRAFTSTORE_BUDGET": "many"})
     with pytest.raises(EngineError, match=r"no settings at /nowhere.toml"):
         EngineConfig.read({CONFIG_VARIABLE: "/nowhere.toml"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[corpora]]\ntoken = "s3cret"',
+        '[[corpora.acme]]\ntoken = "s3cret"',
+        '[corpora]\ntoken = "s3cret"',
+        'token = ["s3cret"]',
+    ],
+)
+def test_an_error_prints_no_token(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "draftstore.toml"
+    path.write_text(text)
+    with pytest.raises(EngineError) as raised:
+        EngineConfig.read({CONFIG_VARIABLE: str(path)})
+    assert "s3cret" not in str(raised.value)

@@ -28,7 +28,7 @@ from draftstore.live.log import Document, Vocabulary
 from draftstore.live.memory import CONTEXT_SIZE
 from draftstore.live.store import LiveStore
 from draftstore.live.target import LiveTarget
-from draftstore.options import Options, Shown, parsed
+from draftstore.options import Number, Options, Shown, parsed
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.recycling.store import KIND as RECYCLING
 from draftstore.recycling.store import open_drafter
@@ -102,6 +102,7 @@ class Sources(Options):
     )
     deadline: Annotated[
         float | None,
+        Number,
         Shown(
             flags=("--lookup-deadline",),
             metavar="SECONDS",
@@ -128,7 +129,7 @@ class Sources(Options):
     recycling: Annotated[bool, Shown(flags=("--recycling/--no-recycling",))] = Field(
         False, description="Draft from the model's last candidates."
     )
-    threads: Annotated[int, Shown(hidden=True)] = Field(min(4, CORES), ge=1)
+    threads: Annotated[int, Number, Shown(hidden=True)] = Field(min(4, CORES), ge=1)
 
     def beside(self, folder: Path) -> Self:
         """Return the same sources with relative paths in a folder."""

@@ -64,8 +64,26 @@ LENGTH: TypeAdapter[timedelta] = TypeAdapter(Duration)
 
 
 def parsed(parse: Callable[[str], Any]) -> BeforeValidator:
-    """Return a validator that parses text; other values are left unchanged."""
-    return BeforeValidator(lambda given: parse(given) if isinstance(given, str) else given)
+    """Return a validator that parses text; values that are parsed already are left alone."""
+
+    def read(given: Any) -> Any:
+        if isinstance(given, str):
+            return parse(given)
+        if type(given) in (list, dict):
+            raise ValueError("must be text")
+        return given
+
+    return BeforeValidator(read)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")  # noqa: TRY004 (pydantic collects it)
+    return value
+
+
+Number = BeforeValidator(_number)
+"""Refuses true and false, which pydantic takes for 1 and 0: for numbers of a settings file."""
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,61}"

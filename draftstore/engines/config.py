@@ -26,6 +26,7 @@ from pydantic import Field
 
 from draftstore.assembly import Sources
 from draftstore.errors import DraftstoreError, EngineError, TokenizerError
+from draftstore.options import Number
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
@@ -43,10 +44,12 @@ class EngineConfig(Sources):
     corpora: Mapping[Annotated[str, Field(min_length=1)], Sources] = Field(
         {}, description="Sources for requests that name a corpus."
     )
-    budget: int = Field(
+    budget: Annotated[int, Number] = Field(
         16, ge=1, le=MAX_BUDGET, description="Maximum nodes of a draft; an engine's own limit also applies."
     )
-    min_prob: float = Field(0.0, ge=0, le=1, description="Minimum probability of a drafted token.")
+    min_prob: Annotated[float, Number] = Field(
+        0.0, ge=0, le=1, description="Minimum probability of a drafted token."
+    )
     tokenizer: str | None = Field(
         None, description="Folder or hub name of the model's tokenizer. None: that of the engine."
     )

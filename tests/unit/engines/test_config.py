@@ -48,6 +48,9 @@ def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("budget = true", "budget: must be a number, not True"),
+        ("[corpora.a]\nthreads = true", r"corpora\.a\.threads: must be a number"),
+        ('live = ["/a", "b", 5]', "live: must be text, not a list"),
         ("budgets = 3", "draftstore.toml: budgets: unknown field"),
         ('live = "a b"', "draftstore.toml: 'a b' is not a live store"),
         ("[corpora.a]\nbudget = 3", r"corpora\.a\.budget: unknown field"),

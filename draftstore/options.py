@@ -179,14 +179,16 @@ def problems_of(error: ValidationError, *, values: bool = True) -> list[tuple[st
         if isinstance(inner, OptionsError):  # of a model inside this one
             found += [(".".join(filter(None, (place, option))), what) for option, what in inner.problems]
         else:
-            given = each["input"]
-            if each["type"] in CONTAINERS or isinstance(given, list | tuple | dict):
-                given = type_name(given)  # parts of it may be secret
-            else:
-                given = repr(given)
             shown = place and values and each["type"] not in ("missing", "extra_forbidden")
-            found.append((place, worded(each) + (f", not {given}" if shown else "")))
+            found.append((place, worded(each) + (f", not {_given(each)}" if shown else "")))
     return found
+
+
+def _given(problem: Any) -> str:
+    """Return the invalid value, or only its type if it is or should be a container: parts of it may be secret."""
+    value = problem["input"]
+    hidden = problem["type"] in CONTAINERS or isinstance(value, list | tuple | dict)
+    return type_name(value) if hidden else repr(value)
 
 
 def worded(problem: Any) -> str:

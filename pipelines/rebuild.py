@@ -26,7 +26,7 @@ from pipelines.parameters import Checks, Head, flow_of
 from schema.collections.collecting import TREES, VECTORS, releases_of
 from schema.collections.live_logs import live_logs
 from schema.renewal.lagging import LaggingStore, is_due
-from schema.renewal.ledger import Ledger
+from schema.renewal.ledger import Built, Ledger
 from schema.renewal.publishing import require_renewed, stays_rolled_back
 from schema.renewal.survey import collection_names
 
@@ -121,8 +121,7 @@ def renew(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]) -
     result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
 
     # 3. Verify and compare it with the live one, and move the release, unless someone rolled back from this build.
-    if not stays_rolled_back(ledger, name, rest):
-        steps.publish(ledger, name, rest, force)
+    _publish(ledger, name, rest, force)
 
     # 4. What the release holds now leaves the live memory, and what was removed leaves its logs.
     if live_logs(surveyed.collection):
@@ -135,10 +134,14 @@ def renew(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]) -
         result[key] = None
         if is_due(ledger, surveyed, store):
             built = steps.make_lagging(ledger, surveyed, rest, store)
-            if not stays_rolled_back(ledger, store.options.name, built):
-                steps.publish(ledger, store.options.name, built, force)
+            _publish(ledger, store.options.name, built, force)
             result[key] = built.summary()
 
     # 6. Fail if a release still holds removed documents.
     require_renewed(ledger, releases_of(name), force)
     return result
+
+
+def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> None:
+    if not stays_rolled_back(ledger, release, built):
+        steps.publish(ledger, release, built, force)

@@ -44,7 +44,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 def worth_a_retry(_task: Any, _run: Any, state: Any) -> bool:
     """Return True if the error of a failed task is transient."""
-    return is_transient(state.data) if isinstance(state.data, BaseException) else False
+    return isinstance(state.data, BaseException) and is_transient(state.data)
 
 
 def step(name: str, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:

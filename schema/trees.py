@@ -31,7 +31,7 @@ Entry = tuple[bytes, bytes]
 
 
 class Pool:
-    """A pool of reader connections, as many as threads use at the same time."""
+    """A pool of reader connections, as many as threads use at the same time; a forked process connects anew."""
 
     def __init__(self) -> None:
         self._idle: list[psycopg.Connection[Any]] = []

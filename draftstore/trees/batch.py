@@ -60,17 +60,13 @@ class DraftBatch(NamedTuple):
         """Return drafts that were made one by one: tokens, parents, levels, match length and match count of each."""
         sizes = np.array([len(row[0]) for row in rows], np.int32)
         shape = len(rows), int(sizes.max(initial=0))
-        matches, counts = (
-            np.array([row[3] for row in rows], np.int32),
-            np.array([row[4] for row in rows], np.int64),
-        )
         batch = cls(
             np.empty(shape, np.int32),
             np.empty(shape, np.int16),
             np.empty(shape, np.uint8),
             sizes,
-            matches,
-            counts,
+            np.array([row[3] for row in rows], np.int32),
+            np.array([row[4] for row in rows], np.int64),
         )
         for place, (tokens, parents, levels, *_) in enumerate(rows):
             size = len(tokens)

@@ -22,6 +22,8 @@ from schema.db.partitions import copy_statement, filling, loading
 
 HEAD = 1_000_000
 BATCH_ROWS = 1 << 16
+MAX_TEXT_BYTES = 2_500
+"""Longer texts end in `…`: an index entry of PostgreSQL has room for 2,704 bytes."""
 
 NGRAM_COLUMNS = ("build_id", "n", "rank", "tokens", "text", "count")
 SPECTRUM_COLUMNS = ("build_id", "n", "count", "ngrams")
@@ -168,12 +170,13 @@ def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:
     return tokenizer
 
 
-MAX_TEXT_BYTES = 2_500
-"""Longer texts end in `…`: an index entry of PostgreSQL has room for 2,704 bytes."""
-
-
 def ngram_texts(tokenizer: TextTokenizer, ngrams: Sequence[Sequence[int]]) -> pl.Series:
-    """Return the texts of n-grams of token ids, String [n-grams]; TokenRangeError if an id is not of the vocabulary."""
+    r"""Return the texts of n-grams of token ids, String [n-grams]; TokenRangeError if an id is not of the vocabulary.
+
+    The tokenizer gives `�` for parts of characters. Line breaks, control characters and backslashes appear as in
+    Python's `repr` (`\n`, `\\`), and NUL, which PostgreSQL's text cannot hold, is `\x00`. Spaces stay spaces, so that
+    users can search for what they would type.
+    """
     highest = max(map(max, filter(None, ngrams)), default=0)
     if highest >= tokenizer.vocab_size:
         raise TokenRangeError(

@@ -27,7 +27,8 @@ from benchmarks.report import describe_machine, finish, show_table
 from benchmarks.smollm import add_model_argument, smollm
 from draftstore.answers.responses import ResponseOptions, make_responses
 from draftstore.decoding.replay import Recording, read_recordings, replay
-from draftstore.drafting.drafter import ContextDrafter, Drafter
+from draftstore.drafting.contexts import ContextDrafter
+from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.loading import DTYPES, LoadedModel, load_model

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from draftstore.cli.common import STORE, Drafting, warm
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, say
-from draftstore.drafting.drafter import StoreDrafter
+from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import DraftstoreError, counted
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.registry import kind_of
@@ -74,7 +74,7 @@ def _why_none(draft: Draft, context: NDArray[np.int32], drafting: Drafting) -> s
 
 
 def timed_draft(
-    drafter: StoreDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
+    drafter: ContextDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
 ) -> tuple[Draft, float]:
     """Draft for one context; return the draft and the duration of the lookup in microseconds.
 

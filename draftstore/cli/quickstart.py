@@ -13,7 +13,7 @@ from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.cli.query import describe, timed_draft
 from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
-from draftstore.drafting.drafter import propose_batch
+from draftstore.drafting.contexts import propose_batch
 from draftstore.errors import counted
 from draftstore.options import Options, Shown
 from draftstore.stores.crest.build import CrestOptions, build_crest

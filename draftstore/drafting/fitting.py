@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import ContextDrafter, StoreDrafter
+from draftstore.drafting.contexts import ContextDrafter
 from draftstore.trees.batch import Draft
 from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
@@ -21,7 +21,7 @@ class FittedDrafter(ContextDrafter):
     """
 
     def __init__(
-        self, drafter: StoreDrafter, vocab_size: int, damage: Callable[[], str | None] = lambda: None
+        self, drafter: ContextDrafter, vocab_size: int, damage: Callable[[], str | None] = lambda: None
     ) -> None:
         """Adapt a store's drafter; `damage` returns why the store can no longer be read, or None if it can."""
         self._drafter = drafter

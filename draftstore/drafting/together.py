@@ -8,7 +8,8 @@ The overhead of a call exceeds the cost of most drafts: a lookup service gets on
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from draftstore.drafting.drafter import ContextSession, Session, propose_batch
+from draftstore.drafting.contexts import ContextSession, propose_batch
+from draftstore.drafting.drafter import Session
 from draftstore.drafting.mixture import MixtureSession
 from draftstore.trees.tree import DraftTree
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import StoreDrafter, check_budget, check_ids, check_request
+from draftstore.drafting.contexts import ContextDrafter
+from draftstore.drafting.drafter import check_budget, check_ids, check_request
 from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_context
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import DraftBatch
@@ -67,7 +68,7 @@ class Memory:
             return draft_context(*self._history, self.size, rule, context, budget, level)
 
 
-class MemoryDrafter(StoreDrafter):
+class MemoryDrafter(ContextDrafter):
     """Drafts from the documents of a memory.
 
     Attributes:

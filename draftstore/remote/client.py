@@ -44,7 +44,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import NO_MATCH, ContextDrafter, check_request, check_states
+from draftstore.drafting.contexts import ContextDrafter
+from draftstore.drafting.drafter import NO_MATCH, check_request, check_states
 from draftstore.errors import DraftstoreError, LookupServiceError, require_vocabulary
 from draftstore.live.log import MAX_DOCUMENT
 from draftstore.remote import wire

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import StoreDrafter
+from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.options import Options
 from draftstore.storage.manifest import Manifest
@@ -44,7 +44,7 @@ class Store(Protocol):
     strategies: tuple[str, ...]
     default_strategy: str
 
-    def drafter(self, strategy: str = ..., **changes: Any) -> StoreDrafter:
+    def drafter(self, strategy: str = ..., **changes: Any) -> ContextDrafter:
         """Return a drafter with a strategy."""
 
     def samples(self, number: int) -> Samples:

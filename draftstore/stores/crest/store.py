@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import StoreDrafter, check_request
+from draftstore.drafting.contexts import ContextDrafter
+from draftstore.drafting.drafter import check_request
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.crest.entries import Entries, context_bytes, key_dtype, open_entries
@@ -34,7 +35,7 @@ STRATEGIES: tuple[str, ...] = ("backoff",)
 """The rule by which the trees were drawn; the tree of the longest stored n-gram answers."""
 
 
-class CrestDrafter(StoreDrafter):
+class CrestDrafter(ContextDrafter):
     """Drafts from the entries of one store."""
 
     def __init__(self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int) -> None:

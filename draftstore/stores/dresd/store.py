@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import StoreDrafter, check_request, check_states
+from draftstore.drafting.contexts import ContextDrafter
+from draftstore.drafting.drafter import check_request, check_states
 from draftstore.errors import DraftstoreError, StoreError, require_limits
 from draftstore.jit import as_input, read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
@@ -76,7 +77,7 @@ STRATEGIES: dict[str, Shape] = {
 DEFAULT_STRATEGY = "many"
 
 
-class DresdDrafter(StoreDrafter):
+class DresdDrafter(ContextDrafter):
     """Drafts from one store with fixed parameters."""
 
     context_size = 1

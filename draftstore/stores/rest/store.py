@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import StoreDrafter, check_request
+from draftstore.drafting.contexts import ContextDrafter
+from draftstore.drafting.drafter import check_request
 from draftstore.errors import StoreError, require_limits
 from draftstore.search.expand import Rule, draft_batch, draft_one
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
@@ -71,7 +72,7 @@ def read_digests(path: Path) -> NDArray[np.uint8]:
     return digests.reshape(-1, DIGEST_BYTES)
 
 
-class RestDrafter(StoreDrafter):
+class RestDrafter(ContextDrafter):
     """Drafts from one store by one rule, a batch on several threads."""
 
     def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from draftstore.drafting.drafter import StoreDrafter
+from draftstore.drafting.contexts import ContextDrafter
 from draftstore.live import memory
 from draftstore.stores.registry import KINDS, Store, kind_of
 from draftstore.trees import batch
@@ -25,7 +25,7 @@ SAMPLES = 200
 """Drafts per warm-up."""
 
 
-def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> float:
+def warm_store(store: Store, drafters: Iterable[ContextDrafter]) -> float:
     """Warm a store; return the seconds that its slowest drafter takes for a context in a batch."""
     warm_files(store.path / name for name in store.manifest.files)
     batch.warm_up()

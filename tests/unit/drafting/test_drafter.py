@@ -6,16 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import (
-    FEW_IDS,
-    SEPARATOR,
-    ContextDrafter,
-    ContextSession,
-    Drafter,
-    Session,
-    propose_batch,
-    separated,
-)
+from draftstore.drafting.contexts import ContextDrafter, ContextSession, propose_batch
+from draftstore.drafting.drafter import FEW_IDS, SEPARATOR, Drafter, Session, separated
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, TokenRangeError

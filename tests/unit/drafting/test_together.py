@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.drafting.drafter import ContextSession, Session
+from draftstore.drafting.contexts import ContextSession
+from draftstore.drafting.drafter import Session
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.together import propose_many

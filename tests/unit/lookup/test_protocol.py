@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftstore.drafting.drafter import StoreDrafter
+from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import StoreError
 from draftstore.remote import wire
 from draftstore.remote.wire import Status
@@ -53,7 +53,7 @@ class SlowDrafter:
 
     context_size, vocab_size, hidden_size = 16, 384, 0
 
-    def __init__(self, drafter: StoreDrafter) -> None:
+    def __init__(self, drafter: ContextDrafter) -> None:
         self._drafter = drafter
         self.gate = threading.Event()
         self.begun = 0

@@ -18,10 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from draftstore.decoding.grammars import Grammar, GrammarDrafter
-from draftstore.drafting.drafter import DisabledSession, Drafter, Session, separated
+from draftstore.drafting.drafter import Drafter, separated
 from draftstore.drafting.fitting import FittedDrafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
+from draftstore.drafting.slots import SlotDrafter, Slots, start
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
 from draftstore.live.log import Document, Vocabulary
@@ -160,7 +161,7 @@ class Part(NamedTuple):
         return self.kind if self.kind in (REQUEST, RECYCLING, GRAMMAR) else f"{self.kind}:{self.name}"
 
 
-class Assembly(AbstractContextManager["Assembly"]):
+class Assembly(SlotDrafter, AbstractContextManager["Assembly"]):
     """A `Drafter` composed of several; it owns the resources opened for it.
 
     Attributes:
@@ -209,18 +210,9 @@ class Assembly(AbstractContextManager["Assembly"]):
         """Whether any drafter needs the candidates of a prompt; see `Drafter.session`."""
         return bool(getattr(self.drafter, "needs_candidates", False))
 
-    def session(
-        self,
-        prompt_ids: ArrayLike,
-        *,
-        hidden: NDArray[np.floating[Any]] | None = None,
-        candidates: NDArray[np.int32] | None = None,
-    ) -> Session:
-        """Start the drafts of one text; see `Drafter.session`."""
-        if self.drafter is None:
-            return DisabledSession()
-        prompt = separated(prompt_ids, self.vocab_size)
-        return self.drafter.session(prompt, hidden=hidden, candidates=candidates)
+    def join(self, slots: Slots, prompt_ids: ArrayLike, **prefill: Any) -> int:
+        """Start the drafts of one text; see `Drafter.session`. Returns its slot."""
+        return start(self.drafter, separated(prompt_ids, self.vocab_size), slots=slots, **prefill).slot
 
     def predicting(self, prediction: ArrayLike) -> "Assembly":
         """Return the same drafters for an answer with a prediction, which becomes another source of drafts.

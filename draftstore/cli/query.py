@@ -43,7 +43,7 @@ def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None
     store, loaded = drafting.open(directory)
     drafter = warm(store.drafter(drafting.strategy_of(store)))
     context = loaded.encode(text, bos=False)
-    contexts = drafter.session(context).context
+    contexts = drafter.session(context).slots.contexts
     draft, micros = timed_draft(drafter, contexts, drafting.budget, drafting.min_prob)
     if as_json:
         print_json(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
+import numpy as np
 from pydantic import Field
 
 from draftstore.cli.common import progress_bars, status, warm
@@ -13,7 +14,6 @@ from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.cli.query import describe, timed_draft
 from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
-from draftstore.drafting.contexts import propose_batch
 from draftstore.errors import counted
 from draftstore.options import Options, Shown
 from draftstore.stores.crest.build import CrestOptions, build_crest
@@ -133,11 +133,11 @@ def _figures(row: dict[str, Any]) -> tuple[Any, ...]:
 def _show_tree(store: RestStore, tokenizer: TextTokenizer, recordings: list[Recording]) -> None:
     """Draw the draft after the prompt of a held-out file: the one at the upper quartile of confidence."""
     drafter = store.drafter("backoff")
-    sessions = [drafter.session(recording.prompt) for recording in recordings]
-    trees = propose_batch(drafter, sessions, DRAWN_NODES)
-    by_confidence = sorted(range(len(trees)), key=lambda i: float(trees[i].probs.sum()))
-    chosen = by_confidence[3 * len(trees) // 4]
-    draft, micros = timed_draft(drafter, sessions[chosen].context, DRAWN_NODES)
+    contexts = [drafter.session(recording.prompt).slots.contexts for recording in recordings]
+    drafts = drafter.draft(np.concatenate(contexts), DRAWN_NODES)
+    by_confidence = sorted(range(len(drafts)), key=lambda i: float(drafts[i].tree.probs.sum()))
+    chosen = by_confidence[3 * len(drafts) // 4]
+    draft, micros = timed_draft(drafter, contexts[chosen], DRAWN_NODES)
     context = recordings[chosen].prompt[-CONTEXT_TOKENS:]
     matched = tokenizer.decode(context[len(context) - draft.match_length :])
     say(f"\nA draft of {DRAWN_NODES} nodes inside {recordings[chosen].id}:")

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from draftstore.decoding.acceptance import Acceptance, accept
 from draftstore.decoding.budget import trim_together
 from draftstore.decoding.planners import Planner
-from draftstore.drafting.drafter import Session
-from draftstore.drafting.outcomes import SourceOutcome, outcomes
-from draftstore.drafting.together import propose_many
+from draftstore.drafting.slots import SlotSession, SourceOutcome
 from draftstore.trees.tree import DraftTree
 
 
@@ -42,14 +40,18 @@ class Text:
     """A text being decoded: its drafts and stopping criterion.
 
     Attributes:
-        session: its drafts.
+        session: its drafts; those of texts in one step are in the same slots.
         planner: chooses how much of a draft to verify.
         min_prob: minimum probability of a drafted node.
         over: whether it has ended.
     """
 
     def __init__(
-        self, session: Session, planner: Planner, ends: Callable[[Sequence[int]], bool], min_prob: float = 0.0
+        self,
+        session: SlotSession,
+        planner: Planner,
+        ends: Callable[[Sequence[int]], bool],
+        min_prob: float = 0.0,
     ) -> None:
         """Begin after the first token; see the attributes.
 
@@ -160,8 +162,7 @@ def step(texts: Sequence[Text], model: Model) -> list[Step | Exception]:
     verified = perf_counter_ns()
     accepted = [turn.accept(verdict) for turn, verdict in zip(turns, verdicts, strict=True)]
     model.keep(accepted)
-    for turn, verdict in zip(turns, verdicts, strict=True):
-        turn.learn(verdict)
+    _learn(turns, verdicts)
     times = (drafted - begin, verified - drafted, perf_counter_ns() - verified)
     return [turn.result(*(each // len(turns) for each in times)) for turn in turns]
 
@@ -181,7 +182,6 @@ class _Turn:
     def __init__(self, text: Text) -> None:
         self.text = text
         self.proposed = self.tree = DraftTree.empty()
-        self.wanted = 0  # maximum nodes of the draft
         self.sources: Sequence[SourceOutcome] = ()
         self.accepted: Acceptance | None = None
         self.error: Exception | None = None
@@ -194,24 +194,6 @@ class _Turn:
             except Exception as error:  # noqa: BLE001 (of this text alone)
                 self.error = error
         return self.accepted
-
-    def learn(self, verdict: Verdict) -> None:
-        """Pass the result to the drafter, with the optional data that it needs, and to the planner."""
-        if self.accepted is None:
-            return
-        session, path = self.text.session, self.accepted.path
-        try:
-            session.observe(
-                self.accepted.tokens,
-                tree=self.tree,
-                candidates=verdict.candidates() if session.needs_candidates else None,
-                hidden=verdict.hidden(path[-1] + 1 if path else 0) if session.needs_hidden else None,
-            )
-            if self.wanted:
-                self.sources = outcomes(session, self.proposed, self.accepted.tokens)
-            self.text.planner.learn(self.proposed, self.tree, self.accepted)
-        except Exception as error:  # noqa: BLE001 (of this text alone)
-            self.error = error
 
     def result(self, draft_ns: int, forward_ns: int, accept_ns: int) -> Step | Exception:
         """Return the text's result of the pass."""
@@ -226,7 +208,11 @@ def _draft(turns: Sequence[_Turn]) -> None:
     texts = [turn.text for turn in turns]
     try:
         budgets = [text.budget() for text in texts]
-        proposed = propose_many([text.session for text in texts], budgets, [text.min_prob for text in texts])
+        slots = texts[0].session.slots
+        drafts = slots.propose(
+            [text.session.slot for text in texts], budgets, [text.min_prob for text in texts]
+        )
+        proposed = drafts.trees()
         cut = [text.cut(tree) for text, tree in zip(texts, proposed, strict=True)]
         trees = trim_together([text.planner for text in texts], cut)
     except Exception as error:  # noqa: BLE001 (of one text: the others continue)
@@ -236,5 +222,55 @@ def _draft(turns: Sequence[_Turn]) -> None:
             for turn in turns:
                 _draft([turn])
         return
-    for turn, wanted, offered, tree in zip(turns, budgets, proposed, trees, strict=True):
-        turn.wanted, turn.proposed, turn.tree = wanted, offered, tree
+    for turn, offered, tree in zip(turns, proposed, trees, strict=True):
+        turn.proposed, turn.tree = offered, tree
+
+
+def _learn(turns: Sequence[_Turn], verdicts: Sequence[Verdict]) -> None:
+    """Pass the results to the drafters, with the optional data that they need, and to the planners."""
+    done = [
+        (turn, verdict, turn.accepted) for turn, verdict in zip(turns, verdicts, strict=True) if turn.accepted
+    ]
+    if not done:
+        return
+    slots = done[0][0].text.session.slots
+    sessions = [turn.text.session for turn, _, _ in done]
+    tokens = [accepted.tokens for _, _, accepted in done]
+    errors = slots.observe(
+        [session.slot for session in sessions],
+        np.concatenate(tokens),
+        np.cumsum([len(each) for each in tokens]),
+        trees=[turn.tree for turn, _, _ in done],
+        candidates=[
+            verdict.candidates() if turn.text.session.needs_candidates else None for turn, verdict, _ in done
+        ],
+        hidden=_states(sessions, [(verdict, accepted.path) for _, verdict, accepted in done]),
+    )
+    for place, (turn, _, accepted) in enumerate(done):
+        if place in errors:
+            turn.error = errors[place]
+            continue
+        try:
+            turn.sources = slots.outcomes(turn.text.session.slot)
+            turn.text.planner.learn(turn.proposed, turn.tree, accepted)
+        except Exception as error:  # noqa: BLE001 (of this text alone)
+            turn.error = error
+
+
+def _states(
+    sessions: Sequence[SlotSession], results: Sequence[tuple[Verdict, list[int]]]
+) -> NDArray[np.floating[Any]] | None:
+    """Return the states that predicted the last tokens, NaN where unknown; None if no drafter needs them."""
+    found = {
+        place: state
+        for place, (session, (verdict, path)) in enumerate(zip(sessions, results, strict=True))
+        if session.needs_hidden and (state := verdict.hidden(path[-1] + 1 if path else 0)) is not None
+    }
+    if not found:
+        return None
+    states = np.full(
+        (len(sessions), *next(iter(found.values())).shape), np.nan, next(iter(found.values())).dtype
+    )
+    for place, state in found.items():
+        states[place] = state
+    return states

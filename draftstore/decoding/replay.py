@@ -26,6 +26,7 @@ from draftstore.decoding.conversation import encode_conversation
 from draftstore.decoding.loop import Step, Tally, Text, decode
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.slots import start
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
 from draftstore.storage.progress import OnProgress, ignore
 from draftstore.text.chat import Message, as_messages
@@ -203,8 +204,10 @@ def _replay_one(
     if len(recording.output) < 2:
         return
     states = recording.hidden
-    session = drafter.session(
-        np.concatenate([recording.prompt, recording.output[:1]]), hidden=None if states is None else states[0]
+    session = start(
+        drafter,
+        np.concatenate([recording.prompt, recording.output[:1]]),
+        hidden=None if states is None else states[0],
     )
     if states is None and session.needs_hidden:
         raise ReplayError(

@@ -1,19 +1,25 @@
-"""Drafters that use only the last tokens of a text, such as those of stores, and their sessions."""
+"""Drafters that use only the last tokens of a text, such as those of stores."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import NO_MATCH, check_ids, check_states
+from draftstore.drafting.drafter import check_states
+from draftstore.drafting.slots import (
+    Prefill,
+    Results,
+    Slots,
+    SlotSource,
+    SourceDrafter,
+    enlarged,
+)
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import DraftTree
 
 
-class ContextDrafter(ABC):
+class ContextDrafter(SourceDrafter):
     """A drafter that uses only the last tokens of a text and, if it is dense, the hidden state that predicted the last.
 
     Attributes:
@@ -25,11 +31,6 @@ class ContextDrafter(ABC):
     context_size: int
     vocab_size: int
     hidden_size: int = 0
-
-    @property
-    def source(self) -> Hashable:
-        """Key shared by drafters with the same drafts; see `draftstore.drafting.together`."""
-        return id(self)
 
     @abstractmethod
     def draft_batch(
@@ -62,11 +63,9 @@ class ContextDrafter(ABC):
         """Draft like `draft_batch`, with an object for each draft."""
         return self.draft_batch(contexts, budget, min_prob, hidden).drafts()
 
-    def session(
-        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_prefill: Any
-    ) -> "ContextSession":
-        """Start the drafts of one text; see `Drafter.session` and, for errors, `ContextSession.observe`."""
-        return ContextSession(self, prompt_ids, hidden)
+    def open_source(self, slots: Slots) -> "ContextSource":
+        """Return the contexts of texts in slots."""
+        return ContextSource(self, slots)
 
     def warm_up(self) -> None:
         """Compile or load everything needed for the first draft."""
@@ -74,62 +73,39 @@ class ContextDrafter(ABC):
         self.draft(nothing, hidden=np.full((1, self.hidden_size), np.nan, np.float16))
 
 
-class ContextSession:
-    """A session over a static store: the last tokens and, for dense drafters, the state that predicted the last one.
+class ContextSource(SlotSource):
+    """The last tokens of texts and, for a dense drafter, the states that predicted the last ones, NaN if unknown."""
 
-    Attributes:
-        context: int32 [1, context_size], the last tokens, padded with -1 on the left.
-        state: float16 [1, hidden_size], NaN if unknown; None if the drafter is not dense.
-        reason: why the last draft is empty, if so; see `draftstore.drafting.outcomes`.
-    """
+    def __init__(self, drafter: ContextDrafter, slots: Slots) -> None:
+        self._drafter, self._slots = drafter, slots
+        self._size, self._hidden_size = drafter.context_size, drafter.hidden_size
+        self.vocab_size = drafter.vocab_size
+        self._states: NDArray[np.float16] = np.empty((0, self._hidden_size), np.float16)
+        slots.need_context(self._size)
 
-    needs_candidates = False
+    def needs(self, slot: int) -> tuple[bool, bool]:  # noqa: ARG002
+        """Return whether the drafter is dense; it needs no candidates."""
+        return False, self._hidden_size > 0
 
-    def __init__(
-        self, drafter: ContextDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.floating[Any]] | None = None
-    ) -> None:
-        self.drafter = drafter
-        self.needs_hidden = drafter.hidden_size > 0
-        self.context = np.full((1, drafter.context_size), -1, np.int32)
-        self.state = np.empty((1, drafter.hidden_size), np.float16) if self.needs_hidden else None
-        self.reason = NO_MATCH
-        self.observe(prompt_ids, hidden=hidden)
+    def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:  # noqa: ARG002
+        """Start a text; see `SlotSource`."""
+        if self._hidden_size:
+            self._states = enlarged(self._states, self._slots.capacity)
+            self._set_states(np.array([slot]), None if prefill.hidden is None else prefill.hidden[None])
 
-    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft for the text so far; see `Session`."""
-        draft = self.drafter.draft(self.context, budget, min_prob, self.state)[0]
-        self.reason = draft.reason
-        return draft.tree
+    def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
+        """Draft for texts in one call; see `SlotSource`."""
+        contexts = self._slots.contexts[slots, -self._size :]
+        states = self._states[slots] if self._hidden_size else None
+        return self._drafter.draft_batch(contexts, budget, min_prob, states)
 
-    def observe(
-        self, accepted_ids: ArrayLike, *, hidden: NDArray[np.floating[Any]] | None = None, **_feedback: Any
-    ) -> None:
-        """Append ids to the text, with the state that predicted the last of them if the drafter is dense.
+    def observe(self, places: NDArray[np.int64], results: Results) -> None:
+        """Note the states of texts; see `SlotSource`."""
+        if self._hidden_size:
+            hidden = None if results.hidden is None else results.hidden[places]
+            self._set_states(results.slots[places], hidden)
 
-        Raises:
-            TokenRangeError: an id outside the store's vocabulary; nothing is appended.
-            DraftstoreError: a hidden state of the wrong size.
-        """
-        ids = check_ids(accepted_ids, self.drafter.vocab_size, "the store's", parts=True)
-        if len(ids):
-            row = self.context[0]
-            new = ids[-len(row) :]
-            row[: len(row) - len(new)] = row[len(new) :].copy()
-            row[len(row) - len(new) :] = new
-        if self.state is not None:
-            self.state[0] = np.nan if hidden is None else check_states(hidden[None], *self.state.shape)[0]
-
-
-def propose_batch(
-    drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = BUDGET, min_prob: float = 0.0
-) -> list[DraftTree]:
-    """Draft for many sessions of one drafter in one call."""
-    if not sessions:
-        return []
-    contexts = np.concatenate([session.context for session in sessions])
-    states = [session.state for session in sessions if session.state is not None]
-    hidden = np.concatenate(states) if states else None
-    drafts = drafter.draft(contexts, budget, min_prob, hidden)
-    for session, draft in zip(sessions, drafts, strict=True):
-        session.reason = draft.reason
-    return [draft.tree for draft in drafts]
+    def _set_states(self, slots: NDArray[np.int64], hidden: NDArray[np.floating[Any]] | None) -> None:
+        self._states[slots] = np.nan
+        if hidden is not None:
+            self._states[slots] = check_states(hidden, len(slots), self._hidden_size)

@@ -146,18 +146,3 @@ def check_ids(
             "use a drafter made for this model and its tokenizer"
         )
     return flat
-
-
-class DisabledSession:
-    """A `Session` without drafts: for plain decoding, or in place of a source that has failed."""
-
-    needs_candidates = False
-    needs_hidden = False
-    reason = "failed"
-
-    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
-        """Return the empty tree."""
-        return DraftTree.empty()
-
-    def observe(self, accepted_ids: Any, **feedback: Any) -> None:
-        """Do nothing."""

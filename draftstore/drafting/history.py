@@ -10,19 +10,25 @@ A negative token separates documents: no n-gram spans it.
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.core.cgutils import voidptr_t
+from numba.extending import intrinsic
+from numba.misc.special import carray
 from numpy.typing import NDArray
 
 from draftstore.errors import require_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, new_candidates, place_of
 from draftstore.search.expand import LIMITS, enter_all, floor_of, load_path
-from draftstore.trees.frontier import MAX_DEPTH, finish, grow, new_frontier
+from draftstore.trees.frontier import MAX_DEPTH, grow, new_frontier, unpack_nodes
 
 LENGTHS = (1, 2, 4, 8)
 """Lengths of the indexed n-grams; longer matches are found among the occurrences of the longest."""
 MAX_ROWS = 4096
 STEPS = 4
 """Maximum positions to read in a list, as a multiple of the occurrences wanted: other n-grams share its cell."""
+CAPACITY, CELLS, SIZE = 3, 4, 5
+"""Columns of a table of histories, after the addresses of the arrays."""
 _SCATTER = 0x1E3779B97F4A7C15
 
 
@@ -75,6 +81,10 @@ class History(NamedTuple):
             np.empty(capacity, np.int32), np.empty((lists, capacity), np.int32), np.full((lists, cells), -1, np.int32)
         )  # fmt: skip
 
+    def row(self) -> tuple[int, ...]:
+        """Return the row of an empty history in a table of histories: addresses, capacity, cells, size."""
+        return *(array.ctypes.data for array in self), len(self.tokens), self.heads.shape[1], 0
+
 
 class _Scratch(NamedTuple):
     """Buffers for the current node."""
@@ -117,50 +127,134 @@ def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> A
 
 
 @kernel
-def draft_text(
-    tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, budget: Any, max_level: Any
-) -> Any:
-    """Grow a draft tree for the text of a `History`, by a HistoryRule as float64 [7]; return its arrays."""
-    context = np.empty(min(size, int(packed_rule[0])), np.int32)
-    for i in range(len(context)):
-        context[i] = tokens[(size - len(context) + i) % len(tokens)]
-    return draft_context(tokens, links, heads, size, packed_rule, context, budget, max_level)[:3]
+def append_texts(table: Any, texts: Any, places: Any, slots: Any, ids: Any, stops: Any) -> Any:
+    """Append new ids to the histories of a table, see `History.row`; return the first text that lacks room, or the end.
+
+    Args:
+        table: int64 [slots, 6].
+        texts: index of the first of `places` to append to.
+        places: int64 [any], the texts among `slots`, int64 [batch].
+        ids: int32 [any], the new ids of all texts; `stops` int64 [batch], the end of each text's.
+    """
+    for text in range(texts, len(places)):
+        place = places[text]
+        slot, new = slots[place], ids[(stops[place - 1] if place > 0 else 0) : stops[place]]
+        size = table[slot, SIZE]
+        if size + len(new) > table[slot, CAPACITY]:
+            return text
+        tokens, links, heads = _history_of(table, slot)
+        table[slot, SIZE] = append_tokens(tokens, links, heads, size, new)
+    return len(places)
 
 
 @kernel
-def draft_context(
+def draft_texts(table: Any, slots: Any, packed_rule: Any, budget: Any, max_level: Any) -> Any:
+    """Grow a draft tree for each text of a table, see `History.row`, by a HistoryRule as float64 [7].
+
+    Returns:
+        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch].
+    """
+    rule, batch = _unpack_rule(packed_rule), len(slots)
+    tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
+    levels, sizes = np.empty((batch, budget), np.uint8), np.empty(batch, np.int32)
+    scratch, candidates, nodes = (
+        _new_scratch(rule),
+        new_candidates(len(LENGTHS) * rule.rows),
+        new_frontier(budget),
+    )
+    for row in range(batch):
+        size = table[slots[row], SIZE]
+        history = (*_history_of(table, slots[row]), size)
+        end = 0
+        for place in range(max(0, size - rule.max_match), size):
+            end = _load(scratch, end, history[0][place % len(history[0])])
+        count = grow(
+            nodes, rule.depth, _enter_following, (history, rule, scratch, candidates, end), max_level
+        )
+        unpack_nodes(nodes, count, tokens[row], parents[row], levels[row])
+        sizes[row] = count
+    return tokens, parents, levels, sizes
+
+
+@kernel
+def draft_contexts(
     tokens: Any,
     links: Any,
     heads: Any,
     size: Any,
     packed_rule: Any,
-    context: Any,
+    contexts: Any,
     budget: Any,
     max_level: Any,
 ) -> Any:
-    """Grow a draft tree for a context, int32 [any], from the text of a `History`; a negative id hides those before it.
+    """Grow draft trees for contexts, int32 [batch, any], from the text of a `History`.
+
+    A negative id hides those before it.
 
     Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, its occurrences read.
+        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], and each int32
+        [batch]: sizes, lengths of the longest matches; int64 [batch], their occurrences read.
     """
-    rule = _unpack_rule(packed_rule)
+    rule, batch = _unpack_rule(packed_rule), len(contexts)
+    out_tokens, out_parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
+    out_levels, sizes = np.empty((batch, budget), np.uint8), np.empty(batch, np.int32)
+    matches, counts = np.empty(batch, np.int32), np.empty(batch, np.int64)
+    scratch, candidates, nodes = (
+        _new_scratch(rule),
+        new_candidates(len(LENGTHS) * rule.rows),
+        new_frontier(budget),
+    )
+    history = tokens, links, heads, np.int64(size)
+    for row in range(batch):
+        end = 0
+        for token in contexts[row, max(0, contexts.shape[1] - rule.max_match) :]:
+            end = _load(scratch, end, token)
+        scratch.match[:] = 0
+        count = grow(
+            nodes, rule.depth, _enter_following, (history, rule, scratch, candidates, end), max_level
+        )
+        unpack_nodes(nodes, count, out_tokens[row], out_parents[row], out_levels[row])
+        sizes[row], matches[row], counts[row] = count, scratch.match[0], scratch.match[1]
+    return out_tokens, out_parents, out_levels, sizes, matches, counts
+
+
+@intrinsic
+def _pointer(_context: Any, address: Any) -> Any:
+    """Return an address as a pointer."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], voidptr_t)
+
+    return types.voidptr(address), build
+
+
+@leaf_kernel
+def _history_of(table: Any, slot: Any) -> Any:
+    """Return the arrays of a text's `History`."""
+    capacity = table[slot, CAPACITY]
+    return (
+        carray(_pointer(table[slot, 0]), (capacity,), np.int32),
+        carray(_pointer(table[slot, 1]), (len(LENGTHS), capacity), np.int32),
+        carray(_pointer(table[slot, 2]), (len(LENGTHS), table[slot, CELLS]), np.int32),
+    )
+
+
+@leaf_kernel
+def _load(scratch: Any, end: Any, token: Any) -> Any:
+    """Write a token after the first `end` of the text; return the new end, 0 after a separator."""
+    scratch.text[end] = token
+    return end + 1 if token >= 0 else 0
+
+
+@kernel
+def _new_scratch(rule: Any) -> Any:
     room = len(LENGTHS) * rule.rows
-    scratch = _Scratch(
+    return _Scratch(
         np.empty(rule.max_match + rule.depth, np.int64), np.empty(len(LENGTHS), np.int64),
         np.empty(rule.max_match + 1, np.int64), np.empty(rule.max_match + 1, np.int64),
         np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64), np.empty(room, np.int64),
         np.zeros(2, np.int64),
     )  # fmt: skip
-    nodes = new_frontier(budget)
-    end = 0
-    for token in context[max(0, len(context) - rule.max_match) :]:
-        scratch.text[end] = token
-        end = end + 1 if token >= 0 else 0
-    history = tokens, links, heads, np.int64(size)
-    state = history, rule, scratch, new_candidates(room), end
-    count = grow(nodes, rule.depth, _enter_following, state, max_level)
-    best_tokens, best_parents, best_levels = finish(nodes, count)
-    return best_tokens, best_parents, best_levels, scratch.match[0], scratch.match[1]
 
 
 @leaf_kernel

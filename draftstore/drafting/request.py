@@ -16,24 +16,40 @@ tokens are keys of lists of earlier occurrences, latest first.
 - A long session takes 36 to 78 bytes per token.
 """
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import check_budget, check_ids
-from draftstore.drafting.history import LENGTHS, History, HistoryRule, append_tokens, draft_text
+from draftstore.drafting.history import (
+    LENGTHS,
+    SIZE,
+    History,
+    HistoryRule,
+    append_texts,
+    draft_texts,
+)
+from draftstore.drafting.slots import (
+    Prefill,
+    Results,
+    Slots,
+    SlotSource,
+    SourceDrafter,
+    enlarged,
+)
 from draftstore.errors import require_vocabulary
-from draftstore.jit import as_input
-from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import DraftTree
+from draftstore.jit import read_only
+from draftstore.trees.batch import DraftBatch
 
 SPARE = 1024
-"""Spare room after a new session's prompt in tokens, in addition to a quarter of the prompt."""
+"""Spare room after a new text's prompt in tokens, in addition to a quarter of the prompt."""
+FIRST: NDArray[np.int64] = read_only(np.zeros(1, np.int64))
 
 
-class RequestDrafter:
-    """Drafts from each text's own history; sessions share nothing."""
+class RequestDrafter(SourceDrafter):
+    """Drafts from each text's own history; texts share nothing."""
 
     def __init__(
         self, vocab_size: int, rule: HistoryRule | None = None, *, prediction: ArrayLike | None = None
@@ -51,59 +67,66 @@ class RequestDrafter:
         self.rule = HistoryRule() if rule is None else rule
         self.rule.check()
         self.vocab_size = vocab_size
-        self._prediction = check_ids(() if prediction is None else prediction, vocab_size, parts=True)
+        self.prediction = check_ids(() if prediction is None else prediction, vocab_size, parts=True)
 
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "RequestSession":
-        """Start the drafts of one text; see `Drafter.session`."""
-        ids = check_ids(prompt_ids, self.vocab_size, parts=True)
-        if len(self._prediction):
-            # As if the same prompt had been answered before: its end leads to the prediction. The last id is the
-            # first of the answer.
-            ids = np.concatenate([ids[-1 - LENGTHS[-1] : -1], self._prediction, ids])
-        return RequestSession(ids, self.vocab_size, self.rule)
+    @property
+    def source(self) -> Hashable:
+        """Key shared by drafters with the same rule."""
+        return RequestDrafter, self.vocab_size, self.rule
+
+    def open_source(self, slots: Slots) -> "RequestSource":
+        """Return the histories of texts in slots."""
+        return RequestSource(self.vocab_size, self.rule, slots)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""
         self.session([0, 0]).propose(1)
 
 
-class RequestSession:
-    """The drafts for one text: a `Session` that holds all its tokens."""
+class RequestSource(SlotSource):
+    """The histories of texts, each in arrays of its own, so that one that outgrows its room copies no other."""
 
-    needs_candidates = False
-    needs_hidden = False
+    def __init__(self, vocab_size: int, rule: HistoryRule, slots: Slots) -> None:
+        self.vocab_size = vocab_size
+        self._rule = read_only(np.array(rule, np.float64))
+        self._slots = slots
+        self._histories: dict[int, History] = {}
+        self._table = np.zeros((0, len(History.new(1).row())), np.int64)
 
-    def __init__(self, prompt_ids: ArrayLike, vocab_size: int, rule: HistoryRule) -> None:
-        self._vocab_size = vocab_size
-        self._rule = np.array(rule, np.float64)
-        self._size = 0
-        self._history = History.new(1)
-        ids = check_ids(prompt_ids, vocab_size, parts=True)
-        self._make_room(len(ids) + len(ids) // 4 + SPARE)
-        self._append(ids)
+    def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:
+        """Index a text."""
+        ids = prefill.ids
+        if len(drafter.prediction):
+            # As if the same prompt had been answered before: its end leads to the prediction. The last id is the
+            # first of the answer.
+            ids = np.concatenate([ids[-1 - LENGTHS[-1] : -1], drafter.prediction, ids], dtype=np.int32)
+        self._table = enlarged(self._table, self._slots.capacity)
+        self._begin(slot, ids, len(ids) + len(ids) // 4 + SPARE)
 
-    def __len__(self) -> int:
-        """Return the number of tokens in the text."""
-        return self._size
+    def leave(self, slot: int) -> None:
+        """Free the arrays of a text."""
+        self._histories.pop(slot, None)
 
-    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft; see `Session`."""
-        level = check_budget(budget, min_prob)
-        if budget == 0 or level < 0:
-            return DraftTree.empty()
-        return DraftTree(*draft_text(*self._history, self._size, self._rule, budget, level))
+    def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
+        """Draft for texts; see `SlotSource`."""
+        return DraftBatch.plain(
+            *draft_texts(self._table, slots, self._rule, budget, check_budget(budget, min_prob))
+        )
 
-    def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
-        """Append ids to the text; TokenRangeError if one is outside the vocabulary; then nothing is appended."""
-        ids = check_ids(accepted_ids, self._vocab_size, parts=True)
-        if self._size + len(ids) > len(self._history.tokens):
-            self._make_room((self._size + len(ids)) * 3 // 2)
-        self._append(ids)
+    def observe(self, places: NDArray[np.int64], results: Results) -> None:
+        """Append ids to texts; see `SlotSource`."""
+        new = results.slots, results.ids, results.stops
+        done = append_texts(self._table, 0, places, *new)
+        while done < len(places):
+            place = int(places[done])
+            slot = int(results.slots[place])
+            text = self._histories[slot].tokens[: self._table[slot, SIZE]]
+            self._begin(slot, text, (len(text) + len(results.new(place))) * 3 // 2)
+            done = append_texts(self._table, done, places, *new)
 
-    def _append(self, ids: NDArray[np.integer[Any]]) -> None:
-        self._size = append_tokens(*self._history, self._size, as_input(ids, np.int32))
-
-    def _make_room(self, capacity: int) -> None:
-        text = self._history.tokens[: self._size]
-        self._history, self._size = History.new(capacity), 0
-        self._append(text)
+    def _begin(self, slot: int, ids: NDArray[np.int32], capacity: int) -> None:
+        """Index a text anew in arrays of its own."""
+        history = History.new(capacity)
+        self._table[slot] = history.row()
+        append_texts(self._table, 0, FIRST, np.array([slot]), read_only(ids), np.array([len(ids)]))
+        self._histories[slot] = history

@@ -23,6 +23,7 @@ import torch
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Step, step
+from draftstore.drafting.slots import Slots
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, rereads_at, takes_one, vocab_size
 from draftstore.hf.exactness import require_exact
@@ -67,6 +68,7 @@ class Batch:
         self._vocab_size, self._rereads_at = vocab_size(model), rereads_at(model)
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
+        self._slots = Slots()
         self._runner = take_runner(model, self.most)
         pool = self._runner.pool
         each = (pool.most_tokens() if tokens is None else tokens) // pool.slots
@@ -105,6 +107,7 @@ class Batch:
             self._reading.remove(member)
         elif member in self._members:
             slot, last = self._members.index(member), self._members.pop()
+            self._slots.leave(member.drafted.session.slot)
             if last is not member:
                 self._runner.pool.copy(len(self._members), slot, last.past)
                 self._members[slot] = last
@@ -180,7 +183,7 @@ class Batch:
         """Emit a text's first token; unless that ends the text, move it to its own slot."""
         filled = perf_counter_ns()
         try:
-            accepted = member.begin(rows, self._model, self._room)
+            accepted = member.begin(rows, self._model, self._room, self._slots)
         except Exception as error:  # noqa: BLE001 (of this text alone)
             return Outcome(member, None, error)
         if not member.over:

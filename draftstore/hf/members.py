@@ -12,7 +12,8 @@ from transformers.generation.configuration_utils import GenerationConfig
 from draftstore.decoding.acceptance import Acceptance, accept, check_tree
 from draftstore.decoding.loop import Step, Text
 from draftstore.decoding.planners import Planner
-from draftstore.drafting.drafter import DisabledSession, Drafter, Session
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.slots import Slots, SlotSession, start
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, depth_limit, vocab_size
 from draftstore.hf.choosing import Chooser, Ids
@@ -107,32 +108,31 @@ class Member:
         drafting = self._drafter is not None
         return Wants(self.chooser.greedy, drafting, drafting)
 
-    def begin(self, rows: Rows, model: Any, room: Callable[[], int]) -> Acceptance:
+    def begin(self, rows: Rows, model: Any, room: Callable[[], int], slots: Slots) -> Acceptance:
         """Emit the first token and, unless that ends the text, start its drafts.
 
         Args:
             rows: the outputs at the end of the prompt.
             model: model of transformers.
             room: function that returns the maximum nodes of a draft.
+            slots: those of the batch.
         """
         verdict = ModelVerdict(rows, self.chooser, self.first_wants)
         accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
         self.text.extend(accepted.tokens)
         if not self.over:
             self.drafted = DraftedText(
-                self, self._session(verdict), self._planner, self._min_prob, model, room
+                self, self._session(verdict, slots), self._planner, self._min_prob, model, room
             )
         self._prompt_candidates = None
         return accepted
 
-    def _session(self, verdict: "ModelVerdict") -> Session:
-        if self._drafter is None:
-            return DisabledSession()
+    def _session(self, verdict: "ModelVerdict", slots: Slots) -> SlotSession:
         candidates = verdict.candidates()
         if self._prompt_candidates is not None and candidates is not None:
             candidates = self._prompt_candidates.rows(candidates)
         ids = np.append(self.prompt, self.text.ids[-1]).astype(np.int32)
-        return self._drafter.session(ids, hidden=verdict.hidden(0), candidates=candidates)
+        return start(self._drafter, ids, slots=slots, hidden=verdict.hidden(0), candidates=candidates)
 
     def keep(self, accepted: Acceptance | None) -> list[int]:
         """Append accepted tokens; return the rows of the pass to keep."""
@@ -149,7 +149,7 @@ class DraftedText(Text):
     def __init__(
         self,
         member: Member,
-        session: Session,
+        session: SlotSession,
         planner: Planner,
         min_prob: float,
         model: Any,

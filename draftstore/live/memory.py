@@ -5,19 +5,18 @@
     drafts = MemoryDrafter(memory).draft(contexts)
 
 The index is that of `draftstore.drafting.history`: a ring buffer, so that an append takes constant time per token and
-evicts the oldest tokens. A lock serialises drafts, one context at a time, and appends, a thousand tokens at a time, so
-that no draft reads tokens that are being written.
+evicts the oldest tokens. A lock serialises drafts, a few contexts at a time, and appends, a thousand tokens at a time,
+so that no draft reads tokens that are being written.
 """
 
 import threading
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_budget, check_ids, check_request
-from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_context
+from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_contexts
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
@@ -28,6 +27,8 @@ CONTEXT_SIZE = 32
 """Last tokens of a context that are compared."""
 STEP = 1024
 """Tokens that are indexed at a time, which bounds the wait of a draft."""
+CONTEXTS = 16
+"""Contexts that are drafted for at a time, which bounds the wait of an append."""
 END = np.array([-1], np.int32)
 """Separates documents."""
 RULES = {
@@ -62,10 +63,19 @@ class Memory:
             with self._lock:
                 self.size = append_tokens(*self._history, self.size, part)
 
-    def draft(self, rule: NDArray[np.float64], context: NDArray[np.int32], budget: int, level: int) -> Any:
-        """Return the arrays of `draft_context`."""
-        with self._lock:
-            return draft_context(*self._history, self.size, rule, context, budget, level)
+    def draft(
+        self, rule: NDArray[np.float64], contexts: NDArray[np.int32], budget: int, level: int
+    ) -> DraftBatch:
+        """Draft for contexts, int32 [batch, any], by a packed rule."""
+        parts = []
+        for start in range(0, max(1, len(contexts)), CONTEXTS):
+            with self._lock:
+                parts.append(
+                    draft_contexts(
+                        *self._history, self.size, rule, contexts[start : start + CONTEXTS], budget, level
+                    )
+                )
+        return DraftBatch(*(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
 
 
 class MemoryDrafter(ContextDrafter):
@@ -97,7 +107,7 @@ class MemoryDrafter(ContextDrafter):
         if budget == 0 or level < 0:
             return DraftBatch.empty(len(contexts))
         level = min(level, self._level)
-        return DraftBatch.of([self.memory.draft(self._rule, context, budget, level) for context in contexts])
+        return self.memory.draft(self._rule, contexts, budget, level)
 
     def warm_up(self) -> None:
         """Compile or load everything needed for the first draft, and the first append."""

@@ -11,26 +11,35 @@ https://arxiv.org/abs/2408.08696. Its matrix is on the model's device; this one 
 lookups are free and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
 """
 
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import check_budget, check_ids
+from draftstore.drafting.drafter import check_budget
+from draftstore.drafting.slots import (
+    Prefill,
+    Results,
+    Slots,
+    SlotSource,
+    SourceDrafter,
+    enlarged,
+)
 from draftstore.errors import DraftstoreError, require_vocabulary
 from draftstore.jit import as_input, read_only
-from draftstore.recycling.kernels import fill_tree, learn, write_rows
+from draftstore.recycling.kernels import fill_trees, learn, write_rows
 from draftstore.recycling.paths import PATHS, WIDTH
-from draftstore.trees.frontier import BUDGET
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 
-UNKNOWN: NDArray[np.int32] = np.full(WIDTH, -1, np.int32)
-"""Candidates of an unknown pass."""
+MOST = (1 + WIDTH) * (1 + len(PATHS))
+"""Maximum nodes of a draft."""
 NO_ROWS = as_input(np.empty((0, WIDTH)), np.int32)
 
 
-class RecyclingDrafter:
+class RecyclingDrafter(SourceDrafter):
     """The matrix of one model, shared and updated by all its sessions.
 
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
@@ -53,11 +62,9 @@ class RecyclingDrafter:
             rows = _candidates(matrix)
             write_rows(self.cells, as_input(np.arange(len(rows)), np.int32), rows)
 
-    def session(
-        self, prompt_ids: ArrayLike, *, candidates: NDArray[np.int32] | None = None, **_prefill: Any
-    ) -> "RecyclingSession":
-        """Start the drafts of one text; see `Drafter.session`. A row of -1 is unknown."""
-        return RecyclingSession(self, prompt_ids, candidates)
+    def open_source(self, slots: Slots) -> "RecyclingSource":
+        """Return the source of texts in slots."""
+        return RecyclingSource(self, slots)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""
@@ -67,65 +74,75 @@ class RecyclingDrafter:
         session.observe([1, 0], tree=tree, candidates=np.zeros((len(tree) + 1, WIDTH), np.int32))
 
 
-class RecyclingSession:
-    """The drafts for one text: a `Session` that knows its last token and updates the drafter's matrix."""
+class RecyclingSource(SlotSource):
+    """The last token of each text and the candidates of the pass that emitted it; all update the drafter's matrix."""
 
-    needs_candidates = True
-    needs_hidden = False
+    def __init__(self, drafter: RecyclingDrafter, slots: Slots) -> None:
+        self._drafter, self._slots = drafter, slots
+        self.vocab_size = drafter.vocab_size
+        self._lasts, self._befores = np.empty(0, np.int64), np.empty((0, WIDTH), np.int32)
 
-    def __init__(
-        self, drafter: RecyclingDrafter, prompt_ids: ArrayLike, candidates: NDArray[np.int32] | None = None
-    ) -> None:
-        self._drafter = drafter
-        ids = as_input(check_ids(prompt_ids, drafter.vocab_size, parts=True), np.int32)
-        self._last = int(ids[-1]) if len(ids) else -1
-        self._before = UNKNOWN
+    def needs(self, slot: int) -> tuple[bool, bool]:  # noqa: ARG002
+        """Return that texts need candidates."""
+        return True, False
+
+    def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:  # noqa: ARG002
+        """Start a text with the candidates of its prompt; a row of -1 is unknown."""
+        ids, candidates = prefill.ids, prefill.candidates
+        self._lasts = enlarged(self._lasts, self._slots.capacity)
+        self._befores = enlarged(self._befores, self._slots.capacity)
+        self._lasts[slot] = ids[-1] if len(ids) else -1
+        self._befores[slot] = -1
         if candidates is not None and len(candidates) and len(ids) > 1:
             rows = _candidates(candidates)[-(len(ids) - 1) :]
             tokens = ids[-1 - len(rows) : -1]
             known = tokens >= 0
-            with drafter.lock:
-                before = write_rows(drafter.cells, tokens[known], rows[known]) if known.any() else UNKNOWN
-            self._before = before if known[-1] else UNKNOWN
+            if known.any():
+                cells = self._drafter.cells
+                with self._drafter.lock:
+                    before = write_rows(
+                        cells, as_input(tokens[known], np.int32), as_input(rows[known], np.int32)
+                    )
+                if known[-1]:
+                    self._befores[slot] = before
 
-    def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft; see `Session`."""
-        level = check_budget(budget, min_prob)
-        if budget == 0 or level < 0 or self._last < 0:
-            return DraftTree.empty()
-        drafter, most = self._drafter, (1 + WIDTH) * (1 + len(PATHS))
-        size = min(budget, most)
-        with drafter.lock:
-            return DraftTree(*fill_tree(drafter.cells, self._last, self._before, size, level))
+    def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
+        """Draft for texts; see `SlotSource`."""
+        size, level = min(budget, MOST), check_budget(budget, min_prob)
+        with self._drafter.lock:
+            return DraftBatch.plain(
+                *fill_trees(self._drafter.cells, self._lasts, self._befores, slots, size, level)
+            )
 
-    def observe(
-        self,
-        accepted_ids: ArrayLike,
-        *,
-        tree: DraftTree | None = None,
-        candidates: NDArray[np.int32] | None = None,
-        **_feedback: Any,
-    ) -> None:
-        """Learn the result of a forward pass; see `Session`.
+    def observe(self, places: NDArray[np.int64], results: Results) -> Mapping[int, Exception]:
+        """Learn the results of a forward pass, text by text; see `SlotSource`.
 
-        Rows are written for the nodes of `tree`; if a token occurs several times, accepted occurrences win
-        over rejected ones, then the last wins. Without a tree, only the root's row is written.
-
-        Raises:
-            TokenRangeError: an id is outside the vocabulary.
-            DraftstoreError: `candidates` does not have one row for the root and each node.
+        Rows are written for the nodes of a tree; if a token occurs several times, accepted occurrences win over
+        rejected ones, then the last wins. Without a tree, only the root's row is written.
         """
-        drafter, known = self._drafter, tree or DraftTree.empty()
-        ids = as_input(check_ids(accepted_ids, drafter.vocab_size, parts=True), np.int32)
-        rows = NO_ROWS if candidates is None else _candidates(candidates, len(known) + 1)
-        if len(ids) == 0:
-            return
-        self._before = UNKNOWN
-        if self._last >= 0 <= ids.min() and (tree is not None or candidates is not None):
-            tokens, parents = as_input(known.tokens, np.int32), as_input(known.parents, np.int16)
-            with drafter.lock:
-                self._before = learn(drafter.cells, self._last, ids, tokens, parents, rows)
-        self._last = int(ids[-1])
+        errors: dict[int, Exception] = {}
+        for place in places.tolist():
+            given, known, new = results.trees[place], results.candidates[place], results.new(place)
+            tree = given or DraftTree.empty()
+            try:
+                rows = NO_ROWS if known is None else _candidates(known, len(tree) + 1)
+            except DraftstoreError as error:
+                errors[place] = error
+                continue
+            if len(new):
+                slot = int(results.slots[place])
+                self._learn(slot, new, tree, rows if len(rows) or given is not None else None)
+        return errors
+
+    def _learn(
+        self, slot: int, new: NDArray[np.int32], tree: DraftTree, rows: NDArray[np.int32] | None
+    ) -> None:
+        last, self._befores[slot] = int(self._lasts[slot]), -1
+        if last >= 0 <= new.min() and rows is not None:
+            tokens, parents = as_input(tree.tokens, np.int32), as_input(tree.parents, np.int16)
+            with self._drafter.lock:
+                self._befores[slot] = learn(self._drafter.cells, last, new, tokens, parents, rows)
+        self._lasts[slot] = new[-1]
 
 
 def _candidates(candidates: NDArray[Any], count: int | None = None) -> NDArray[np.int32]:

@@ -12,17 +12,28 @@ import numpy as np
 
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.recycling.paths import BELOW_GUESS, GUESS_RATES, RANKS, RATES, STARTS, WIDTH
-from draftstore.trees.frontier import MAX_DEPTH, enter, finish, grow, new_frontier, token_of
+from draftstore.trees.frontier import MAX_DEPTH, enter, grow, new_frontier, token_of, unpack_nodes
 from draftstore.trees.walk import walk
 
 
 @kernel
-def fill_tree(matrix: Any, last: Any, before: Any, budget: Any, max_level: Any) -> Any:
-    """Fill the static tree for a text with this last token; return the arrays of a `DraftTree`."""
-    nodes = new_frontier(budget)
-    slots = np.zeros(budget + 1, np.int64)  # rank paths of the root and the nodes
-    state = matrix, np.int64(last), before, slots
-    return finish(nodes, grow(nodes, MAX_DEPTH, _enter_candidates, state, max_level))
+def fill_trees(matrix: Any, lasts: Any, befores: Any, texts: Any, budget: Any, max_level: Any) -> Any:
+    """Fill the static tree for texts, int64 [batch]; `lasts` int64 [texts] are their last tokens, -1: no tree.
+
+    Returns:
+        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch].
+    """
+    batch = len(texts)
+    tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
+    levels, sizes = np.empty((batch, budget), np.uint8), np.zeros(batch, np.int32)
+    nodes, slots = new_frontier(budget), np.zeros(budget + 1, np.int64)
+    for row in range(batch):
+        last = lasts[texts[row]]
+        if last >= 0:
+            state = matrix, last, befores[texts[row]], slots  # rank paths of the root and the nodes
+            sizes[row] = grow(nodes, MAX_DEPTH, _enter_candidates, state, max_level)
+            unpack_nodes(nodes, sizes[row], tokens[row], parents[row], levels[row])
+    return tokens, parents, levels, sizes
 
 
 @leaf_kernel

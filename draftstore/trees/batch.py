@@ -33,6 +33,7 @@ class DraftBatch(NamedTuple):
         sizes: int32 [batch], nodes of each tree.
         match_lengths: int32 [batch], tokens of the longest match in the store.
         match_counts: int64 [batch], number of its occurrences.
+        reason: why empty trees are empty; see `draftstore.drafting.outcomes`.
     """
 
     tokens: NDArray[np.int32]
@@ -41,6 +42,7 @@ class DraftBatch(NamedTuple):
     sizes: NDArray[np.int32]
     match_lengths: NDArray[np.int32]
     match_counts: NDArray[np.int64]
+    reason: str = "no_match"
 
     @classmethod
     def empty(cls, batch: int) -> "DraftBatch":
@@ -54,6 +56,12 @@ class DraftBatch(NamedTuple):
             none,
             none.astype(np.int64),
         )
+
+    @classmethod
+    def plain(cls, tokens: Any, parents: Any, levels: Any, sizes: Any) -> "DraftBatch":
+        """Return drafts without matches in a store."""
+        none = np.zeros(len(sizes), np.int32)
+        return cls(tokens, parents, levels, sizes, none, none.astype(np.int64))
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> "DraftBatch":
@@ -74,15 +82,17 @@ class DraftBatch(NamedTuple):
             batch.levels[place, :size] = levels
         return batch
 
+    def trees(self) -> list[DraftTree]:
+        """Return one tree for each context, as views of the arrays."""
+        return [
+            DraftTree(self.tokens[i, :size], self.parents[i, :size], self.levels[i, :size])
+            for i, size in enumerate(self.sizes.tolist())
+        ]
+
     def drafts(self) -> list[Draft]:
         """Return one draft for each context, as views of the arrays."""
-        rows = zip(self.sizes.tolist(), self.match_lengths.tolist(), self.match_counts.tolist(), strict=True)
-        return [
-            Draft(
-                DraftTree(self.tokens[i, :size], self.parents[i, :size], self.levels[i, :size]), length, count
-            )
-            for i, (size, length, count) in enumerate(rows)
-        ]
+        rows = zip(self.trees(), self.match_lengths.tolist(), self.match_counts.tolist(), strict=True)
+        return [Draft(tree, length, count) for tree, length, count in rows]
 
     def encode_trees(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Return the size of each encoded tree, int32 [batch], and all trees concatenated, uint8 [bytes]."""

@@ -34,12 +34,21 @@ def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, sto
     """Insert a tree's nodes into a trie of `size` nodes, recording their places int64 [nodes]; return its new size."""
     for node in range(start, stop):
         parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
-        places[node] = _find_child(trie, parent, np.int64(tokens[node]))
-        if places[node] == 0:
-            places[node] = size
-            _add_child(trie, size, parent, np.int64(tokens[node]))
-            size += 1
+        places[node] = place_node(trie, size, parent, np.int64(tokens[node]))
+        size = max(size, places[node] + 1)
     return size
+
+
+@leaf_kernel
+def place_node(trie: Any, size: Any, parent: Any, token: Any) -> Any:
+    """Return the place of a parent's child with a token, which is `size` if it is new."""
+    place = _find_child(trie, parent, token)
+    if place == 0:
+        place = np.int64(size)
+        trie.tokens[size] = token
+        trie.sibling[size] = trie.child[parent]
+        trie.child[parent] = size
+    return place
 
 
 @leaf_kernel
@@ -49,13 +58,6 @@ def _find_child(trie: Any, parent: Any, token: Any) -> Any:
     while place > 0 and trie.tokens[place] != token:
         place = np.int64(trie.sibling[place])
     return place
-
-
-@leaf_kernel
-def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
-    trie.tokens[size] = token
-    trie.sibling[size] = trie.child[parent]
-    trie.child[parent] = size
 
 
 @leaf_kernel

@@ -41,7 +41,7 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.trees.batch import Draft
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 
@@ -155,12 +155,18 @@ class Paths(ContextDrafter):
         self._drafter, self._drafts, self.hidden_size = drafter, drafts, 0
         self.context_size, self.vocab_size = drafter.context_size, drafter.vocab_size
 
-    def draft(
+    def draft_batch(
         self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, hidden: object = None  # noqa: ARG002
-    ) -> list[Draft]:  # fmt: skip
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+    ) -> DraftBatch:  # fmt: skip
+        """Draft for a batch of contexts; see `ContextDrafter.draft_batch`."""
         drafts = self._drafter.draft(contexts, MAX_BUDGET, min_prob)
-        return [draft._replace(tree=_best_paths(draft.tree, self._drafts).prefix(budget)) for draft in drafts]
+        trees = [_best_paths(draft.tree, self._drafts).prefix(budget) for draft in drafts]
+        return DraftBatch.of(
+            [
+                (tree.tokens, tree.parents, tree.levels, draft.match_length, draft.match_count)
+                for tree, draft in zip(trees, drafts, strict=True)
+            ]
+        )
 
 
 def _best_paths(tree: DraftTree, count: int) -> DraftTree:

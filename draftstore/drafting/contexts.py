@@ -70,7 +70,7 @@ class ContextDrafter(SourceDrafter):
     def warm_up(self) -> None:
         """Compile or load everything needed for the first draft."""
         nothing = np.full((1, self.context_size), -1, np.int32)
-        self.draft(nothing, hidden=np.full((1, self.hidden_size), np.nan, np.float16))
+        self.draft_batch(nothing, hidden=np.full((1, self.hidden_size), np.nan, np.float16))
 
 
 class ContextSource(SlotSource):

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.contexts import ContextDrafter
-from draftstore.trees.batch import Draft
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 
@@ -35,36 +34,39 @@ class FittedDrafter(ContextDrafter):
         """Compile or load everything needed for the first draft."""
         self._drafter.warm_up()
 
-    def draft(
+    def draft_batch(
         self,
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+    ) -> DraftBatch:
+        """Draft for a batch of contexts; see `ContextDrafter.draft_batch`."""
         if not self._disabled and (why := self._damage()) is not None:
             LOG.warning("a source of drafts is disabled: %s", why)
             self._disabled = True
         if self._disabled:
-            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+            return DraftBatch.empty(len(contexts))
         if self.vocab_size == self._drafter.vocab_size:
-            return self._drafter.draft(contexts, budget, min_prob, hidden)
+            return self._drafter.draft_batch(contexts, budget, min_prob, hidden)
         known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
-        drafts = self._drafter.draft(known, budget, min_prob, hidden)
-        return [draft._replace(tree=_below(draft.tree, self.vocab_size)) for draft in drafts]
+        return _below(self._drafter.draft_batch(known, budget, min_prob, hidden), self.vocab_size)
 
 
-def _below(tree: DraftTree, vocab_size: int) -> DraftTree:
-    """Return a draft without ids outside a vocabulary and their descendants."""
-    if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
-        return tree
-    places = np.full(
-        len(tree) + 1, -1, np.int64
-    )  # new indices of the remaining nodes, after that of the context
-    nodes: list[int] = []
-    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):
-            places[node + 1] = len(nodes)
-            nodes.append(node)
-    return DraftTree(tree.tokens[nodes], places[tree.parents[nodes] + 1].astype(np.int16), tree.levels[nodes])
+def _below(drafts: DraftBatch, vocab_size: int) -> DraftBatch:
+    """Return drafts without ids outside a vocabulary and their descendants."""
+    batch, width = drafts.tokens.shape
+    nodes = np.arange(width) < drafts.sizes[:, None]
+    known = nodes & (drafts.tokens < vocab_size)
+    if (known == nodes).all():
+        return drafts
+    kept = np.append(known, np.ones((batch, 1), np.bool_), axis=1)  # the last column, -1, is the context
+    parents = np.where(nodes, drafts.parents, np.int16(-1))
+    for node in range(width):
+        kept[:, node] &= kept[np.arange(batch), parents[:, node]]
+    places = np.cumsum(kept, axis=1, dtype=np.int16) - np.int16(1)
+    places[:, -1] = -1
+    above = np.take_along_axis(places, parents, axis=1)
+    order = np.argsort(~kept[:, :-1], axis=1, kind="stable")
+    trees = (np.take_along_axis(rows, order, axis=1) for rows in (drafts.tokens, above, drafts.levels))
+    return DraftBatch(*trees, kept[:, :-1].sum(axis=1, dtype=np.int32), *drafts[4:])

@@ -569,7 +569,9 @@ def _checked(tree: DraftTree, budget: int) -> tuple[Any, ...]:
     except Exception as error:
         raise DraftTreeError(f"its proposal is not a tree: {error}") from error
     if len({*(array.shape for array in arrays), (len(arrays[0]),)}) != 1:
-        raise DraftTreeError("its proposal is not a tree: expected a token, a parent and a level for each node")
+        raise DraftTreeError(
+            "its proposal is not a tree: expected a token, a parent and a level for each node"
+        )
     return *(array[:budget] for array in arrays), 0, 0
 
 

@@ -69,13 +69,11 @@ class Memory:
         """Draft for contexts, int32 [batch, any], by a packed rule."""
         parts = []
         for start in range(0, max(1, len(contexts)), CONTEXTS):
+            part = contexts[start : start + CONTEXTS]
             with self._lock:
-                parts.append(
-                    draft_contexts(
-                        *self._history, self.size, rule, contexts[start : start + CONTEXTS], budget, level
-                    )
-                )
-        return DraftBatch(*(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
+                drawn = draft_contexts(*self._history, self.size, rule, part, budget, level)
+            parts.append(DraftBatch(*drawn))
+        return DraftBatch.joined(parts)
 
 
 class MemoryDrafter(ContextDrafter):

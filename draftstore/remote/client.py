@@ -58,9 +58,9 @@ from draftstore.remote.sockets import default_socket
 from draftstore.remote.wire import AppendRequest, Operation
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees import batch as batches
-from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
+from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL
 
 __all__ = ["DEADLINE", "LookupServiceError", "RemoteDrafter", "RemoteStore"]
 
@@ -113,19 +113,19 @@ class RemoteDrafter(ContextDrafter):
     @property
     def source(self) -> Hashable:
         """Key shared by drafters with the same drafts."""
-        return id(self.store), self.strategy
+        return id(self.store), self.strategy, self.hidden_size
 
     def warm_up(self) -> None:
         """Do nothing: the client has loaded its kernels, and requests count."""
 
-    def draft(
+    def draft_batch(
         self,
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; without an answer in time, all are empty. See `ContextDrafter.draft`."""
+    ) -> DraftBatch:
+        """Draft for a batch of contexts; without an answer in time, all are empty. See `ContextDrafter.draft_batch`."""
         contexts, level = check_request(contexts, budget, min_prob)
         batch, reason = len(contexts), NO_MATCH
         if self.hidden_size and hidden is not None:
@@ -138,10 +138,10 @@ class RemoteDrafter(ContextDrafter):
             drafts = self.store.ask(
                 contexts[:, -MAX_CONTEXT:], budget, least, self.strategy, hidden if self.hidden_size else None
             )
-            if isinstance(drafts, list):
+            if isinstance(drafts, DraftBatch):
                 return drafts
             reason = str(drafts)
-        return [Draft(DraftTree.empty(), 0, 0, reason) for _ in range(batch)]
+        return DraftBatch.empty(batch, reason)
 
 
 class _Thread(threading.local):
@@ -263,10 +263,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         min_prob: float,
         strategy: str,
         hidden: NDArray[np.float16] | None,
-    ) -> list[Draft] | Outcome:
-        """Return a draft for each context, in as many requests as they need, or why there are none. Never raises."""
+    ) -> DraftBatch | Outcome:
+        """Return drafts for all contexts, in as many requests as they need, or why there are none. Never raises."""
         self._notice_fork()
-        batch, end, drafts = len(contexts), monotonic() + self.deadline, list[Draft]()
+        batch, end, parts = len(contexts), monotonic() + self.deadline, list[DraftBatch]()
         if self._closed or self._quiet.holds:
             self.counters.failed(Outcome.SKIPPED, batch)
             return Outcome.SKIPPED
@@ -281,13 +281,14 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
                 )
                 asked = min(step, batch - first)
                 answer = self._send(data, end).receive(24 + asked * (16 + 7 * budget), end)
-                drafts += self._read(check_answer(answer, Operation.DRAFT, number), asked, budget)
+                parts.append(self._read(check_answer(answer, Operation.DRAFT, number), asked, budget))
         except RequestFailed as trouble:
             self.counters.failed(trouble.outcome, batch)
             self._fail(trouble, self._quiet, "no drafts of")
             return trouble.outcome
         self._quiet.succeed()
-        self.counters.answered([len(draft.tree.tokens) for draft in drafts])
+        drafts = DraftBatch.joined(parts)
+        self.counters.answered(drafts.sizes.tolist())
         return drafts
 
     def append(self, ids: NDArray[np.int32], lead: int = 0, *, digest: bytes = b"") -> bool:
@@ -378,7 +379,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         mine.connection.send(data, end)
         return mine.connection
 
-    def _read(self, payload: bytes, batch: int, budget: int) -> list[Draft]:
+    def _read(self, payload: bytes, batch: int, budget: int) -> DraftBatch:
         """Return the drafts of an answer; all answers must have the tokenizer of the first, or none."""
         _, tokenizer, _, drafts = read_drafts(payload, batch, budget, self.vocab_size)
         if self._tokenizer is None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError, WireError
-from draftstore.trees.batch import Draft, DraftBatch, decode_trees
+from draftstore.trees.batch import DraftBatch, decode_trees
 from draftstore.trees.codec import MAX_NODES
 
 VERSION = 2
@@ -154,13 +154,13 @@ class DraftAnswer(NamedTuple):
         build: build of the store, the same for all drafts; see `short_hash`.
         tokenizer: tokenizer of that store; see `short_hash`.
         micros: duration of the lookup in microseconds.
-        drafts: one for each context.
+        drafts: those of all contexts.
     """
 
     build: int
     tokenizer: int
     micros: int
-    drafts: list[Draft]
+    drafts: DraftBatch
 
 
 class Failure(NamedTuple):
@@ -293,25 +293,26 @@ def encode_answer(request_id: int, build: int, tokenizer: int, micros: int, batc
     return frame(Operation.DRAFT | ANSWER, request_id, b"".join((head, table, trees.tobytes())))
 
 
-def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_NODES) -> DraftAnswer:
-    """Decode the payload of an answer and validate its trees, which decoders trust."""
+def decode_answer(
+    payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_NODES, contexts: int | None = None
+) -> DraftAnswer:
+    """Decode the payload of an answer for so many contexts and validate its trees, which decoders trust."""
     if len(payload) < _DRAFTS.size:
         raise WireError(f"an answer has at least {_DRAFTS.size} bytes, found {len(payload)}")
     build, tokenizer, batch, _, micros = _DRAFTS.unpack_from(payload)
+    if contexts not in (None, batch):
+        raise WireError(f"{batch} drafts for {contexts} contexts")
     start = _DRAFTS.size + 12 * batch
     if len(payload) < start:
         raise WireError(f"an answer of {batch} drafts has at least {start} bytes, found {len(payload)}")
-    sizes = np.frombuffer(payload, _NUMBER, batch, _DRAFTS.size)
+    sizes, lengths, counts = np.frombuffer(payload, _NUMBER, 3 * batch, _DRAFTS.size).reshape(3, batch)
     try:
         trees = decode_trees(payload, start, sizes, vocab_size, budget)
     except DraftTreeError as error:
         raise WireError(f"an answer has a broken tree: {error}") from None
-    if batch == 1:  # the same, faster
-        _, match, count = _ROW.unpack_from(payload, _DRAFTS.size)
-        return DraftAnswer(build, tokenizer, micros, [Draft(trees[0], match, count)])
-    numbers = struct.unpack_from(f"<{2 * batch}I", payload, _DRAFTS.size + 4 * batch)
-    drafts = list(map(Draft, trees, numbers[:batch], numbers[batch:]))
-    return DraftAnswer(build, tokenizer, micros, drafts)
+    return DraftAnswer(
+        build, tokenizer, micros, DraftBatch(*trees, lengths.astype(np.int32), counts.astype(np.int64))
+    )
 
 
 def encode_json(operation: int, request_id: int, document: Any) -> bytes:

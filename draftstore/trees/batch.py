@@ -33,7 +33,7 @@ class DraftBatch(NamedTuple):
         sizes: int32 [batch], nodes of each tree.
         match_lengths: int32 [batch], tokens of the longest match in the store.
         match_counts: int64 [batch], number of its occurrences.
-        reason: why empty trees are empty; see `draftstore.drafting.outcomes`.
+        reason: why its empty trees are empty; see `draftstore.drafting.outcomes`.
     """
 
     tokens: NDArray[np.int32]
@@ -45,7 +45,7 @@ class DraftBatch(NamedTuple):
     reason: str = "no_match"
 
     @classmethod
-    def empty(cls, batch: int) -> "DraftBatch":
+    def empty(cls, batch: int, reason: str = "no_match") -> "DraftBatch":
         """Return empty drafts of `batch` contexts."""
         none = np.zeros(batch, np.int32)
         return cls(
@@ -55,6 +55,7 @@ class DraftBatch(NamedTuple):
             none,
             none,
             none.astype(np.int64),
+            reason,
         )
 
     @classmethod
@@ -82,6 +83,16 @@ class DraftBatch(NamedTuple):
             batch.levels[place, :size] = levels
         return batch
 
+    @classmethod
+    def joined(cls, parts: Sequence["DraftBatch"]) -> "DraftBatch":
+        """Return the drafts of parts of a batch, at least one, as those of the whole batch."""
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.tokens.shape[1] for part in parts)
+        trees = [[np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in part[:3]] for part in parts]
+        columns = [*zip(*trees, strict=True), *zip(*(part[3:6] for part in parts), strict=True)]
+        return cls(*map(np.concatenate, columns), parts[0].reason)
+
     def trees(self) -> list[DraftTree]:
         """Return one tree for each context, as views of the arrays."""
         return [
@@ -92,7 +103,7 @@ class DraftBatch(NamedTuple):
     def drafts(self) -> list[Draft]:
         """Return one draft for each context, as views of the arrays."""
         rows = zip(self.trees(), self.match_lengths.tolist(), self.match_counts.tolist(), strict=True)
-        return [Draft(tree, length, count) for tree, length, count in rows]
+        return [Draft(tree, length, count, self.reason) for tree, length, count in rows]
 
     def encode_trees(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Return the size of each encoded tree, int32 [batch], and all trees concatenated, uint8 [bytes]."""
@@ -102,17 +113,20 @@ class DraftBatch(NamedTuple):
 
 def decode_trees(
     data: bytes, start: int, lengths: NDArray[np.uint32], vocab_size: int, budget: int = MAX_NODES
-) -> list[DraftTree]:
+) -> tuple[NDArray[np.int32], NDArray[np.int16], NDArray[np.uint8], NDArray[np.int32]]:
     """Decode concatenated trees, the last of which ends with the data, and check every guarantee of `DraftTree`.
 
     Args:
         lengths: uint32 [batch], read-only, size of each tree in bytes.
         budget: maximum nodes of a tree.
 
+    Returns:
+        The first four arrays of a `DraftBatch`.
+
     Raises:
         DraftTreeError: a tree is damaged or violates a guarantee.
     """
-    problem, wrong, stops, tokens, parents, levels = codec.decode_trees(
+    problem, wrong, tokens, parents, levels, sizes = codec.decode_trees(
         np.frombuffer(data, np.uint8), start, lengths, vocab_size, budget
     )
     if problem:
@@ -121,13 +135,7 @@ def decode_trees(
         begin = start + int(lengths[:wrong].sum())
         tree = data[begin : begin + int(lengths[wrong])]
         raise DraftTreeError(f"tree {wrong + 1} of {len(lengths)}: {explain(problem, tree)}")
-    if len(lengths) == 1:  # the same, faster
-        return [DraftTree(tokens, parents, levels)]
-    trees, first = [], 0
-    for stop in stops.tolist():
-        trees.append(DraftTree(tokens[first:stop], parents[first:stop], levels[first:stop]))
-        first = stop
-    return trees
+    return tokens, parents, levels, sizes
 
 
 def warm_up() -> None:

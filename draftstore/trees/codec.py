@@ -126,8 +126,8 @@ def tree_size(data: Any, start: Any, stop: Any) -> Any:
 
 
 @leaf_kernel
-def read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, levels: Any, place: Any) -> Any:
-    """Read a tree measured by `tree_size` into arrays at a position; return 0 or an error code."""
+def _read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, levels: Any) -> Any:
+    """Read a tree measured by `tree_size` into arrays; return 0 or an error code."""
     flags = data[start + 1]
     token_width = 4 if flags & WIDE_TOKENS else 2
     parent_width = 2 if flags & WIDE_PARENTS else 1
@@ -139,7 +139,7 @@ def read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, level
             token |= np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24
             if token > 0x7FFFFFFF:
                 return WRONG_TOKEN
-        tokens[place + i] = token
+        tokens[i] = token
     start += size * token_width
     for i in range(size):
         at = start + i * parent_width
@@ -148,55 +148,46 @@ def read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, level
             parent += np.int64(data[at + 1]) << 8
         if parent >= i:
             return WRONG_PARENT
-        parents[place + i] = parent
+        parents[i] = parent
     start += size * parent_width
     for i in range(size):
-        levels[place + i] = data[start + i]
+        levels[i] = data[start + i]
     return 0
 
 
 @leaf_kernel
 def _check_tree(
-    tokens: Any,
-    parents: Any,
-    levels: Any,
-    start: Any,
-    size: Any,
-    vocab_size: Any,
-    depths: Any,
-    marks: Any,
-    mark: Any,
+    tokens: Any, parents: Any, levels: Any, size: Any, vocab_size: Any, depths: Any, marks: Any, mark: Any
 ) -> Any:
     """Check the guarantees of `DraftTree` other than the order of parents; return 0 or an error code."""
     depths[0] = 0
     for i in range(size):
-        token, parent = np.int64(tokens[start + i]), np.int64(parents[start + i])
+        token, parent = np.int64(tokens[i]), np.int64(parents[i])
         if token >= vocab_size:
             return WRONG_TOKEN
         depths[i + 1] = depths[parent + 1] + 1
         # A hash table of parent and token that holds the last tree in each slot: only collisions are compared.
         place = (token * 40_503 + parent * 9_973) & (len(marks) - 1)
         if marks[place] == mark:
-            for other in range(start, start + i):
+            for other in range(i):
                 if tokens[other] == token and parents[other] == parent:
                     return TWINS
         marks[place] = mark
-        if i > 0 and not _in_order(tokens, parents, levels, depths, start, i):
+        if i > 0 and not _in_order(tokens, parents, levels, depths, i):
             return WRONG_ORDER
     return 0
 
 
 @leaf_kernel
-def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, start: Any, i: Any) -> Any:
+def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, i: Any) -> Any:
     """Return True if node i sorts after the one before it by level, depth, token and parent."""
-    here, before = start + i, start + i - 1
-    if levels[here] != levels[before]:
-        return levels[here] > levels[before]
+    if levels[i] != levels[i - 1]:
+        return levels[i] > levels[i - 1]
     if depths[i + 1] != depths[i]:
         return depths[i + 1] > depths[i]
-    if tokens[here] != tokens[before]:
-        return tokens[here] > tokens[before]
-    return parents[here] > parents[before]
+    if tokens[i] != tokens[i - 1]:
+        return tokens[i] > tokens[i - 1]
+    return parents[i] > parents[i - 1]
 
 
 @leaf_kernel
@@ -218,12 +209,12 @@ def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: A
         budget: maximum nodes of a tree.
 
     Returns:
-        0 or an error code, the first tree with that error, end of each tree's nodes int64 [batch],
-        tokens int32 [nodes], parents int16 [nodes], levels uint8 [nodes].
+        0 or an error code, the first tree with that error, tokens int32 [batch, width], parents int16 [batch, width],
+        levels uint8 [batch, width], nodes of each tree int32 [batch].
     """
     batch = len(lengths)
-    stops = np.empty(batch, np.int64)
-    total, most, place = np.int64(0), np.int64(0), np.int64(start)
+    sizes = np.zeros(batch, np.int32)
+    width, place = np.int64(0), np.int64(start)
     problem, wrong = np.int64(0), np.int64(batch)
     for i in range(batch):
         stop = place + np.int64(lengths[i])
@@ -231,27 +222,27 @@ def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: A
         if size > budget:
             size = np.int64(TOO_MANY)
         if size < 0:
-            problem, wrong, total = size, np.int64(i), np.int64(0)
+            problem, wrong = size, np.int64(i)
             break
-        total += size
-        most = max(most, size)
-        stops[i] = total
+        width = max(width, size)
+        sizes[i] = size
         place = stop
     if problem == 0 and place != len(data):
-        problem, total = np.int64(WRONG_LENGTH), np.int64(0)
-    tokens, parents, levels = np.empty(total, np.int32), np.empty(total, np.int16), np.empty(total, np.uint8)
-    depths, marks = np.empty(most + 1, np.int32), np.zeros(_marks_for(most), np.int64)
-    place, first = np.int64(start), np.int64(0)
-    for i in range(batch if problem == 0 else 0):
-        size = stops[i] - first
-        problem = np.int64(read_tree(data, place, size, tokens, parents, levels, first))
+        problem = np.int64(WRONG_LENGTH)
+    if problem != 0:
+        batch = 0
+    tokens, parents = np.empty((batch, width), np.int32), np.empty((batch, width), np.int16)
+    levels = np.empty((batch, width), np.uint8)
+    depths, marks = np.empty(width + 1, np.int32), np.zeros(_marks_for(width), np.int64)
+    place = np.int64(start)
+    for i in range(batch):
+        problem = np.int64(_read_tree(data, place, sizes[i], tokens[i], parents[i], levels[i]))
         if problem == 0 and vocab_size > 0:
             problem = np.int64(
-                _check_tree(tokens, parents, levels, first, size, vocab_size, depths, marks, i + 1)
+                _check_tree(tokens[i], parents[i], levels[i], sizes[i], vocab_size, depths, marks, i + 1)
             )
         if problem != 0:
             wrong = np.int64(i)
             break
         place += np.int64(lengths[i])
-        first = stops[i]
-    return problem, wrong, stops, tokens, parents, levels
+    return problem, wrong, tokens, parents, levels, sizes

@@ -186,12 +186,12 @@ class DraftTree:
     @classmethod
     def _decode(cls, data: bytes | memoryview, vocab_size: int) -> "DraftTree":
         length = read_only(np.array([len(data)], np.uint32))
-        problem, _, _, *arrays = codec.decode_trees(
+        problem, _, *arrays, _ = codec.decode_trees(
             read_only(np.frombuffer(data, np.uint8)), 0, length, vocab_size, MAX_NODES
         )
         if problem:
             raise DraftTreeError(explain(problem, data))
-        return cls(*arrays)
+        return cls(*(rows[0] for rows in arrays))
 
 
 @kernel

@@ -12,7 +12,7 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
-from draftstore.trees.batch import Draft
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 from tests.reference import make_index
 
@@ -34,19 +34,19 @@ class Recorder(ContextDrafter):
         self.hidden: NDArray[np.float16] | None = None
         self.calls: list[tuple[list[list[int]], int, float]] = []
 
-    def draft(
+    def draft_batch(
         self,
         contexts: NDArray[np.int32],
         budget: int = 64,
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
-    ) -> list[Draft]:
+    ) -> DraftBatch:
         self.hidden = None if hidden is None else hidden.copy()
         assert contexts.dtype == np.int32
         assert contexts.shape[1] == self.context_size
         self.calls.append((contexts.tolist(), budget, min_prob))
-        last = contexts[:, -1:]
-        return [Draft(DraftTree(row, np.array([-1], np.int16), np.zeros(1, np.uint8)), 1, 1) for row in last]
+        last, root, level = contexts[:, -1:], np.full(1, -1, np.int16), np.zeros(1, np.uint8)
+        return DraftBatch.of([(row, root, level, 1, 1) for row in last])
 
 
 def store(strategy: str = "backoff") -> RestDrafter:

@@ -166,7 +166,10 @@ def test_an_answer_has_the_bytes_of_the_page_and_is_read_as_written(
     data = wire.encode_answer(number, build, tokenizer, micros, batch)
     assert data == slow_answer(number, build, tokenizer, micros, batch)
     drafts = [draft._replace(match_count=min(draft.match_count, MOST)) for draft in batch.drafts()]
-    assert wire.decode_answer(data[16:]) == (build, tokenizer, min(micros, MOST), drafts)
+    found = wire.decode_answer(data[16:], contexts=len(drafts))
+    assert (*found[:3], found.drafts.drafts()) == (build, tokenizer, min(micros, MOST), drafts)
+    with pytest.raises(WireError, match=f"{len(drafts)} drafts for {len(drafts) + 1} contexts"):
+        wire.decode_answer(data[16:], contexts=len(drafts) + 1)
 
 
 def test_lengths_of_trees_do_not_wrap_around() -> None:

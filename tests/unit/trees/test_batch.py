@@ -1,6 +1,7 @@
 """Batched drafts of many contexts: the same bytes as one tree at a time, and nothing malformed gets through."""
 
 import struct
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
 from draftstore.trees.batch import DraftBatch, decode_trees
+from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_tree import ANIMALS, trees
 
@@ -44,6 +46,15 @@ def batch_of(forest: list[DraftTree], width: int) -> DraftBatch:
     return DraftBatch(tokens, parents, levels, sizes, numbers.astype(np.int32), numbers * 10)
 
 
+def decoded(
+    data: bytes, start: int, parts: list[bytes], vocab_size: int, budget: int = MAX_NODES
+) -> list[DraftTree]:
+    """Decode trees of these bytes and return them one by one."""
+    arrays = decode_trees(data, start, lengths_of(parts), vocab_size, budget)
+    nothing = np.zeros(len(parts), np.int32)
+    return [draft.tree for draft in DraftBatch(*arrays, nothing, nothing.astype(np.int64)).drafts()]
+
+
 def lengths_of(parts: list[bytes]) -> NDArray[np.uint32]:
     return np.frombuffer(np.array([len(part) for part in parts], np.uint32).tobytes(), np.uint32)
 
@@ -62,7 +73,19 @@ def test_a_batch_is_encoded_as_each_tree_by_itself(forest: list[DraftTree], more
 @given(st.lists(trees(), max_size=6), st.binary(max_size=9))
 def test_decoding_gives_the_trees_back(forest: list[DraftTree], head: bytes) -> None:
     parts = [slow_bytes(tree) for tree in forest]
-    assert decode_trees(head + b"".join(parts), len(head), lengths_of(parts), 2**31) == forest
+    assert decoded(head + b"".join(parts), len(head), parts, 2**31) == forest
+
+
+@given(st.lists(trees(), max_size=6), st.lists(st.integers(0, 6), max_size=3))
+def test_parts_join_to_their_batch(forest: list[DraftTree], cuts: list[int]) -> None:
+    whole = batch_of(forest, max([len(tree) for tree in forest], default=0))
+    bounds = [0, *sorted(min(cut, len(forest)) for cut in cuts), len(forest)]
+    parts = []
+    for begin, end in pairwise(bounds):
+        width = int(whole.sizes[begin:end].max(initial=0))
+        arrays = (array[begin:end] for array in whole[3:6])
+        parts.append(DraftBatch(*(rows[begin:end, :width] for rows in whole[:3]), *arrays, "skipped"))
+    assert DraftBatch.joined(parts).drafts() == whole._replace(reason="skipped").drafts()
 
 
 @given(st.integers(0, 3), st.integers(0, 6), st.data())
@@ -84,21 +107,21 @@ def test_decoding_checks_every_guarantee(flags: int, n: int, data: st.DataObject
     except DraftTreeError:
         valid = False
     if valid:
-        assert decode_trees(tree, 0, lengths_of([tree]), 4) == [found]
+        assert decoded(tree, 0, [tree], 4) == [found]
     else:
         with pytest.raises(DraftTreeError):
-            decode_trees(tree, 0, lengths_of([tree]), 4)
+            decoded(tree, 0, [tree], 4)
 
 
 def test_wrong_batches_name_the_tree() -> None:
     data = ANIMALS.to_bytes()
-    two, most = lengths_of([data, data]), int(ANIMALS.tokens.max())
-    assert decode_trees(data + data, 0, two, most + 1, len(ANIMALS)) == [ANIMALS] * 2
+    two, most = [data, data], int(ANIMALS.tokens.max())
+    assert decoded(data + data, 0, two, most + 1, len(ANIMALS)) == [ANIMALS] * 2
     with pytest.raises(DraftTreeError, match="tree 1 of 2: a token id lies outside the vocabulary"):
-        decode_trees(data + data, 0, two, most)
+        decoded(data + data, 0, two, most)
     with pytest.raises(DraftTreeError, match="tree 1 of 2: 4 nodes, more than requested"):
-        decode_trees(data + data, 0, two, most + 1, len(ANIMALS) - 1)
+        decoded(data + data, 0, two, most + 1, len(ANIMALS) - 1)
     with pytest.raises(DraftTreeError, match="tree 2 of 2: a draft tree of 4 nodes takes 20 bytes"):
-        decode_trees(data + data[:-1], 0, two, most + 1)
+        decoded(data + data[:-1], 0, two, most + 1)
     with pytest.raises(DraftTreeError, match="more than the 2 trees take"):
-        decode_trees(data + data + b"\0", 0, two, most + 1)
+        decoded(data + data + b"\0", 0, two, most + 1)

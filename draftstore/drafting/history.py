@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 from numba.core.cgutils import voidptr_t
 from numba.extending import intrinsic
-from numba.misc.special import carray
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from draftstore.errors import require_limits
@@ -218,8 +218,7 @@ def draft_contexts(
     return out_tokens, out_parents, out_levels, sizes, matches, counts
 
 
-@intrinsic
-def _pointer(_context: Any, address: Any) -> Any:
+def _as_pointer(_context: Any, address: Any) -> Any:
     """Return an address as a pointer."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -228,7 +227,10 @@ def _pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(address), build
 
 
-@leaf_kernel
+_pointer: Any = intrinsic(_as_pointer)
+
+
+@kernel
 def _history_of(table: Any, slot: Any) -> Any:
     """Return the arrays of a text's `History`."""
     capacity = table[slot, CAPACITY]

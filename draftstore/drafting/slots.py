@@ -380,14 +380,11 @@ class Slots:
         """Return the sources of a text, with room for the contexts that they need; no source is there twice."""
         keys: list[Any] = []
         for drafter in drafters:
-            own = (
-                (drafter.source, getattr(drafter, "hidden_size", 0))
-                if isinstance(drafter, SourceDrafter)
-                else None
-            )
-            keys.append((own, sum(own == key for key, _ in keys)))
+            own = drafter if isinstance(drafter, SourceDrafter) else None
+            key = None if own is None else own.source
+            keys.append((key, sum(key == other for other, _ in keys)))
             if keys[-1] not in self._sources:
-                self._sources[keys[-1]] = SessionSource() if own is None else drafter.open_source(self)
+                self._sources[keys[-1]] = SessionSource() if own is None else own.open_source(self)
         return [self._sources[key] for key in keys]
 
     def need_context(self, size: int) -> None:

@@ -52,9 +52,9 @@ class DraftFigures:
             labels: int64 [slots, sources], the numbers of each text's sources, and -1 behind them.
             learned: int64 [any], the texts whose results are known.
         """
-        self._reasons = [NOT_WANTED.reason, *slots.reason_names]
-        shape = len(self.corpora), len(self._labels), 2 + len(self._reasons)
-        self.sources = enlarged(self.sources, *shape)
+        if self.sources.shape[1:] != (len(self._labels), 3 + len(slots.reason_names)):
+            self._reasons = [NOT_WANTED.reason, *slots.reason_names]
+            self.sources = enlarged(self.sources, 1, len(self._labels), 2 + len(self._reasons))
         _count_sources(
             self.sources, labels, texts.state, slots.wanted, slots.drafted, slots.matched, slots.reasons, learned
         )  # fmt: skip

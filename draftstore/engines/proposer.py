@@ -21,12 +21,12 @@ from draftstore.drafting.request import SPARE
 from draftstore.drafting.slots import Slots, enlarged
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.figures import DraftFigures
-from draftstore.engines.texts import CORPUS, DRAFTS, REMEMBERED, SIZE, STEP, Texts, follow_texts
+from draftstore.engines.texts import CORPUS, DRAFTS, REMEMBERED, SIZE, STEP, Texts, follow_texts, keep_drafts
 from draftstore.errors import EngineError
 from draftstore.jit import as_input
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees.batch import DraftBatch
-from draftstore.trees.tree import DraftTree, best_chains
+from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 FORGET_STEPS = 64
@@ -82,7 +82,7 @@ class Proposer:
         self._nodes = np.empty(0, np.int32)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
-        self.figures.steps[:] = 0
+        self.figures.steps[:], self.figures.sources[:] = 0, 0
 
     @property
     def sources(self) -> str:
@@ -173,40 +173,47 @@ class Proposer:
         self._steps, self.forgotten = self._steps + 1, []
         try:
             slots, ids, stops = as_input(slots, np.int64), as_input(ids, np.int32), as_input(stops, np.int64)
-            self._learn(slots, ids, stops)
-            batch = self._draft(slots, budgets)
-            self._forget_old()
-            return batch
+            budgets = np.minimum(budgets, self.budget)
+            self._learn(slots, ids, stops, budgets)
+            return self._draft(slots, budgets)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("no drafts in a step", error)
             return DraftBatch.empty(len(slots))
 
-    def _learn(self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64]) -> None:
-        self.texts.reserve(slots, np.diff(stops, prepend=0))
-        learned, ids, stops = follow_texts(
-            self.texts.state, self._tokens, self._parents, self._nodes, self.figures.steps, self._vocab_size,
-            self._steps, slots, ids, stops,
-        )  # fmt: skip
-        places = learned.tolist()
-        for place, error in self._slots.observe(places, ids, stops).items():
-            self._lose(places[place], error)
+    def _learn(
+        self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64], budgets: NDArray[np.int64]
+    ) -> None:  # fmt: skip
+        """Append new ids, count what became of drafts, and set the budgets of texts without drafts to 0."""
+        state, enough = self.texts.state, False
+        while not enough:
+            enough, learned, known, ends, waiting = follow_texts(
+                state, self._tokens, self._parents, self._nodes, self.figures.steps, self._vocab_size, self._steps,
+                slots, ids, stops, budgets,
+            )  # fmt: skip
+            if not enough:
+                self.texts.reserve(slots, np.diff(stops, prepend=0))
+        texts = learned.tolist()
+        for place, error in self._slots.observe(texts, known, ends).items():
+            self._lose(texts[place], error)
+            budgets[slots == texts[place]] = 0
         self.figures.count_sources(self._slots, self.texts, self._labels, learned)
+        for slot in waiting.tolist():  # or it has ended
+            self._remember(slot)
+        if self._steps % 8 == 0:
+            self._forget_old()
 
     def _draft(self, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
         # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.
-        budgets = np.where(self.texts.state[DRAFTS, slots] > 0, np.clip(budgets, 0, self.budget), 0)
-        texts, nodes = slots.tolist(), np.where(budgets > 0, self.budget, 0).tolist()
+        texts, nodes = slots.tolist(), [self.budget if budget > 0 else 0 for budget in budgets.tolist()]
         try:
             batch = self._slots.propose(texts, nodes, [self._min_prob] * len(texts))
         except Exception:  # noqa: BLE001 (of one text: the others continue)
             batch = DraftBatch.of([self._draft_alone(*each) for each in zip(texts, nodes, strict=True)])
-        arrays = [as_input(each, dtype) for each, dtype in zip(batch[:3], _TYPES, strict=True)]
-        sizes = as_input(np.minimum(batch.sizes, budgets), np.int32)
-        if self._chain is not None:
-            *arrays, sizes = best_chains(*arrays, sizes, self._chain)
-        width = arrays[0].shape[1]
-        self._tokens[slots, :width], self._parents[slots, :width], self._nodes[slots] = *arrays[:2], sizes
-        return DraftBatch.plain(*arrays, sizes)
+        arrays = [as_input(each, dtype) for each, dtype in zip(batch, _TYPES, strict=False)]
+        chain = -1 if self._chain is None else self._chain
+        return DraftBatch.plain(
+            *keep_drafts(self._tokens, self._parents, self._nodes, slots, *arrays, budgets, chain)
+        )
 
     def _draft_alone(self, slot: int, budget: int) -> tuple[object, ...]:
         try:
@@ -221,17 +228,14 @@ class Proposer:
         self.texts.state[DRAFTS, slot], self.texts.state[REMEMBERED, slot] = 0, NEVER
 
     def _forget_old(self) -> None:
-        """Remember texts that have ended or wait; forget those that are gone: after a while, or if they take room."""
+        """Forget texts that are gone: after a while, or sooner if they take too much room."""
         state = self.texts.state
         age = np.where(state[SIZE] >= 0, self._steps - state[STEP], 0)
-        for slot in np.flatnonzero(age == 2).tolist():
-            self._remember(slot)
-        if self._steps % 8 == 0:
-            away = np.flatnonzero(age)
-            away = away[np.argsort(age[away], kind="stable")]
-            room = np.cumsum(state[SIZE, away] + SPARE)
-            self.forgotten = away[(room > MAX_REMEMBERED_TOKENS) | (age[away] >= FORGET_STEPS)].tolist()
-            self.forget(self.forgotten)
+        away = np.flatnonzero(age)
+        away = away[np.argsort(age[away], kind="stable")]
+        room = np.cumsum(state[SIZE, away] + SPARE)
+        self.forgotten = away[(room > MAX_REMEMBERED_TOKENS) | (age[away] >= FORGET_STEPS)].tolist()
+        self.forget(self.forgotten)
 
     def forget(self, slots: Iterable[int], *, ended: bool = True) -> None:
         """Forget texts that have `ended`, or have changed."""
@@ -261,7 +265,7 @@ class Proposer:
             LOG.warning("%s: %s: %s", effect, type(error).__name__, error)
 
 
-_TYPES: tuple[type[np.generic], ...] = (np.int32, np.int16, np.uint8)
+_TYPES: tuple[type[np.generic], ...] = (np.int32, np.int16, np.uint8, np.int32)
 
 
 def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:

@@ -20,15 +20,19 @@ from draftstore.jit import as_input
 
 
 class Found(NamedTuple):
-    """The texts of rows.
+    """The texts of the rows with new ids.
 
     Attributes:
+        rows: int64 [rows], their places in the batch, ascending.
+        sizes: int64 [rows], number of ids of each text.
         slots: int64 [rows], the slot of each text; -1: a new one.
         begun: int64 [rows], the text that was in the row of a new one that begins with it; -1: none.
         ids: int32 [any], the new ids of known texts, one text after another.
         stops: int64 [rows], the end of each text's ids.
     """
 
+    rows: NDArray[np.int64]
+    sizes: NDArray[np.int64]
     slots: NDArray[np.int64]
     begun: NDArray[np.int64]
     ids: NDArray[np.int32]
@@ -36,33 +40,33 @@ class Found(NamedTuple):
 
 
 class Rows:
-    """Finds the text of every row by comparing ids."""
+    """Finds the text of every row by comparing ids.
+
+    Attributes:
+        slots: int64 [any], the text of each row, which is set for new ones by others; -1: none.
+    """
 
     def __init__(self, texts: Texts) -> None:
         """Search `texts`, which others extend and forget."""
         self._texts = texts
-        self._there: NDArray[np.int64] = np.empty(0, np.int64)
+        self.slots: NDArray[np.int64] = np.empty(0, np.int64)
 
     def find(
-        self, table: NDArray[np.int32], rows: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> Found:  # fmt: skip
+        self, table: NDArray[np.int32], sizes: NDArray[np.int32], counts: NDArray[np.int64]
+    ) -> Found:
         """Find the texts of rows.
 
         Args:
             table: int32 [at least rows, any], the ids in every row.
-            rows: int64 [rows], the rows with new ids, ascending.
-            sizes: int64 [rows], number of ids of each text.
+            sizes: int32 [at least rows], number of ids of each text.
             counts: int64 [rows], number of new ones at its end.
         """
-        last = rows[-1] if len(rows) else -1
-        if last >= len(table) or (sizes > table.shape[1]).any() or (counts > sizes).any():
-            raise EngineError("a row ends outside the table of ids")
-        self._there = enlarged(self._there, last + 1, fill=-1)
-        return Found(
-            *find_texts(self._texts.state, self._there, as_input(table, np.int32), rows, sizes, counts)
+        self.slots = enlarged(self.slots, len(counts), fill=-1)
+        found = Found(
+            *find_texts(
+                self._texts.state, self.slots, as_input(table, np.int32), as_input(sizes, np.int32), counts
+            )
         )
-
-    def keep(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Set the texts of rows, each in a slot of its own; other rows have none."""
-        self._there[:] = -1
-        self._there[rows] = slots
+        if len(found.rows) and found.rows[0] < 0:
+            raise EngineError("a row ends outside the table of ids")
+        return found

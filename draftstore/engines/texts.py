@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from draftstore.drafting.drafter import SEPARATOR
 from draftstore.drafting.slots import enlarged
 from draftstore.jit import kernel, leaf_kernel, pointer
+from draftstore.trees.tree import best_chains
 from draftstore.trees.walk import walk
 
 SPARE = 256
@@ -86,9 +87,9 @@ def append_ids(state: Any, slot: Any, new: Any) -> None:
 @kernel
 def follow_texts(
     state: Any, tokens: Any, parents: Any, nodes: Any, counts: Any, vocab_size: Any, step: Any, slots: Any, ids: Any,
-    stops: Any,
+    stops: Any, budgets: Any,
 ) -> Any:  # fmt: skip
-    """Append new ids to texts that have room for them, and count what they accepted of their last drafts.
+    """Append new ids to texts, and count what they accepted of their last drafts; do nothing if a text lacks room.
 
     Args:
         state: see `Texts.state`.
@@ -98,19 +99,28 @@ def follow_texts(
         step: number of this step.
         slots: int64 [batch], the texts.
         ids: int32 [any], the new ids of all texts; `stops` int64 [batch], the end of each text's.
+        budgets: int64 [batch], set to 0 where a text has no drafts.
 
     Returns:
-        The texts with new ids and drafts, int64 [any]; these ids, `separated`, int32 [any]; the end of each text's.
+        Whether all texts have room; those with new ids and drafts, int64 [any]; these ids, `separated`, int32 [any];
+        the end of each text's; the texts that were last in the step before the last, int64 [any].
     """
     learning, ends = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
     known = np.empty(len(ids), np.int32)
     texts, end, start = 0, 0, np.int64(0)
     for place in range(len(slots)):
+        if state[SIZE, slots[place]] + stops[place] - start > state[ROOM, slots[place]]:
+            return False, learning[:0], known[:0], ends[:0], learning[:0]
+        start = stops[place]
+    start = np.int64(0)
+    for place in range(len(slots)):
         slot, new = slots[place], ids[start : stops[place]]
         start = stops[place]
         state[STEP, slot] = step
         append_ids(state, slot, new)
-        if len(new) > 0 and state[DRAFTS, slot] > 0:
+        if state[DRAFTS, slot] <= 0:
+            budgets[place] = 0
+        elif len(new) > 0:
             for token in new:
                 known[end] = token if 0 <= token < vocab_size else SEPARATOR
                 end += 1
@@ -125,7 +135,8 @@ def follow_texts(
             row[2] += accepted
             row[3 : 3 + accepted] += 1
         nodes[slot] = 0
-    return learning[:texts], known[:end], ends[:texts]
+    waiting = np.flatnonzero((state[STEP] == step - 2) & (state[SIZE] >= 0))
+    return True, learning[:texts], known[:end], ends[:texts], waiting
 
 
 @leaf_kernel
@@ -134,54 +145,90 @@ def _pass_by(_state: Any, _node: Any, _child: Any) -> None:
 
 
 @kernel
-def find_texts(state: Any, there: Any, table: Any, rows: Any, sizes: Any, counts: Any) -> Any:
+def keep_drafts(
+    kept: Any, above: Any, nodes: Any, slots: Any, tokens: Any, parents: Any, levels: Any, sizes: Any, budgets: Any,
+    chain: Any,
+) -> Any:  # fmt: skip
+    """Cut the drafts of texts to budgets, and to their best chains of at most `chain` nodes unless that is negative.
+
+    Args:
+        kept: int32 [slots, any], set to the drafts; above int16 likewise, parents; nodes int32 [slots], sizes.
+        slots: int64 [batch], the texts.
+        tokens: int32 [batch, any], read-only like all that follow; parents int16, levels uint8 likewise.
+        sizes: int32 [batch], nodes of each draft; budgets int64 [batch], maximum nodes.
+
+    Returns:
+        The first four arrays of a `DraftBatch`.
+    """
+    cut = np.empty(len(slots), np.int32)
+    for place in range(len(slots)):
+        cut[place] = max(np.int64(0), min(np.int64(sizes[place]), budgets[place]))
+    if chain >= 0:
+        tokens, parents, levels, cut = best_chains(tokens, parents, levels, cut, chain)
+    else:
+        tokens, parents, levels = tokens.copy(), parents.copy(), levels.copy()
+    for place in range(len(slots)):
+        size = cut[place]
+        kept[slots[place], :size], above[slots[place], :size] = tokens[place, :size], parents[place, :size]
+        nodes[slots[place]] = size
+    return tokens, parents, levels, cut
+
+
+@kernel
+def find_texts(state: Any, there: Any, table: Any, lengths: Any, added: Any) -> Any:
     """Find the text that every row of a batch continues: that with the ids before its new ones.
 
     Args:
         state: see `Texts.state`.
-        there: int64 [any], the text that was in each row, or -1.
+        there: int64 [any], the text that was in each row, or -1; set to that which is.
         table: int32 [any, any], the ids in each row.
-        rows: int64 [batch], the rows with new ids; `sizes` and `counts` int64 [batch], number of all their ids and of
-            the new ones.
+        lengths: int32 [any], number of ids in each row.
+        added: int64 [batch], number of new ones at its end; rows without any are passed by.
 
     Returns:
-        The slot of each text, no slot twice, or -1, int64 [batch]; the slot of another text that was in this row and
-        begins the row's, or -1, int64 [batch]; the new ids of texts that were found, int32 [any]; the end of each
-        text's, int64 [batch].
+        The rows with new ids, int64 [any], and for each: number of ids, int64 [any]; slot of its text, no slot twice,
+        or -1; slot of another text that was in this row and begins the row's, or -1. Then the new ids of texts that
+        were found, int32 [any], and the end of each text's. The rows are -1 if one ends outside the table.
     """
+    rows = np.flatnonzero(added)
     batch = len(rows)
-    found, begun, stops = np.full(batch, -1, np.int64), np.full(batch, -1, np.int64), np.empty(batch, np.int64)
+    sizes, befores, stops = np.empty(batch, np.int64), np.empty(batch, np.int64), np.empty(batch, np.int64)
+    found, begun = np.full(batch, -1, np.int64), np.full(batch, -1, np.int64)
     taken = np.zeros(state.shape[1], np.bool_)
-    for place in range(batch):
-        slot, before = there[rows[place]], sizes[place] - counts[place]
-        if slot >= 0 and state[SIZE, slot] == before and not taken[slot]:
-            first = np.int64(0) if _has_twin(state, slot) else before - TAIL
-            if _agree(_ids_of(state, slot), table[rows[place]], first, before):
-                found[place], taken[slot] = slot, True
-    for place in range(batch):
-        before = sizes[place] - counts[place]
-        if found[place] < 0:
-            for slot in range(state.shape[1]):
-                if state[SIZE, slot] == before and not taken[slot]:
-                    if _agree(_ids_of(state, slot), table[rows[place]], np.int64(0), before):
-                        found[place], taken[slot] = slot, True
-                        break
     end = np.int64(0)
     for place in range(batch):
-        slot, size = there[rows[place]], sizes[place]
+        row = rows[place]
+        size = np.int64(lengths[row]) if row < min(len(lengths), len(table)) else np.int64(-1)
+        if not added[row] <= size <= table.shape[1]:
+            return np.full(batch, -1, np.int64), sizes, found, begun, table[0, :0].copy(), stops
+        sizes[place], befores[place], slot = size, size - added[row], there[row]
+        if slot >= 0 and state[SIZE, slot] == befores[place] and not taken[slot]:
+            first = np.int64(0) if _has_twin(state, slot) else befores[place] - TAIL
+            if _agree(_ids_of(state, slot), table[row], first, befores[place]):
+                found[place], taken[slot] = slot, True
+    for place in range(batch):
+        for slot in range(state.shape[1] if found[place] < 0 else 0):
+            if state[SIZE, slot] == befores[place] and not taken[slot]:
+                if _agree(_ids_of(state, slot), table[rows[place]], np.int64(0), befores[place]):
+                    found[place], taken[slot] = slot, True
+                    break
+    for place in range(batch):
+        slot = there[rows[place]]
         if found[place] >= 0:
-            end += counts[place]
-        elif slot >= 0 and not taken[slot] and 0 <= state[SIZE, slot] < size - counts[place]:
+            end += added[rows[place]]
+        elif slot >= 0 and not taken[slot] and 0 <= state[SIZE, slot] < befores[place]:
             if _agree(_ids_of(state, slot), table[rows[place]], np.int64(0), state[SIZE, slot]):
                 begun[place], taken[slot] = slot, True
         stops[place] = end
     new = np.empty(end, np.int32)
+    there[:] = -1
     for place in range(batch):
+        there[rows[place]] = found[place]
         if found[place] >= 0:
-            new[stops[place] - counts[place] : stops[place]] = table[
-                rows[place], sizes[place] - counts[place] : sizes[place]
+            new[stops[place] - added[rows[place]] : stops[place]] = table[
+                rows[place], befores[place] : sizes[place]
             ]
-    return found, begun, new, stops
+    return rows, sizes, found, begun, new, stops
 
 
 @leaf_kernel

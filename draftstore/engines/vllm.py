@@ -85,20 +85,21 @@ class Drafter:
         self, proposer: Proposer, sampled: Sequence[Sequence[int]], sizes: Any, ids: Any
     ) -> list[list[int]]:
         counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
-        rows = np.flatnonzero(counts)
-        sizes = np.asarray(sizes, np.int64)[rows]
-        slots, begun, new, stops = self._rows.find(ids, rows, sizes, counts[rows])
-        # The next turn of a conversation begins with the previous text, but its new part is not an answer.
-        proposer.forget(begun[begun >= 0].tolist())
-        for place in np.flatnonzero(slots < 0).tolist():
-            slots[place] = proposer.start(ids[rows[place], : sizes[place]])
-        self._rows.keep(rows, slots)
-        # Near its maximum length, vLLM verifies fewer tokens of a text.
-        room = np.maximum(self._max_model_len - 1 - sizes, 0)
-        batch = proposer.propose(slots, new, stops, np.where(room < self._longest, room, proposer.budget))
+        found = self._rows.find(ids, sizes, counts)
+        slots, size = found.slots, found.sizes
+        if len(slots) and slots.min() < 0:
+            # The next turn of a conversation begins with the previous text, but its new part is not an answer.
+            proposer.forget(found.begun[found.begun >= 0].tolist())
+            for place in np.flatnonzero(slots < 0).tolist():
+                slots[place] = proposer.start(ids[found.rows[place], : size[place]])
+            self._rows.slots[found.rows] = slots
+        room = self._max_model_len - 1 - size  # near its maximum length, vLLM verifies fewer tokens of a text
+        budgets = np.where(room < self._longest, room, proposer.budget)
+        batch = proposer.propose(slots, found.ids, found.stops, budgets)
         chains: list[list[int]] = [[] for _ in sampled]
-        for row, tokens, size in zip(rows.tolist(), batch.tokens.tolist(), batch.sizes.tolist(), strict=True):
-            chains[row] = tokens[:size]
+        trees = zip(found.rows.tolist(), batch.tokens.tolist(), batch.sizes.tolist(), strict=True)
+        for row, tokens, nodes in trees:
+            chains[row] = tokens[:nodes]
         return chains
 
 

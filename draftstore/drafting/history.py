@@ -10,7 +10,7 @@ A negative token separates documents: no n-gram spans it.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from draftstore.errors import require_limits

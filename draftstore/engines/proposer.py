@@ -9,7 +9,7 @@ further requests is forgotten after a while.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from time import monotonic
 
@@ -204,12 +204,14 @@ class Proposer:
 
     def _draft(self, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
         # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.
+        if not len(slots):
+            return DraftBatch.empty(0)
         texts, nodes = slots.tolist(), [self.budget if budget > 0 else 0 for budget in budgets.tolist()]
         try:
             batch = self._slots.propose(texts, nodes, [self._min_prob] * len(texts))
         except Exception:  # noqa: BLE001 (of one text: the others continue)
             batch = DraftBatch.of([self._draft_alone(*each) for each in zip(texts, nodes, strict=True)])
-        arrays = [as_input(each, dtype) for each, dtype in zip(batch, _TYPES, strict=False)]
+        arrays = [as_input(each, dtype) for each, dtype in zip(batch[:4], _TYPES, strict=True)]
         chain = -1 if self._chain is None else self._chain
         return DraftBatch.plain(
             *keep_drafts(self._tokens, self._parents, self._nodes, slots, *arrays, budgets, chain)
@@ -245,9 +247,9 @@ class Proposer:
             self._slots.leave(slot)
             self.texts.drop(slot)
 
-    def complete(self, slot: int, ids: ArrayLike) -> None:
-        """Store the answer of a text that has ended; the whole text includes the tokens of its last step."""
-        self._remember(slot, np.asarray(ids, np.int32))
+    def complete(self, slot: int, start: int, ids: Sequence[int]) -> None:
+        """Store the answer of a text that has ended; its ids from `start` on include those of the last step."""
+        self._remember(slot, np.concatenate([self.texts.ids(slot)[:start], np.array(ids, np.int32)]))
 
     def _remember(self, slot: int, ids: NDArray[np.int32] | None = None) -> None:
         """Append the new part of an answer to the live store of its corpus, if there is one."""

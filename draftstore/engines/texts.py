@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import SEPARATOR
@@ -128,7 +128,9 @@ def follow_texts(
             texts += 1
             size = nodes[slot]
             accepted = walk(tokens[slot, :size], parents[slot, :size], new, _pass_by, 0)
-            accepted = min(accepted, len(new) - 1)  # the last id is the model's own, even if the draft had it too
+            accepted = min(
+                accepted, len(new) - 1
+            )  # the last id is the model's own, even if the draft had it too
             row = counts[state[CORPUS, slot]]
             row[0] += 1
             row[1] += size
@@ -208,17 +210,17 @@ def find_texts(state: Any, there: Any, table: Any, lengths: Any, added: Any) -> 
                 found[place], taken[slot] = slot, True
     for place in range(batch):
         for slot in range(state.shape[1] if found[place] < 0 else 0):
-            if state[SIZE, slot] == befores[place] and not taken[slot]:
-                if _agree(_ids_of(state, slot), table[rows[place]], np.int64(0), befores[place]):
-                    found[place], taken[slot] = slot, True
-                    break
+            same = state[SIZE, slot] == befores[place] and not taken[slot]
+            if same and _agree(_ids_of(state, slot), table[rows[place]], np.int64(0), befores[place]):
+                found[place], taken[slot] = slot, True
+                break
     for place in range(batch):
         slot = there[rows[place]]
         if found[place] >= 0:
             end += added[rows[place]]
         elif slot >= 0 and not taken[slot] and 0 <= state[SIZE, slot] < befores[place]:
-            if _agree(_ids_of(state, slot), table[rows[place]], np.int64(0), state[SIZE, slot]):
-                begun[place], taken[slot] = slot, True
+            taken[slot] = _agree(_ids_of(state, slot), table[rows[place]], np.int64(0), state[SIZE, slot])
+            begun[place] = slot if taken[slot] else -1
         stops[place] = end
     new = np.empty(end, np.int32)
     there[:] = -1

@@ -211,7 +211,8 @@ class Proposer:
             batch = self._slots.propose(texts, nodes, [self._min_prob] * len(texts))
         except Exception:  # noqa: BLE001 (of one text: the others continue)
             batch = DraftBatch.of([self._draft_alone(*each) for each in zip(texts, nodes, strict=True)])
-        arrays = [as_input(each, dtype) for each, dtype in zip(batch[:4], _TYPES, strict=True)]
+        tokens, parents = as_input(batch.tokens, np.int32), as_input(batch.parents, np.int16)
+        arrays = tokens, parents, as_input(batch.levels, np.uint8), as_input(batch.sizes, np.int32)
         chain = -1 if self._chain is None else self._chain
         return DraftBatch.plain(
             *keep_drafts(self._tokens, self._parents, self._nodes, slots, *arrays, budgets, chain)
@@ -265,9 +266,6 @@ class Proposer:
         if monotonic() - self._warned_at >= WARNING_PAUSE:
             self._warned_at = monotonic()
             LOG.warning("%s: %s: %s", effect, type(error).__name__, error)
-
-
-_TYPES: tuple[type[np.generic], ...] = (np.int32, np.int16, np.uint8, np.int32)
 
 
 def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:

@@ -83,6 +83,8 @@ def as_input(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only view so that kernels compile only once for mapped and in-memory arrays."""
+    if type(array) is np.ndarray and not array.flags.writeable:
+        return array
     view = array.view(np.ndarray)
     view.setflags(write=False)
     return view

@@ -113,37 +113,27 @@ def _find_chances(trie: Any, scratch: Any, drafts: Any, seen: Any, sources: Any)
 
 
 @kernel
-def find_wrong_id(slots: Any, limits: Any, ids: Any, stops: Any) -> Any:
-    """Return the place of the first text with a new id outside [0, limit) that is not `SEPARATOR`; -1: none.
-
-    Args:
-        slots: int64 [batch], the texts.
-        limits: int64 [slots], limit of each slot.
-        ids: int32 [any], the new ids of all texts.
-        stops: int64 [batch], the end of each text's ids.
-    """
-    start = np.int64(0)
-    for place in range(len(slots)):
-        limit = limits[slots[place]]
-        for i in range(start, stops[place]):
-            if ids[i] >= limit or (ids[i] < 0 and ids[i] != SEPARATOR):
-                return place
-        start = stops[place]
-    return -1
-
-
-@kernel
 def learn_texts(
     contexts: Any, tokens: Any, parents: Any, levels: Any, sizes: Any, seen: Any, matched: Any, waiting: Any,
-    slots: Any, ids: Any, stops: Any,
-) -> None:  # fmt: skip
+    limits: Any, slots: Any, ids: Any, stops: Any,
+) -> Any:  # fmt: skip
     """Append new ids to the contexts, int32 [slots, any], and judge drafts that wait for it; see `merge_texts`.
 
     Args:
         matched: int32 [slots, sources], set to the number of new ids that each draft contained.
         waiting: bool [slots], whether the drafts have not been judged yet.
+        limits: int64 [slots], limit of the ids of each text.
         ids: int32 [any], the new ids of all texts; `stops` int64 [batch], the end of each text's.
+
+    Returns:
+        -1, or the first text with an id outside [0, limit) other than `SEPARATOR`; then nothing has changed.
     """
+    start = np.int64(0)
+    for place in range(len(slots)):
+        for i in range(start, stops[place]):
+            if ids[i] >= limits[slots[place]] or (ids[i] < 0 and ids[i] != SEPARATOR):
+                return place
+        start = stops[place]
     start, width = np.int64(0), contexts.shape[1]
     for place in range(len(slots)):
         slot, new = slots[place], ids[start : stops[place]]
@@ -160,6 +150,7 @@ def learn_texts(
                 above, own = parents[slot, source, :size], levels[slot, source, :size]
                 state = above, own, seen[slot, source]
                 matched[slot, source] = walk(tokens[slot, source, :size], above, new, _count_children, state)
+    return -1
 
 
 @leaf_kernel

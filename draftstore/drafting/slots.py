@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import NO_MATCH, Drafter, Session, check_budget, check_ids
-from draftstore.drafting.merging import find_wrong_id, learn_texts, merge_texts
+from draftstore.drafting.merging import learn_texts, merge_texts
 from draftstore.errors import DraftTreeError, TokenRangeError
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import DraftBatch
@@ -171,20 +171,21 @@ class _Text(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call of one source in a step: the places of its texts in the batch, their slots, and its column in each."""
+    """A call of one source in a step: the places of its texts in the batch, their slots, and its cells in tables."""
 
     source: SlotSource
     places: NDArray[np.int64]
     slots: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    budget: int = 0
-    min_prob: float = 0.0
+    cells: tuple[Any, Any]
+    budget: int
+    min_prob: float
 
 
 class _Plan(NamedTuple):
     """The calls of a step, and its arguments as arrays; `alone`: the only call drafts for all texts, unmerged."""
 
     calls: list[_Call]
+    index: NDArray[np.int64] | slice
     slots: NDArray[np.int64]
     budgets: NDArray[np.int64]
     levels: NDArray[np.int64]
@@ -295,8 +296,7 @@ class Slots:
             DraftstoreError: a budget is outside 0 .. 4,096. Errors of sources that are not merged are also raised.
         """
         plan = self._planned("propose", self._plan_drafts, tuple(slots), tuple(budgets), tuple(min_probs))
-        self.wanted[plan.slots] = self._waiting[plan.slots] = (plan.budgets > 0) & (plan.levels >= 0)
-        self.drafted[plan.slots] = self.matched[plan.slots] = 0
+        self._waiting[plan.index] = True
         for call in plan.calls:
             batch = self._call(call)
             if plan.alone and batch is not None:
@@ -340,7 +340,7 @@ class Slots:
         plan = self._planned("observe", self._plan_learning, tuple(slots))
         ids, stops = read_only(ids), read_only(stops)
         errors: dict[int, Exception] = {}
-        while (place := find_wrong_id(plan.slots, self._limits, ids, stops)) >= 0:
+        while (place := self._learn(plan.slots, ids, stops)) >= 0:
             begin, end = int(stops[place - 1]) if place else 0, int(stops[place])
             if (wrong := self._reject(int(plan.slots[place]), ids[begin:end])) is not None:
                 errors[place] = wrong
@@ -348,9 +348,6 @@ class Slots:
                 stops[place:] -= end - begin
                 ids, stops = read_only(ids), read_only(stops)
             plan = self._planned("observe", self._plan_learning, tuple(slots))
-        learn_texts(
-            self.contexts, *self._drafts, self.drafted, self.seen, self.matched, self._waiting, plan.slots, ids, stops
-        )  # fmt: skip
         none = [None] * len(slots)
         results = Results(plan.slots, ids, stops, trees or none, candidates or none, hidden)
         for call in plan.calls:
@@ -363,6 +360,13 @@ class Slots:
                 if not self._fail(slots[place], column, why):
                     errors[place] = why
         return errors
+
+    def _learn(self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64]) -> int:
+        wrong: int = learn_texts(
+            self.contexts, *self._drafts, self.drafted, self.seen, self.matched, self._waiting, self._limits, slots,
+            ids, stops,
+        )  # fmt: skip
+        return wrong
 
     def outcomes(self, slot: int) -> list[SourceOutcome]:
         """Return the part of each source in the last step of a text; empty if no nodes were requested."""
@@ -426,14 +430,22 @@ class Slots:
                     key = id(source), budget, least[place] if text.faults is None else 0.0
                     groups.setdefault(key, []).append((place, column))
                     sources[id(source)] = source
-        rows = read_only(np.array(slots, np.int64))
-        calls = [
-            _call_at(sources[source], rows, group, budget, min_prob)
-            for (source, budget, min_prob), group in groups.items()
-        ]
+        rows = np.array(slots, np.int64)
         self._reserve(0, 1, max(budgets, default=0), 0)
-        alone = len(calls) == 1 and len(calls[0].places) == len(slots) and not self._mixed[rows].any()
-        return _Plan(calls, rows, np.array(budgets, np.int64), np.array(levels, np.int64), alone)
+        plan = _Plan(
+            [
+                _call_at(sources[each], rows, group, budget, min_prob)
+                for (each, budget, min_prob), group in groups.items()
+            ],
+            _compact(rows),
+            read_only(rows),
+            read_only(np.array(budgets, np.int64)),
+            read_only(np.array(levels, np.int64)),
+            [*map(len, groups.values())] == [len(slots)] and not self._mixed[rows].any(),
+        )
+        self.wanted[rows] = (plan.budgets > 0) & (plan.levels >= 0)
+        self.drafted[rows] = self.matched[rows] = 0
+        return plan
 
     def _plan_learning(self, slots: tuple[int, ...]) -> _Plan:
         groups: dict[int, list[tuple[int, int]]] = {}
@@ -444,34 +456,38 @@ class Slots:
                     groups.setdefault(id(source), []).append((place, column))
                     sources[id(source)] = source
         rows = read_only(np.array(slots, np.int64))
-        calls = [_call_at(sources[source], rows, group) for source, group in groups.items()]
-        return _Plan(calls, rows, rows, rows, False)
+        return _Plan(
+            [_call_at(sources[each], rows, group) for each, group in groups.items()],
+            rows,
+            rows,
+            rows,
+            rows,
+            False,
+        )
 
     def _call(self, call: _Call) -> DraftBatch | None:
         """Let one source draft; if that fails, for each text alone. Returns the drafts of a call that succeeded."""
         try:
             batch = call.source.propose(call.slots, call.budget, call.min_prob)
-            width = batch.tokens.shape[1]
-            self._reserve(0, 1, width, 0)
-            for array, drafts in zip(self._drafts, batch[:3], strict=True):
-                array[call.slots, call.columns, :width] = drafts
         except Exception as error:  # (of one text: the others continue)
-            if len(call.places) == 1:
-                if not self._fail(int(call.slots[0]), int(call.columns[0]), error):
-                    raise
-            else:
-                for text in range(len(call.places)):
-                    one = slice(text, text + 1)
+            if len(call.places) > 1:
+                for place, slot in enumerate(call.slots):
+                    column = self._texts[slot].sources.index(call.source)
                     self._call(
-                        call._replace(
-                            places=call.places[one], slots=call.slots[one], columns=call.columns[one]
-                        )
+                        _call_at(call.source, call.slots, [(place, column)], call.budget, call.min_prob)
                     )
+            elif not self._fail(int(call.slots[0]), int(call.cells[1]), error):
+                raise
             return None
-        self.drafted[call.slots, call.columns] = batch.sizes
+        width = batch.tokens.shape[1]
+        tokens, parents, levels = self._drafts
+        tokens[(*call.cells, slice(width))] = batch.tokens
+        parents[(*call.cells, slice(width))] = batch.parents
+        levels[(*call.cells, slice(width))] = batch.levels
+        self.drafted[call.cells] = batch.sizes
         if batch.reason not in self.reason_names:
             self.reason_names.append(batch.reason)
-        self.reasons[call.slots, call.columns] = self.reason_names.index(batch.reason)
+        self.reasons[call.cells] = self.reason_names.index(batch.reason)
         return batch
 
     def _fail(self, slot: int, column: int, error: Exception) -> bool:
@@ -508,8 +524,17 @@ class Slots:
 def _call_at(
     source: SlotSource, rows: NDArray[np.int64], group: list[tuple[int, int]], budget: int = 0, min_prob: float = 0.0
 ) -> _Call:  # fmt: skip
+    """Return a call for texts by place and column."""
     places, columns = np.array(group, np.int64).T
-    return _Call(source, places.copy(), as_input(rows[places], np.int64), columns, budget, min_prob)
+    slots = as_input(rows[places], np.int64)
+    cells = (_compact(slots), int(columns[0])) if (columns == columns[0]).all() else (slots, columns)
+    return _Call(source, as_input(places, np.int64), slots, cells, budget, min_prob)
+
+
+def _compact(slots: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    """Return an index of slots: a slice, which is faster, if they follow each other."""
+    first, count = int(slots[0]), len(slots)
+    return slice(first, first + count) if (slots == np.arange(first, first + count)).all() else slots
 
 
 class SessionSource(SlotSource):

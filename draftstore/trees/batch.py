@@ -1,6 +1,7 @@
 """Drafts of a batch of contexts as arrays, from kernels to the wire without an object per tree."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,8 +62,7 @@ class DraftBatch(NamedTuple):
     @classmethod
     def plain(cls, tokens: Any, parents: Any, levels: Any, sizes: Any) -> "DraftBatch":
         """Return drafts without matches in a store."""
-        none = np.zeros(len(sizes), np.int32)
-        return cls(tokens, parents, levels, sizes, none, none.astype(np.int64))
+        return cls(tokens, parents, levels, sizes, *_no_matches(len(sizes)))
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> "DraftBatch":
@@ -109,6 +109,11 @@ class DraftBatch(NamedTuple):
         """Return the size of each encoded tree, int32 [batch], and all trees concatenated, uint8 [bytes]."""
         lengths, data = codec.encode_trees(self.tokens, self.parents, self.levels, self.sizes)
         return lengths, data
+
+
+@cache
+def _no_matches(batch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    return read_only(np.zeros(batch, np.int32)), read_only(np.zeros(batch, np.int64))
 
 
 def decode_trees(

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import config, njit
+from numba import config, njit, types
+from numba.core.cgutils import voidptr_t
 from numba.core.compiler_lock import global_compiler_lock
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from draftstore.storage.locks import lock
@@ -88,3 +90,14 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
     view = array.view(np.ndarray)
     view.setflags(write=False)
     return view
+
+
+def _as_pointer(_context: Any, address: Any) -> Any:
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], voidptr_t)
+
+    return types.voidptr(address), build
+
+
+pointer: Any = intrinsic(_as_pointer)
+"""Returns an address, int64, as a pointer for `numba.carray`, in kernels."""

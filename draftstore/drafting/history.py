@@ -10,14 +10,11 @@ A negative token separates documents: no n-gram spans it.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.core.cgutils import voidptr_t
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
+from numba import carray
 from numpy.typing import NDArray
 
 from draftstore.errors import require_limits
-from draftstore.jit import kernel, leaf_kernel
+from draftstore.jit import kernel, leaf_kernel, pointer
 from draftstore.search.candidates import clear_table, new_candidates, place_of
 from draftstore.search.expand import LIMITS, enter_all, floor_of, load_path
 from draftstore.trees.frontier import MAX_DEPTH, grow, new_frontier, unpack_nodes
@@ -218,26 +215,14 @@ def draft_contexts(
     return out_tokens, out_parents, out_levels, sizes, matches, counts
 
 
-def _as_pointer(_context: Any, address: Any) -> Any:
-    """Return an address as a pointer."""
-
-    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], voidptr_t)
-
-    return types.voidptr(address), build
-
-
-_pointer: Any = intrinsic(_as_pointer)
-
-
 @kernel
 def _history_of(table: Any, slot: Any) -> Any:
     """Return the arrays of a text's `History`."""
     capacity = table[slot, CAPACITY]
     return (
-        carray(_pointer(table[slot, 0]), (capacity,), np.int32),
-        carray(_pointer(table[slot, 1]), (len(LENGTHS), capacity), np.int32),
-        carray(_pointer(table[slot, 2]), (len(LENGTHS), table[slot, CELLS]), np.int32),
+        carray(pointer(table[slot, 0]), (capacity,), np.int32),
+        carray(pointer(table[slot, 1]), (len(LENGTHS), capacity), np.int32),
+        carray(pointer(table[slot, 2]), (len(LENGTHS), table[slot, CELLS]), np.int32),
     )
 
 

@@ -296,6 +296,8 @@ class Slots:
             DraftstoreError: a budget is outside 0 .. 4,096. Errors of sources that are not merged are also raised.
         """
         plan = self._planned("propose", self._plan_drafts, tuple(slots), tuple(budgets), tuple(min_probs))
+        if not plan.calls:
+            return DraftBatch.empty(len(slots))
         self._waiting[plan.index] = True
         for call in plan.calls:
             batch = self._call(call)

@@ -1,13 +1,19 @@
 """How an engine used our drafts: counts by corpus, source and position, for Prometheus."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafting.outcomes import NOT_WANTED
+from draftstore.drafting.slots import Slots, enlarged
+from draftstore.engines.texts import CORPUS, DRAFTS, Texts
 from draftstore.errors import EngineError, needs_extra
-from draftstore.trees.tree import DraftTree
+from draftstore.jit import kernel
 
 PREFIX = "draftstore_engine"
+Counts = dict[tuple[str, ...], int]
 
 
 class DraftFigures:
@@ -16,40 +22,66 @@ class DraftFigures:
     Attributes:
         engine: name of the engine.
         failures: number of texts whose drafter failed.
+        strangers: number of texts of an unknown corpus.
+        steps: int64 [corpora, 3 + nodes], steps, drafted and accepted tokens, and those by position.
+        sources: int64 [corpora, sources, 2 + reasons], drafted and matched tokens, and empty drafts by reason.
     """
 
-    def __init__(self, engine: str) -> None:
-        """Start from zero."""
-        self.engine = engine
-        self.failures = 0
-        self._counts: defaultdict[tuple[str, str], Counter[tuple[str, ...]]] = defaultdict(Counter)
+    def __init__(self, engine: str, corpora: Sequence[str] = ("",), nodes: int = 0) -> None:
+        """Start from zero, for drafts of at most `nodes` nodes."""
+        self.engine, self.corpora = engine, [*corpora]
+        self.failures = self.strangers = 0
+        self.steps = np.zeros((len(self.corpora), 3 + nodes), np.int64)
+        self.sources = np.zeros((len(self.corpora), 0, 2), np.int64)
+        self._labels: list[str] = []
+        self._reasons: list[str] = []
 
-    def add(self, corpus: str, tree: DraftTree, path: Sequence[int]) -> None:
-        """Count a step of one request."""
-        self._count("steps", corpus, 1)
-        self._count("drafted_tokens", corpus, len(tree))
-        self._count("accepted_tokens", corpus, len(path))
-        for place in range(len(path)):
-            self._count("accepted_tokens_per_position", corpus, 1, str(place))
+    def places(self, labels: Sequence[str]) -> list[int]:
+        """Return the numbers of sources by their labels."""
+        self._labels += [label for label in dict.fromkeys(labels) if label not in self._labels]
+        return [self._labels.index(label) for label in labels]
 
-    def add_sources(self, corpus: str, counts: Mapping[tuple[str, str], int]) -> None:
-        """Count the results of a request's sources in a step, see `draftstore.drafting.outcomes.counted`."""
-        for (source, what), count in counts.items():
-            if what in ("drafted", "matched"):
-                self._count(f"source_{what}_tokens", corpus, count, source)
-            else:
-                self._count("source_empty_drafts", corpus, count, source, what)
+    def count_sources(
+        self, slots: Slots, texts: Texts, labels: NDArray[np.int64], learned: NDArray[np.int64]
+    ) -> None:
+        """Count the results of the last step.
 
-    def _count(self, name: str, corpus: str, count: int, *labels: str) -> None:
-        self._counts[name, corpus][labels] += count
+        Args:
+            slots: the results.
+            texts: the texts.
+            labels: int64 [slots, sources], the numbers of each text's sources, and -1 behind them.
+            learned: int64 [any], the texts whose results are known.
+        """
+        if self.sources.shape[1:] != (len(self._labels), 3 + len(slots.reason_names)):
+            self._reasons = [NOT_WANTED.reason, *slots.reason_names]
+            self.sources = enlarged(self.sources, 1, len(self._labels), 2 + len(self._reasons))
+        _count_sources(
+            self.sources, labels, texts.state, slots.wanted, slots.drafted, slots.matched, slots.reasons, learned
+        )  # fmt: skip
+
+    def _read(self, name: str, corpus: int) -> Counts:
+        """Return a count by its labels."""
+        steps, sources = self.steps[corpus].tolist(), self.sources[corpus].tolist()
+        if name == "accepted_tokens_per_position":
+            return {(str(place),): count for place, count in enumerate(steps[3:]) if count}
+        if name in _STEPS:
+            return {(): steps[_STEPS.index(name)]} if steps[0] else {}
+        rows = [(label, row) for label, row in zip(self._labels, sources, strict=False) if any(row)]
+        if name in _SOURCES:
+            return {(label,): row[_SOURCES.index(name)] for label, row in rows}
+        reasons = {
+            (label, why): count for label, row in rows for why, count in zip(self._reasons, row[2:], strict=False)
+        } | {("", "unknown_corpus"): 0 if corpus else self.strangers}  # fmt: skip
+        return {labels: count for labels, count in reasons.items() if count}
 
     def total(self, name: str, corpus: str = "") -> int:
         """Return a count summed over all its labels."""
-        return sum(self._counts.get((name, corpus), Counter()).values())
+        return sum(self._read(name, self.corpora.index(corpus)).values())
 
     def by_label(self, name: str, corpus: str = "") -> dict[str, int]:
         """Return a count by its labels: position, source, or source and reason."""
-        return {" ".join(labels): count for labels, count in self._counts.get((name, corpus), {}).items()}
+        found = self._read(name, self.corpora.index(corpus))
+        return {" ".join(labels): count for labels, count in found.items()}
 
     def collect(self) -> Iterable[Any]:
         """Yield the counts as metrics of `prometheus_client`."""
@@ -57,8 +89,8 @@ class DraftFigures:
 
         for name, text, *labels in _METRICS:
             family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["engine", "corpus", *labels])
-            for (counted, corpus), counts in list(self._counts.items()):
-                for values, count in list(counts.items()) if counted == name else ():
+            for place, corpus in enumerate(self.corpora):
+                for values, count in self._read(name, place).items():
                     family.add_metric([self.engine, corpus, *values], count)
             yield family
         failures = CounterMetricFamily(f"{PREFIX}_failures", "Texts whose drafter failed.", labels=["engine"])
@@ -66,6 +98,26 @@ class DraftFigures:
         yield failures
 
 
+@kernel
+def _count_sources(
+    counts: Any, labels: Any, state: Any, wanted: Any, drafted: Any, matched: Any, reasons: Any, learned: Any
+) -> None:  # fmt: skip
+    for slot in learned:
+        for source in range(labels.shape[1] if state[DRAFTS, slot] > 0 else 0):
+            if labels[slot, source] < 0:
+                break
+            row = counts[state[CORPUS, slot], labels[slot, source]]
+            if not wanted[slot]:
+                row[2] += 1
+            else:
+                row[0] += drafted[slot, source]
+                row[1] += matched[slot, source]
+                if drafted[slot, source] == 0:
+                    row[3 + reasons[slot, source]] += 1
+
+
+_STEPS = ("steps", "drafted_tokens", "accepted_tokens")
+_SOURCES = ("source_drafted_tokens", "source_matched_tokens")
 _METRICS: tuple[tuple[str, ...], ...] = (
     ("steps", "Steps of requests."),
     ("drafted_tokens", "Draft tokens that were verified."),

@@ -1,32 +1,31 @@
 """Drafts for the running requests of an engine, in one call per step: failures cost speed, never an answer.
 
-    proposer = Proposer(config, vocab_size=..., tokenizer=..., shape=partial(best_chain, longest=8))
-    trees = proposer.propose([DraftRequest(key, ids), ...])        every step, with the whole text of every request
+    proposer = Proposer(config, vocab_size=..., tokenizer=..., chain=8)
+    slot = proposer.start(ids)                                 once for every text
+    batch = proposer.propose(slots, ids, stops, budgets)       every step, with the new ids of all texts
 
 An engine reports no outcomes: what it accepted of a draft follows from the text at the next step. A text without
-further requests is forgotten after a while; if it comes back, it is read again.
+further requests is forgotten after a while.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from operator import index
 from time import monotonic
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.assembly import Assembly, Sources, assemble
-from draftstore.drafting.drafter import Session, separated
-from draftstore.drafting.growing import GrowingIds
-from draftstore.drafting.outcomes import counted, outcomes
 from draftstore.drafting.request import SPARE
-from draftstore.drafting.together import propose_many
+from draftstore.drafting.slots import Slots, enlarged
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.figures import DraftFigures
+from draftstore.engines.texts import CORPUS, DRAFTS, REMEMBERED, SIZE, STEP, Texts, follow_texts, keep_drafts
 from draftstore.errors import EngineError
+from draftstore.jit import as_input
 from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
@@ -36,44 +35,10 @@ MAX_REMEMBERED_TOKENS = 1 << 20
 """Maximum tokens of such texts to keep, including spare room: a session takes about 100 bytes per token."""
 LEAST = 2
 """Minimum tokens of an answer that is stored."""
-TAIL = 64
-"""Last tokens of a known text that are compared at every step."""
+NEVER = 1 << 62
+"""Stands for the remembered tokens of a text that is not stored."""
 WARNING_PAUSE = 60.0
 """Minimum seconds between two warnings."""
-
-
-class DraftRequest(NamedTuple):
-    """A request that wants a draft.
-
-    Attributes:
-        key: the engine's identifier of the request.
-        ids: int32 [any], its whole text so far: the prompt and all emitted tokens.
-        corpus: name of its corpus; empty for the common sources.
-        budget: maximum nodes; None: as configured; 0 turns drafts off.
-        live: whether to draft from the live store, if there is one, and to append the answer to it.
-        prediction: returns the ids, int32 [any], expected after the prompt; called at the first step.
-    """
-
-    key: Hashable
-    ids: NDArray[np.int32]
-    corpus: str = ""
-    budget: int | None = None
-    live: bool = True
-    prediction: Callable[[], ArrayLike] | None = None
-
-
-class _Text(GrowingIds):
-    """A request's text as known to its drafter."""
-
-    def __init__(self, corpus: str, live: bool = True) -> None:
-        super().__init__()
-        self.session: Session | None = None
-        self.sources: list[str] = []
-        self.corpus, self.live = corpus, live
-        self.remembered = 0  # tokens of the prompt, or already in the live store
-        self.tree, self.budget = DraftTree.empty(), 0  # the last draft and its maximum nodes
-        self.proposed = DraftTree.empty()  # the same before it was cut
-        self.step = 0
 
 
 class Proposer:
@@ -81,8 +46,9 @@ class Proposer:
 
     Attributes:
         figures: counts of drafted and accepted tokens.
-        texts: remembered texts of requests, by key; read-only.
+        texts: remembered texts of requests, by slot; read-only.
         budget: maximum nodes of a draft.
+        forgotten: slots of texts that the last step has forgotten.
     """
 
     def __init__(
@@ -93,13 +59,11 @@ class Proposer:
         vocab_size: int,
         tokenizer: TokenizerIdentity,
         model: str | None = None,
-        shape: Callable[[DraftTree], DraftTree] = lambda tree: tree,
+        chain: int | None = None,
     ) -> None:
-        """Open all sources."""
+        """Open all sources; with `chain`, drafts are the best paths of at most that many nodes."""
         self.budget = config.budget
-        self._vocab_size = vocab_size
-        self._min_prob, self._shape = config.min_prob, shape
-        self.texts: dict[Hashable, _Text] = {}
+        self._vocab_size, self._min_prob, self._chain = vocab_size, config.min_prob, chain
         self._steps = 0
         self._warned_at = -WARNING_PAUSE
         with ExitStack() as opened:
@@ -109,7 +73,16 @@ class Proposer:
             }
             self._opened = opened.pop_all()
         self._without_live = {name: assembly.without_live() for name, assembly in self._corpora.items()}
-        self.figures = DraftFigures(engine)
+        nodes = self.budget if chain is None else chain
+        self.figures = DraftFigures(engine, [*self._corpora], nodes)
+        self.texts, self._slots, self.forgotten = Texts(), Slots(), list[int]()
+        self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
+        # The last draft of each text; its own arrays, as sources may reuse theirs.
+        self._tokens, self._parents = np.empty((0, nodes), np.int32), np.empty((0, nodes), np.int16)
+        self._nodes = np.empty(0, np.int32)
+        self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
+        self.forget([0], ended=False)
+        self.figures.steps[:], self.figures.sources[:] = 0, 0
 
     @property
     def sources(self) -> str:
@@ -124,140 +97,165 @@ class Proposer:
 
     def close(self) -> None:
         """Store remaining answers, and close all stores and connections."""
-        self.forget([*self.texts])
+        self.forget(np.flatnonzero(self.texts.state[SIZE] >= 0).tolist())
         self._opened.close()
 
     def __len__(self) -> int:
         """Return the number of remembered texts."""
         return len(self.texts)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Return a draft for each request, empty if there is none. Never raises."""
-        self._steps += 1
-        texts, budgets = [], []
-        for request in requests:
-            text, budget = self._follow(request)
-            texts.append(text)
-            budgets.append(budget)
-        places = [place for place, budget in enumerate(budgets) if budget > 0]
-        trees = [DraftTree.empty()] * len(requests)
-        found = self._propose_together(
-            [texts[place] for place in places], [budgets[place] for place in places]
+    def start(
+        self,
+        ids: ArrayLike,
+        corpus: str = "",
+        *,
+        live: bool = True,
+        prediction: Callable[[], ArrayLike] | None = None,
+    ) -> int:
+        """Start a text and return its slot. Never raises: what cannot be read is a text without drafts.
+
+        Args:
+            ids: int32 [any], the prompt and the first token of the answer.
+            corpus: name of its corpus; empty for the common sources.
+            live: whether to draft from the live store, if there is one, and to append the answer to it.
+            prediction: returns the ids, int32 [any], expected after the prompt.
+        """
+        text, place, labels = as_input(np.empty(0), np.int32), 0, list[int]()
+        try:
+            text = as_input(ids, np.int32).reshape(-1)  # type: ignore[arg-type]
+            sources = self._sources(corpus, live, prediction)
+            slot = sources.join(self._slots, text)
+            place, labels = self.figures.corpora.index(corpus), self.figures.places(sources.labels)
+            drafts = True
+        except Exception as error:  # noqa: BLE001 (an engine must not end)
+            self.failed("no drafts for a text", error)
+            slot, drafts = self._slots.join([], ()), False
+        self.texts.put(slot, text)
+        state = self.texts.state
+        state[CORPUS, slot], state[DRAFTS, slot], state[STEP, slot] = place, drafts, self._steps
+        state[REMEMBERED, slot] = len(text) - 1 if live and drafts else NEVER
+        self._labels = enlarged(self._labels, state.shape[1], len(labels), fill=-1)
+        self._labels[slot] = -1
+        self._labels[slot, : len(labels)] = labels
+        self._tokens, self._parents, self._nodes = (
+            enlarged(each, state.shape[1]) for each in (self._tokens, self._parents, self._nodes)
         )
-        for place, tree in zip(places, found, strict=True):
-            trees[place] = texts[place].tree = tree
-        self._forget_old()
-        for text in self.texts.values():
-            if self._steps - text.step == 2:  # it has ended, or is waiting
-                self._remember(text)
-        return trees
+        self._nodes[slot] = 0
+        return slot
 
-    def _forget_old(self) -> None:
-        """Forget texts that are gone: after a while, or sooner if they take too much room."""
-        if self._steps % 8:
-            return
-        room = MAX_REMEMBERED_TOKENS
-        for key, text in reversed(list(self.texts.items())):
-            if text.step < self._steps:
-                room -= len(text) + SPARE
-                if room < 0 or self._steps - text.step >= FORGET_STEPS:
-                    self.forget([key])
-
-    def forget(self, keys: Sequence[Hashable], *, ended: bool = True) -> None:
-        """Forget requests that have `ended`, or whose text has changed."""
-        for key in keys:
-            text = self.texts.pop(key, None)
-            if text is not None and ended:
-                self._remember(text)
-
-    def complete(self, key: Hashable, ids: ArrayLike) -> None:
-        """Set the whole text of a request that has ended, including the tokens of its last step."""
-        if (text := self.texts.get(key)) is not None:
-            text.put(0, ids)
-
-    def _remember(self, text: _Text) -> None:
-        """Append the new part of an answer to the live store of its corpus, if there is one."""
-        start = text.remembered
-        if text.session is None or not text.live or len(text) - start < LEAST:
-            return
-        self._corpora[text.corpus].remember(text.ids[:start], text.ids[start:])
-        text.remembered = len(text)
-
-    def _follow(self, request: DraftRequest) -> tuple[_Text, int]:
-        """Return a request's text, up to date, and the maximum nodes of its draft."""
-        try:
-            budget = self.budget if request.budget is None else min(self.budget, index(request.budget))
-            text = self._text(request)
-            known, new = len(text), request.ids[len(text) :]
-            text.put(known, new)
-            text.step = self._steps
-        except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("no draft for a request", error)
-            return _Text(""), 0
-        try:
-            if known == 0:
-                text.remembered = len(new) - 1  # the last token is the first of the answer
-                sources = self._sources(request)
-                text.session, text.sources = sources.session(new), sources.labels
-            elif text.session is not None and len(new):
-                self._learn(text, text.session, new)
-        except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("no more drafts for a text", error)
-            text.session = None
-        text.tree = DraftTree.empty()
-        text.budget = 0 if text.session is None else budget
-        return text, text.budget
-
-    def _text(self, request: DraftRequest) -> _Text:
-        """Return a request's text so far, or a new one if its key now belongs to another text."""
-        text = self.texts.get(request.key)
-        if text is None or text.corpus != request.corpus or not text.begins(request.ids, TAIL):
-            self.forget([request.key])
-            text = self.texts[request.key] = _Text(request.corpus, request.live)
-        return text
-
-    def _sources(self, request: DraftRequest) -> Assembly:
-        if request.corpus not in self._corpora:
-            self.figures.add_sources("", {("", "unknown_corpus"): 1})
-            raise EngineError(f"no corpus {request.corpus!r:.100}: add it to [corpora] in the settings")
-        sources = (self._corpora if request.live else self._without_live)[request.corpus]
-        if request.prediction is not None:
+    def _sources(self, corpus: str, live: bool, prediction: Callable[[], ArrayLike] | None) -> Assembly:
+        if corpus not in self._corpora:
+            self.figures.strangers += 1
+            raise EngineError(f"no corpus {corpus!r:.100}: add it to [corpora] in the settings")
+        sources = (self._corpora if live else self._without_live)[corpus]
+        if prediction is not None:
             try:
-                return sources.predicting(request.prediction())
+                return sources.predicting(prediction())
             except Exception as error:  # noqa: BLE001 (an engine must not end)
                 self.failed("a prediction is ignored", error)
         return sources
 
-    def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
-        path = text.tree.accepted(new)
-        known = len(path) + 1 == len(new)  # otherwise the engine has verified something else
-        # The last token is the model's own, even if the draft had it too and the engine has cut it.
-        self.figures.add(text.corpus, text.tree, path[: len(new) - 1])
-        session.observe(separated(new, self._vocab_size), tree=text.tree if known else None)
-        parts = outcomes(session, text.proposed, new) if text.budget > 0 else []
-        self.figures.add_sources(text.corpus, counted(text.sources, parts))
+    def propose(
+        self,
+        slots: NDArray[np.int64],
+        ids: NDArray[np.int32],
+        stops: NDArray[np.int64],
+        budgets: NDArray[np.int64],
+    ) -> DraftBatch:
+        """Return a draft for each text, empty if there is none. Never raises.
 
-    def _propose_together(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
-        """Return drafts for texts with a session, proposed together or, if that fails, one by one."""
-        # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.
-        sessions: list[Any] = [text.session for text in texts]
+        Args:
+            slots: int64 [batch], the texts, each at most once.
+            ids: int32 [any], the ids of all texts that are new since the last step, one text after another.
+            stops: int64 [batch], the end of each text's ids.
+            budgets: int64 [batch], maximum nodes, at most those configured; 0 turns drafts off.
+        """
+        self._steps, self.forgotten = self._steps + 1, []
         try:
-            trees = propose_many(sessions, [self.budget] * len(texts), [self._min_prob] * len(texts))
-            for text, tree in zip(texts, trees, strict=True):
-                text.proposed = tree
-            return [self._shape(tree.prefix(budget)) for tree, budget in zip(trees, budgets, strict=True)]
-        except Exception:  # noqa: BLE001 (of one text: the others continue)
-            return [self._propose_alone(text, budget) for text, budget in zip(texts, budgets, strict=True)]
-
-    def _propose_alone(self, text: _Text, budget: int) -> DraftTree:
-        assert text.session is not None
-        try:
-            text.proposed = text.session.propose(self.budget, self._min_prob)
-            return self._shape(text.proposed.prefix(budget))
+            slots, ids, stops = as_input(slots, np.int64), as_input(ids, np.int32), as_input(stops, np.int64)
+            budgets = np.minimum(budgets, self.budget)
+            self._learn(slots, ids, stops, budgets)
+            return self._draft(slots, budgets)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self.failed("no more drafts for a text", error)
-            text.session = None
-            return DraftTree.empty()
+            self.failed("no drafts in a step", error)
+            return DraftBatch.empty(len(slots))
+
+    def _learn(
+        self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64], budgets: NDArray[np.int64]
+    ) -> None:  # fmt: skip
+        """Append new ids, count what became of drafts, and set the budgets of texts without drafts to 0."""
+        state, enough = self.texts.state, False
+        while not enough:
+            enough, learned, known, ends, waiting = follow_texts(
+                state, self._tokens, self._parents, self._nodes, self.figures.steps, self._vocab_size, self._steps,
+                slots, ids, stops, budgets,
+            )  # fmt: skip
+            if not enough:
+                self.texts.reserve(slots, np.diff(stops, prepend=0))
+        texts = learned.tolist()
+        for place, error in self._slots.observe(texts, known, ends).items():
+            self._lose(texts[place], error)
+            budgets[slots == texts[place]] = 0
+        self.figures.count_sources(self._slots, self.texts, self._labels, learned)
+        for slot in waiting.tolist():  # or it has ended
+            self._remember(slot)
+        if self._steps % 8 == 0:
+            self._forget_old()
+
+    def _draft(self, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
+        # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.
+        texts, nodes = slots.tolist(), [self.budget if budget > 0 else 0 for budget in budgets.tolist()]
+        try:
+            batch = self._slots.propose(texts, nodes, [self._min_prob] * len(texts))
+        except Exception:  # noqa: BLE001 (of one text: the others continue)
+            batch = DraftBatch.of([self._draft_alone(*each) for each in zip(texts, nodes, strict=True)])
+        arrays = [as_input(each, dtype) for each, dtype in zip(batch, _TYPES, strict=False)]
+        chain = -1 if self._chain is None else self._chain
+        return DraftBatch.plain(
+            *keep_drafts(self._tokens, self._parents, self._nodes, slots, *arrays, budgets, chain)
+        )
+
+    def _draft_alone(self, slot: int, budget: int) -> tuple[object, ...]:
+        try:
+            tree = self._slots.propose([slot], [budget], [self._min_prob]).trees()[0]
+        except Exception as error:  # noqa: BLE001 (an engine must not end)
+            self._lose(slot, error)
+            tree = DraftTree.empty()
+        return tree.tokens, tree.parents, tree.levels, 0, 0
+
+    def _lose(self, slot: int, error: Exception) -> None:
+        self.failed("no more drafts for a text", error)
+        self.texts.state[DRAFTS, slot], self.texts.state[REMEMBERED, slot] = 0, NEVER
+
+    def _forget_old(self) -> None:
+        """Forget texts that are gone: after a while, or sooner if they take too much room."""
+        state = self.texts.state
+        age = np.where(state[SIZE] >= 0, self._steps - state[STEP], 0)
+        away = np.flatnonzero(age)
+        away = away[np.argsort(age[away], kind="stable")]
+        room = np.cumsum(state[SIZE, away] + SPARE)
+        self.forgotten = away[(room > MAX_REMEMBERED_TOKENS) | (age[away] >= FORGET_STEPS)].tolist()
+        self.forget(self.forgotten)
+
+    def forget(self, slots: Iterable[int], *, ended: bool = True) -> None:
+        """Forget texts that have `ended`, or have changed."""
+        for slot in slots:
+            if ended:
+                self._remember(slot)
+            self._slots.leave(slot)
+            self.texts.drop(slot)
+
+    def complete(self, slot: int, ids: ArrayLike) -> None:
+        """Store the answer of a text that has ended; the whole text includes the tokens of its last step."""
+        self._remember(slot, np.asarray(ids, np.int32))
+
+    def _remember(self, slot: int, ids: NDArray[np.int32] | None = None) -> None:
+        """Append the new part of an answer to the live store of its corpus, if there is one."""
+        text, start = self.texts.ids(slot) if ids is None else ids, int(self.texts.state[REMEMBERED, slot])
+        if len(text) - start >= LEAST:
+            corpus = self.figures.corpora[self.texts.state[CORPUS, slot]]
+            self._corpora[corpus].remember(text[:start], text[start:])
+            self.texts.state[REMEMBERED, slot] = len(text)
 
     def failed(self, effect: str, error: Exception) -> None:
         """Count a failure, and log at most one per minute."""
@@ -265,6 +263,9 @@ class Proposer:
         if monotonic() - self._warned_at >= WARNING_PAUSE:
             self._warned_at = monotonic()
             LOG.warning("%s: %s: %s", effect, type(error).__name__, error)
+
+
+_TYPES: tuple[type[np.generic], ...] = (np.int32, np.int16, np.uint8, np.int32)
 
 
 def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:

@@ -3,93 +3,70 @@
 An engine that provides no request ids moves requests between the rows of its batch, swaps them, removes them and brings
 them back. A text is identified by its previous ids: a row continues the text whose ids precede the row's new ones.
 Texts with equal ids are also equal to a drafter, so they may be swapped, but no two rows ever get the same text.
+
+A text that stays in its row costs the same however long it is: its last ids are compared, and some before. Whole texts
+are compared where another one has the same length and end, and for rows whose text was elsewhere.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.growing import GrowingIds
-from draftstore.engines.proposer import TAIL
+from draftstore.drafting.slots import enlarged
+from draftstore.engines.texts import Texts, find_texts
+from draftstore.errors import EngineError
+from draftstore.jit import as_input
 
 
-class Row(NamedTuple):
-    """A row with new tokens.
+class Found(NamedTuple):
+    """The texts of the rows with new ids.
 
     Attributes:
-        place: its index in the batch.
-        ids: int32 [n], its whole text.
-        new: number of ids at its end that are new in this step.
+        rows: int64 [rows], their places in the batch, ascending.
+        sizes: int64 [rows], number of ids of each text.
+        slots: int64 [rows], the slot of each text; -1: a new one.
+        begun: int64 [rows], the text that was in the row of a new one that begins with it; -1: none.
+        ids: int32 [any], the new ids of known texts, one text after another.
+        stops: int64 [rows], the end of each text's ids.
     """
 
-    place: int
+    rows: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    begun: NDArray[np.int64]
     ids: NDArray[np.int32]
-    new: int
-
-    @property
-    def before(self) -> NDArray[np.int32]:
-        """Its text before this step."""
-        return self.ids[: len(self.ids) - self.new]
+    stops: NDArray[np.int64]
 
 
 class Rows:
-    """Finds the text of every row by comparing ids."""
+    """Finds the text of every row by comparing ids.
 
-    def __init__(self, texts: Mapping[Hashable, GrowingIds]) -> None:
-        """Search `texts`, see `Proposer.texts`: keys are assigned here; the proposer extends and forgets texts."""
+    Attributes:
+        slots: int64 [any], the text of each row, which is set for new ones by others; -1: none.
+    """
+
+    def __init__(self, texts: Texts) -> None:
+        """Search `texts`, which others extend and forget."""
         self._texts = texts
-        self._there: dict[int, Hashable] = {}
-        self._last = 0
+        self.slots: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def find(self, rows: Sequence[Row]) -> list[Hashable]:
-        """Return a key for the text of each row, which stays the same as long as the text continues."""
-        found = {
-            place: key
-            for place, row in enumerate(rows)
-            if (key := self._there.get(row.place)) is not None and self._is(key, row)
-        }
-        if len(found) < len(rows):
-            self._find_moved(rows, found)
-        keys = [found[place] if place in found else self._next() for place in range(len(rows))]
-        self._there = {row.place: key for row, key in zip(rows, keys, strict=True)}
-        return keys
+    def find(
+        self, table: NDArray[np.int32], sizes: NDArray[np.int32], counts: NDArray[np.int64]
+    ) -> Found:
+        """Find the texts of rows.
 
-    def _find_moved(self, rows: Sequence[Row], found: dict[int, Hashable]) -> None:
-        """Find texts that were in other rows, then those that continued unobserved in the same row."""
-        taken = set(found.values())
-        missing = [place for place in range(len(rows)) if place not in found]
-        sizes = {len(rows[place].before) for place in missing}
-        by_end: dict[tuple[int, bytes], list[Hashable]] = {}
-        for key, text in self._texts.items():
-            if len(text) in sizes and key not in taken:
-                by_end.setdefault(_end(text.ids), []).append(key)
-        for place in missing:
-            row = rows[place]
-            same = (key for key in by_end.get(_end(row.before), ()) if key not in taken)
-            moved = next((key for key in same if self._is(key, row)), None)
-            if moved is not None:
-                found[place] = moved
-                taken.add(moved)
-        for place in missing:
-            there = self._there.get(rows[place].place)
-            if place in found or there is None or there in taken:
-                continue
-            if there in self._texts and self._texts[there].begins(rows[place].before):
-                found[place] = there
-                taken.add(there)
-
-    def _is(self, key: Hashable, row: Row) -> bool:
-        """Return True if a text equals that of a row before this step."""
-        text = self._texts.get(key)
-        return text is not None and len(text) == len(row.before) and text.begins(row.before)
-
-    def _next(self) -> int:
-        self._last += 1
-        return self._last
-
-
-def _end(ids: NDArray[np.int32]) -> tuple[int, bytes]:
-    """Return the size and the last ids of a text, which narrow down the texts to compare."""
-    return len(ids), ids[-TAIL:].tobytes()
+        Args:
+            table: int32 [at least rows, any], the ids in every row.
+            sizes: int32 [at least rows], number of ids of each text.
+            counts: int64 [rows], number of new ones at its end.
+        """
+        self.slots = enlarged(self.slots, len(counts), fill=-1)
+        found = Found(
+            *find_texts(
+                self._texts.state, self.slots, as_input(table, np.int32), as_input(sizes, np.int32), counts
+            )
+        )
+        if len(found.rows) and found.rows[0] < 0:
+            raise EngineError("a row ends outside the table of ids")
+        return found

@@ -9,7 +9,6 @@ passes its drafter no request ids or parameters. vLLM's V1 runner calls `Drafter
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,9 @@ from numpy.typing import NDArray
 from draftstore.assembly import Sources
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
-from draftstore.engines.proposer import DraftRequest, Proposer
-from draftstore.engines.rows import Row, Rows
+from draftstore.engines.proposer import Proposer
+from draftstore.engines.rows import Rows
 from draftstore.errors import EngineError
-from draftstore.trees.tree import best_chain
 
 LOG = logging.getLogger("vllm.draftstore")  # vLLM shows the output of loggers below its own
 ENGINE = "vllm"
@@ -49,7 +47,7 @@ class Drafter:
             engine=ENGINE,
             vocab_size=int(model.get_vocab_size()),
             tokenizer=tokenizer_identity(config, model.tokenizer),
-            shape=partial(best_chain, longest=self._longest),
+            chain=self._longest,
         )
         self._rows = Rows(self.proposer.texts)
         LOG.info("%s; chains of at most %d tokens", self.proposer.sources, self._longest)
@@ -86,25 +84,23 @@ class Drafter:
     def _propose(
         self, proposer: Proposer, sampled: Sequence[Sequence[int]], sizes: Any, ids: Any
     ) -> list[list[int]]:
-        rows = [Row(row, ids[row, : sizes[row]], len(new)) for row, new in enumerate(sampled) if len(new)]
-        keys = self._rows.find(rows)
-        for key, row in zip(keys, rows, strict=True):
-            text = proposer.texts.get(key)
+        counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
+        found = self._rows.find(ids, sizes, counts)
+        slots, size = found.slots, found.sizes
+        if len(slots) and slots.min() < 0:
             # The next turn of a conversation begins with the previous text, but its new part is not an answer.
-            if text is not None and len(text) < len(row.before):
-                proposer.forget([key])
-        trees = proposer.propose(
-            [DraftRequest(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]
-        )
+            proposer.forget(found.begun[found.begun >= 0].tolist())
+            for place in np.flatnonzero(slots < 0).tolist():
+                slots[place] = proposer.start(ids[found.rows[place], : size[place]])
+            self._rows.slots[found.rows] = slots
+        room = self._max_model_len - 1 - size  # near its maximum length, vLLM verifies fewer tokens of a text
+        budgets = np.where(room < self._longest, room, proposer.budget)
+        batch = proposer.propose(slots, found.ids, found.stops, budgets)
         chains: list[list[int]] = [[] for _ in sampled]
-        for row, tree in zip(rows, trees, strict=True):
-            chains[row.place] = tree.tokens.tolist()
+        trees = zip(found.rows.tolist(), batch.tokens.tolist(), batch.sizes.tolist(), strict=True)
+        for row, tokens, nodes in trees:
+            chains[row] = tokens[:nodes]
         return chains
-
-    def _room(self, row: Row) -> int | None:
-        """Return the maximum tokens that vLLM verifies if the text is near its maximum length; else None."""
-        room = self._max_model_len - 1 - len(row.ids)
-        return None if room >= self._longest else max(room, 0)
 
 
 def _chain_length(speculative: Any) -> int:

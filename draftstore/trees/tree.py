@@ -243,15 +243,39 @@ def explain(problem: int, data: bytes | memoryview) -> str:
 
 def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
     """Return the path of at most `longest` nodes with the most expected accepted tokens, the sum of probabilities."""
-    parents, probs = tree.parents.tolist(), tree.probs.tolist()
-    ends = len(parents) if longest is None else longest
-    sums, depths = [0.0] * (len(parents) + 1), [0] * (len(parents) + 1)  # the context is last, as parent -1
-    best = -1
-    for node, parent in enumerate(parents):
-        sums[node], depths[node] = sums[parent] + probs[node], depths[parent] + 1
-        if depths[node] <= ends and sums[node] > sums[best]:
-            best = node
-    path = tree.path(best)
-    if len(path) == len(parents):
-        return tree
-    return DraftTree(tree.tokens[path], np.arange(-1, len(path) - 1, dtype=np.int16), tree.levels[path])
+    rows = _row(tree.tokens, np.int32), _row(tree.parents, np.int16), _row(tree.levels, np.uint8)
+    sizes = read_only(np.array([len(tree)], np.int32))
+    *arrays, lengths = best_chains(*rows, sizes, len(tree) if longest is None else longest)
+    return DraftTree(*(chains[0, : lengths[0]] for chains in arrays))
+
+
+@kernel
+def best_chains(tokens: Any, parents: Any, levels: Any, sizes: Any, longest: Any) -> Any:
+    """Return the best chain of each tree, see `best_chain`, as arrays of the same kind.
+
+    Args:
+        tokens: int32 [batch, nodes], read-only like all arrays; parents int16 and levels uint8 likewise.
+        sizes: int32 [batch], nodes of each tree.
+        longest: maximum nodes of a chain.
+    """
+    batch, width = tokens.shape
+    width = min(width, longest)
+    out_tokens, out_parents = np.empty((batch, width), np.int32), np.empty((batch, width), np.int16)
+    out_levels, lengths = np.empty((batch, width), np.uint8), np.zeros(batch, np.int32)
+    sums, depths = np.empty(tokens.shape[1]), np.empty(tokens.shape[1], np.int32)
+    for row in range(batch):
+        best, most = -1, 0.0
+        for node in range(sizes[row]):
+            parent = parents[row, node]
+            sums[node], depths[node] = LEVEL_PROBS[levels[row, node]], 1
+            if parent >= 0:
+                sums[node], depths[node] = sums[parent] + sums[node], depths[parent] + 1
+            if depths[node] <= width and sums[node] > most:
+                best, most = node, sums[node]
+        if best >= 0:
+            lengths[row] = depths[best]
+        for place in range(lengths[row] - 1, -1, -1):
+            out_tokens[row, place], out_parents[row, place] = tokens[row, best], place - 1
+            out_levels[row, place] = levels[row, best]
+            best = parents[row, best]
+    return out_tokens, out_parents, out_levels, lengths

@@ -68,6 +68,10 @@ class Results(NamedTuple):
         """Return the new ids of a text, int32 [any]."""
         return self.ids[(self.stops[place - 1] if place else 0) : self.stops[place]]
 
+    def state(self, place: int) -> NDArray[np.floating[Any]] | None:
+        """Return the hidden state of a text, float [hidden_size]; None if it is unknown."""
+        return None if self.hidden is None or np.isnan(self.hidden[place]).all() else self.hidden[place]
+
 
 class SlotSource(ABC):
     """The drafts of one source for texts in slots.
@@ -311,6 +315,7 @@ class Slots:
                 return DraftBatch.plain(*arrays)
             slot = int(plan.slots[place])
             token, parent = (int(array[slot, column, node]) for array in self._drafts[:2])
+            self.drafted[slot, column] = 0
             self._fail(slot, column, DraftTreeError(
                 f"it proposed node {node} with token {token} and parent {parent}: expected a non-negative id, and -1 "
                 "or an earlier node as parent",
@@ -352,11 +357,15 @@ class Slots:
             plan = self._planned("observe", self._plan_learning, tuple(slots))
         none = [None] * len(slots)
         results = Results(plan.slots, ids, stops, trees or none, candidates or none, hidden)
+        wrong_places = [*errors]
         for call in plan.calls:
+            places = call.places
+            if wrong_places:
+                places = np.setdiff1d(places, wrong_places, assume_unique=True)
             try:
-                failed = call.source.observe(call.places, results) or {}
+                failed = call.source.observe(places, results) or {}
             except Exception as error:  # noqa: BLE001 (of one source)
-                failed = dict.fromkeys(call.places.tolist(), error)
+                failed = dict.fromkeys(places.tolist(), error)
             for place, why in failed.items():
                 column = self._texts[slots[place]].sources.index(call.source)
                 if not self._fail(slots[place], column, why):
@@ -471,6 +480,8 @@ class Slots:
         """Let one source draft; if that fails, for each text alone. Returns the drafts of a call that succeeded."""
         try:
             batch = call.source.propose(call.slots, call.budget, call.min_prob)
+            if len(batch.sizes) != len(call.slots):
+                raise DraftTreeError(f"{len(batch.sizes)} drafts for {len(call.slots)} texts")
         except Exception as error:  # (of one text: the others continue)
             if len(call.places) > 1:
                 for place, slot in enumerate(call.slots):
@@ -480,6 +491,8 @@ class Slots:
                     )
             elif not self._fail(int(call.slots[0]), int(call.cells[1]), error):
                 raise
+            else:
+                self.drafted[call.cells] = 0
             return None
         width = batch.tokens.shape[1]
         tokens, parents, levels = self._drafts
@@ -503,7 +516,7 @@ class Slots:
         if source is not None:
             source.leave(slot)
         self._limits[slot] = min((each.vocab_size for each in text.sources if each is not None), default=IDS)
-        self.drafted[slot, column], self.reasons[slot, column] = 0, 1
+        self.reasons[slot, column] = 1
         self._plans.clear()
         return True
 
@@ -535,7 +548,7 @@ def _call_at(
 
 def _compact(slots: NDArray[np.int64]) -> NDArray[np.int64] | slice:
     """Return an index of slots: a slice, which is faster, if they follow each other."""
-    first, count = int(slots[0]), len(slots)
+    first, count = int(slots[0]) if len(slots) else 0, len(slots)
     return slice(first, first + count) if (slots == np.arange(first, first + count)).all() else slots
 
 
@@ -575,7 +588,7 @@ class SessionSource(SlotSource):
                     results.new(place),
                     tree=results.trees[place],
                     candidates=results.candidates[place],
-                    hidden=None if results.hidden is None else results.hidden[place],
+                    hidden=results.state(place),
                 )
             except Exception as error:  # noqa: BLE001 (of this text alone)
                 errors[place] = error
@@ -596,7 +609,14 @@ def _checked(tree: DraftTree, budget: int) -> tuple[Any, ...]:
         raise DraftTreeError(
             "its proposal is not a tree: expected a token, a parent and a level for each node"
         )
-    return *(array[:budget] for array in arrays), 0, 0
+    tokens, parents, levels = (array[:budget] for array in arrays)
+    wrong = np.flatnonzero((tokens < 0) | (parents < -1) | (parents >= np.arange(len(tokens))))
+    if len(wrong):
+        raise DraftTreeError(
+            f"it proposed node {wrong[0]} with token {tokens[wrong[0]]} and parent {parents[wrong[0]]}: expected a "
+            "non-negative id, and -1 or an earlier node as parent"
+        )
+    return tokens, parents, levels, 0, 0
 
 
 class SlotSession:

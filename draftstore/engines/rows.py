@@ -51,9 +51,7 @@ class Rows:
         self._texts = texts
         self.slots: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def find(
-        self, table: NDArray[np.int32], sizes: NDArray[np.int32], counts: NDArray[np.int64]
-    ) -> Found:
+    def find(self, table: NDArray[np.int32], sizes: NDArray[np.int32], counts: NDArray[np.int64]) -> Found:
         """Find the texts of rows.
 
         Args:

@@ -128,7 +128,9 @@ def follow_texts(
             texts += 1
             size = nodes[slot]
             accepted = walk(tokens[slot, :size], parents[slot, :size], new, _pass_by, 0)
-            accepted = min(accepted, len(new) - 1)  # the last id is the model's own, even if the draft had it too
+            accepted = min(
+                accepted, len(new) - 1
+            )  # the last id is the model's own, even if the draft had it too
             row = counts[state[CORPUS, slot]]
             row[0] += 1
             row[1] += size

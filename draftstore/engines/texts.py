@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import SEPARATOR

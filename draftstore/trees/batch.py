@@ -90,8 +90,9 @@ class DraftBatch(NamedTuple):
             return parts[0]
         width = max(part.tokens.shape[1] for part in parts)
         trees = [[np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in part[:3]] for part in parts]
-        columns = [*zip(*trees, strict=True), *zip(*(part[3:6] for part in parts), strict=True)]
-        return cls(*map(np.concatenate, columns), parts[0].reason)
+        columns: list[Any] = [*zip(*trees, strict=True), *zip(*(part[3:6] for part in parts), strict=True)]
+        arrays: list[Any] = [*map(np.concatenate, columns)]
+        return cls(*arrays)._replace(reason=parts[0].reason)
 
     def trees(self) -> list[DraftTree]:
         """Return one tree for each context, as views of the arrays."""

@@ -16,7 +16,8 @@ from draftstore.drafting.drafter import SEPARATOR, Session, check_budget, check_
 from draftstore.drafting.history import LENGTHS, HistoryRule
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
-from draftstore.drafting.slots import IDS, Prefill, Results, Slots, SlotSource, SourceDrafter, start
+from draftstore.drafting.slots import SlotDrafter, Slots, start
+from draftstore.drafting.sources import IDS, Prefill, Results, SlotSource
 from draftstore.errors import TokenRangeError
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.trees.batch import DraftBatch
@@ -67,7 +68,7 @@ class Dense(ContextDrafter):
         return DraftBatch.of([(tree.tokens, tree.parents, tree.levels, 0, 0) for tree in trees])
 
 
-class Deaf(SourceDrafter):
+class Deaf(SlotDrafter):
     """Cannot learn a bad token of one text, nor those of any text if one is worse."""
 
     def open_source(self, slots: Slots) -> "DeafSource":

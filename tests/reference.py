@@ -582,13 +582,12 @@ class SlowText:
             try:
                 if source is not None:
                     tree = source.draft(budget, 0.0 if self.mixed else min_prob)
-                    if self.mixed and not is_tree(tree):
+                    if not is_tree(tree):
                         raise DraftTreeError
-            except Exception:
+            except Exception:  # noqa: BLE001 (of one source)
                 tree = self._fail(place)
             self._trees.append(tree)
-            failed = "failed" if self.sources[place] is None else "no_match"
-            self.outcomes.append((len(tree), 0, "" if tree else failed))
+            self.outcomes.append((len(tree), 0, self._reason(place, tree)))
         if not self.mixed:
             return self._trees[0]
         trusts = [min(1.0, (came + 3.0) / (expected + 3.0)) for expected, came in self.seen]
@@ -600,8 +599,10 @@ class SlowText:
             try:
                 if source is not None:
                     source.learn(ids, **told)
-            except Exception:
+            except Exception:  # noqa: BLE001 (of one source)
                 self._fail(place)
+        for place, (drafted, matched, _) in enumerate(self.outcomes):
+            self.outcomes[place] = drafted, matched, self._reason(place, drafted)
         for place, tree in enumerate(self._trees if ids else ()):
             for expected, came in predicted(tree, ids):
                 self.seen[place] = 0.9 * self.seen[place][0] + expected, 0.9 * self.seen[place][1] + came
@@ -609,6 +610,9 @@ class SlowText:
             self.outcomes[place] = drafted, len(tree_from(tree).accepted(np.array(ids, np.int32))), reason
         if ids:
             self._trees = []
+
+    def _reason(self, place: int, drafted: Any) -> str:
+        return "" if drafted else "failed" if self.sources[place] is None else "no_match"
 
     def _fail(self, place: int) -> Nodes:
         if not self.mixed:

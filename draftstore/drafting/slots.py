@@ -275,10 +275,13 @@ class Slots:
         none = [None] * len(slots)
         results = Results(plan.slots, ids, stops, trees or none, candidates or none, hidden)
         for call in plan.calls:
+            places = call.places
+            if errors:  # such a text learns nothing
+                places = as_input(np.setdiff1d(places, [*errors]), np.int64)
             try:
-                failed = call.source.observe(call.places, results) or {}
+                failed = call.source.observe(places, results) or {}
             except Exception as error:  # noqa: BLE001 (of one source)
-                failed = dict.fromkeys(call.places.tolist(), error)
+                failed = dict.fromkeys(places.tolist(), error)
             for place, why in failed.items():
                 if not self._fail(slots[place], call.source, why):
                     errors[place] = why
@@ -350,7 +353,12 @@ class Slots:
         """Let one source draft; if that fails, for each text alone. Returns the drafts of a call that succeeded."""
         try:
             batch = call.source.propose(call.slots, call.budget, call.min_prob)
+            nodes = slice(batch.tokens.shape[1])
+            for array, drafts in zip(self._drafts, batch[:3], strict=True):
+                array[(*call.cells, nodes)] = drafts
+            self.drafted[call.cells] = batch.sizes
         except Exception as error:  # (of one text: the others continue)
+            self.drafted[call.cells] = 0
             if len(call.places) > 1:
                 for place, slot in enumerate(call.slots.tolist()):
                     group = [(place, self._texts[slot].sources.index(call.source))]
@@ -358,10 +366,6 @@ class Slots:
             elif not self._fail(int(call.slots[0]), call.source, error):
                 raise
             return None
-        nodes = slice(batch.tokens.shape[1])
-        for array, drafts in zip(self._drafts, batch[:3], strict=True):
-            array[(*call.cells, nodes)] = drafts
-        self.drafted[call.cells] = batch.sizes
         if batch.reason not in self.reason_names:
             self.reason_names.append(batch.reason)
         self.reasons[call.cells] = self.reason_names.index(batch.reason)
@@ -377,7 +381,7 @@ class Slots:
         source.leave(slot)
         sources[column] = None
         self._limits[slot] = min((each.vocab_size for each in sources if each is not None), default=IDS)
-        self.drafted[slot, column], self.reasons[slot, column] = 0, self.reason_names.index(FAILED)
+        self.reasons[slot, column] = self.reason_names.index(FAILED)
         self._plans.clear()
         return True
 

@@ -41,6 +41,10 @@ class Results(NamedTuple):
         """Return the new ids of a text, int32 [any]."""
         return self.ids[(self.stops[place - 1] if place else 0) : self.stops[place]]
 
+    def state(self, place: int) -> NDArray[np.floating[Any]] | None:
+        """Return the hidden state of a text, float [hidden_size]; None if it is unknown."""
+        return None if self.hidden is None or np.isnan(self.hidden[place]).all() else self.hidden[place]
+
 
 class SlotSource(ABC):
     """The drafts of one source for texts in slots.
@@ -100,10 +104,9 @@ class SessionSource(SlotSource):
         errors = {}
         for place in places.tolist():
             session = self._sessions[int(results.slots[place])]
-            hidden = None if results.hidden is None else results.hidden[place]
-            tree, candidates = results.trees[place], results.candidates[place]
+            new, tree, candidates = results.new(place), results.trees[place], results.candidates[place]
             try:
-                session.observe(results.new(place), tree=tree, candidates=candidates, hidden=hidden)
+                session.observe(new, tree=tree, candidates=candidates, hidden=results.state(place))
             except Exception as error:  # noqa: BLE001 (of this text alone)
                 errors[place] = error
         return errors

@@ -22,7 +22,7 @@ from draftstore.cli.options import takes
 from draftstore.cli.output import print_json
 from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.loop import Step
-from draftstore.drafting.slots import SourceOutcome
+from draftstore.drafting.outcomes import SourceOutcome
 from draftstore.errors import DraftstoreError
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer

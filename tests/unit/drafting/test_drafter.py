@@ -13,7 +13,6 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.batch import DraftBatch
-from draftstore.trees.tree import DraftTree
 from tests.reference import make_index
 
 VOCAB = 9

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.history import LENGTHS, HistoryRule
+from draftstore.errors import DraftTreeError
 from draftstore.jit import read_only
 from draftstore.search.expand import Rule
 from draftstore.search.sorting import suffix_array
@@ -553,6 +554,76 @@ def predicted(tree: Nodes, came: Sequence[int]) -> list[tuple[float, int]]:
         if said not in children:
             break
     return seen
+
+
+class SlowText:
+    """A text whose sources draft one after the other; see `draftstore.drafting.slots`.
+
+    Attributes:
+        sources: `draft(budget, min_prob)` and `learn(ids, ...)` of each; None in place of one that has failed.
+        seen: expected and correct tokens of each.
+        outcomes: nodes of the last draft of each, how many of them came, and why there are none.
+    """
+
+    def __init__(self, sources: Sequence[Any], mixed: bool) -> None:
+        self.sources: list[Any] = list(sources)
+        self.mixed = mixed
+        self.seen = [(0.0, 0.0)] * len(sources)
+        self.outcomes: list[tuple[int, int, str]] = []
+        self._trees: list[Nodes] = []
+
+    def propose(self, budget: int, min_prob: float, max_level: int) -> Nodes:
+        """Return the draft; an error of a source that is not mixed is raised, and UnclearError as by `mixed_tree`."""
+        self._trees, self.outcomes = [], []
+        if budget == 0 or max_level < 0:
+            return []
+        for place, source in enumerate(self.sources):
+            tree: Nodes = []
+            try:
+                if source is not None:
+                    tree = source.draft(budget, 0.0 if self.mixed else min_prob)
+                    if not is_tree(tree):
+                        raise DraftTreeError
+            except Exception:  # noqa: BLE001 (of one source)
+                tree = self._fail(place)
+            self._trees.append(tree)
+            self.outcomes.append((len(tree), 0, self._reason(place, tree)))
+        if not self.mixed:
+            return self._trees[0]
+        trusts = [min(1.0, (came + 3.0) / (expected + 3.0)) for expected, came in self.seen]
+        return mixed_tree(self._trees, trusts, budget, max_level)
+
+    def observe(self, ids: Sequence[int], **told: Any) -> None:
+        """Learn what came; an error of a source that is not mixed is raised."""
+        for place, source in enumerate(self.sources):
+            try:
+                if source is not None:
+                    source.learn(ids, **told)
+            except Exception:  # noqa: BLE001 (of one source)
+                self._fail(place)
+        for place, (drafted, matched, _) in enumerate(self.outcomes):
+            self.outcomes[place] = drafted, matched, self._reason(place, drafted)
+        for place, tree in enumerate(self._trees if ids else ()):
+            for expected, came in predicted(tree, ids):
+                self.seen[place] = 0.9 * self.seen[place][0] + expected, 0.9 * self.seen[place][1] + came
+            drafted, _, reason = self.outcomes[place]
+            self.outcomes[place] = drafted, len(tree_from(tree).accepted(np.array(ids, np.int32))), reason
+        if ids:
+            self._trees = []
+
+    def _reason(self, place: int, drafted: Any) -> str:
+        return "" if drafted else "failed" if self.sources[place] is None else "no_match"
+
+    def _fail(self, place: int) -> Nodes:
+        if not self.mixed:
+            raise
+        self.sources[place] = None
+        return []
+
+
+def is_tree(nodes: Nodes) -> bool:
+    """Return whether nodes follow their parents."""
+    return all(token >= 0 and -1 <= parent < node for node, (token, parent, _) in enumerate(nodes))
 
 
 # -- dense stores --------------------------------------------------------------------------------------------

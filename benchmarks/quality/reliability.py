@@ -23,6 +23,7 @@ from draftstore.decoding.loop import Step, Text, decode
 from draftstore.decoding.planners import Fixed
 from draftstore.decoding.replay import RecordedModel, Recording
 from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.slots import start
 from draftstore.trees.tree import DraftTree
 
 BINS = 20
@@ -33,7 +34,7 @@ def steps_of(drafter: Drafter, recording: Recording, budget: int) -> Iterator[tu
     output = recording.output
     if len(output) < 2:
         return
-    session = drafter.session(np.concatenate([recording.prompt, output[:1]]))
+    session = start(drafter, np.concatenate([recording.prompt, output[:1]]))
     model = RecordedModel(output)
     place = 1
     for step in decode(model, Text(session, Fixed(budget), model.ends)):

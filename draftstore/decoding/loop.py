@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from draftstore.decoding.acceptance import Acceptance, accept
 from draftstore.decoding.budget import trim_together
 from draftstore.decoding.planners import Planner
-from draftstore.drafting.slots import SlotSession, SourceOutcome
+from draftstore.drafting.outcomes import SourceOutcome
+from draftstore.drafting.slots import SlotSession
 from draftstore.trees.tree import DraftTree
 
 

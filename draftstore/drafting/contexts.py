@@ -1,25 +1,19 @@
 """Drafters that use only the last tokens of a text, such as those of stores."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import check_states
-from draftstore.drafting.slots import (
-    Prefill,
-    Results,
-    Slots,
-    SlotSource,
-    SourceDrafter,
-    enlarged,
-)
+from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
+from draftstore.drafting.sources import Prefill, Results, SlotSource
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import BUDGET
 
 
-class ContextDrafter(SourceDrafter):
+class ContextDrafter(SlotDrafter, ABC):
     """A drafter that uses only the last tokens of a text and, if it is dense, the hidden state that predicted the last.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,5 +69,7 @@ def _below(drafts: DraftBatch, vocab_size: int) -> DraftBatch:
     places[:, -1] = -1
     above = np.take_along_axis(places, parents, axis=1)
     order = np.argsort(~kept[:, :-1], axis=1, kind="stable")
-    trees = (np.take_along_axis(rows, order, axis=1) for rows in (drafts.tokens, above, drafts.levels))
-    return DraftBatch(*trees, kept[:, :-1].sum(axis=1, dtype=np.int32), *drafts[4:])
+    trees: Any = (np.take_along_axis(rows, order, axis=1) for rows in (drafts.tokens, above, drafts.levels))
+    tokens, parents, levels = trees
+    sizes = kept[:, :-1].sum(axis=1, dtype=np.int32)
+    return drafts._replace(tokens=tokens, parents=parents, levels=levels, sizes=sizes)

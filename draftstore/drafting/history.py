@@ -145,74 +145,45 @@ def append_texts(table: Any, texts: Any, places: Any, slots: Any, ids: Any, stop
 
 
 @kernel
-def draft_texts(table: Any, slots: Any, packed_rule: Any, budget: Any, max_level: Any) -> Any:
-    """Grow a draft tree for each text of a table, see `History.row`, by a HistoryRule as float64 [7].
+def draft_texts(table: Any, texts: Any, contexts: Any, packed_rule: Any, budget: Any, max_level: Any) -> Any:
+    """Grow draft trees from histories of a table, see `History.row`, by a HistoryRule as float64 [7].
+
+    Args:
+        table: int64 [any, 6].
+        texts: int64 [batch], rows of the table.
+        contexts: int32 [batch, any], what each draft follows; a negative id hides those before it. Without rows, it is
+            the history itself.
 
     Returns:
-        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch].
+        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget]; sizes and lengths of
+        the longest matches, both int32 [batch]; occurrences read of these, int64 [batch].
     """
-    rule, batch = _unpack_rule(packed_rule), len(slots)
+    rule, batch = _unpack_rule(packed_rule), len(texts)
     tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
     levels, sizes = np.empty((batch, budget), np.uint8), np.empty(batch, np.int32)
-    scratch, candidates, nodes = (
-        _new_scratch(rule),
-        new_candidates(len(LENGTHS) * rule.rows),
-        new_frontier(budget),
-    )
-    for row in range(batch):
-        size = table[slots[row], SIZE]
-        history = (*_history_of(table, slots[row]), size)
-        end = 0
-        for place in range(max(0, size - rule.max_match), size):
-            end = _load(scratch, end, history[0][place % len(history[0])])
-        count = grow(
-            nodes, rule.depth, _enter_following, (history, rule, scratch, candidates, end), max_level
-        )
-        unpack_nodes(nodes, count, tokens[row], parents[row], levels[row])
-        sizes[row] = count
-    return tokens, parents, levels, sizes
-
-
-@kernel
-def draft_contexts(
-    tokens: Any,
-    links: Any,
-    heads: Any,
-    size: Any,
-    packed_rule: Any,
-    contexts: Any,
-    budget: Any,
-    max_level: Any,
-) -> Any:
-    """Grow draft trees for contexts, int32 [batch, any], from the text of a `History`.
-
-    A negative id hides those before it.
-
-    Returns:
-        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], and each int32
-        [batch]: sizes, lengths of the longest matches; int64 [batch], their occurrences read.
-    """
-    rule, batch = _unpack_rule(packed_rule), len(contexts)
-    out_tokens, out_parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
-    out_levels, sizes = np.empty((batch, budget), np.uint8), np.empty(batch, np.int32)
     matches, counts = np.empty(batch, np.int32), np.empty(batch, np.int64)
-    scratch, candidates, nodes = (
-        _new_scratch(rule),
-        new_candidates(len(LENGTHS) * rule.rows),
-        new_frontier(budget),
-    )
-    history = tokens, links, heads, np.int64(size)
+    room = len(LENGTHS) * rule.rows
+    scratch = _Scratch(
+        np.empty(rule.max_match + rule.depth, np.int64), np.empty(len(LENGTHS), np.int64),
+        np.empty(rule.max_match + 1, np.int64), np.empty(rule.max_match + 1, np.int64),
+        np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64), np.empty(room, np.int64),
+        np.zeros(2, np.int64),
+    )  # fmt: skip
+    candidates, nodes = new_candidates(room), new_frontier(budget)
     for row in range(batch):
-        end = 0
-        for token in contexts[row, max(0, contexts.shape[1] - rule.max_match) :]:
-            end = _load(scratch, end, token)
+        size, end = table[texts[row], SIZE], 0
+        history = (*_history_of(table, texts[row]), size)
+        length = contexts.shape[1] if len(contexts) > 0 else size
+        for place in range(max(0, length - rule.max_match), length):
+            token = contexts[row, place] if len(contexts) > 0 else history[0][place % len(history[0])]
+            scratch.text[end] = token
+            end = end + 1 if token >= 0 else 0
         scratch.match[:] = 0
-        count = grow(
-            nodes, rule.depth, _enter_following, (history, rule, scratch, candidates, end), max_level
-        )
-        unpack_nodes(nodes, count, out_tokens[row], out_parents[row], out_levels[row])
-        sizes[row], matches[row], counts[row] = count, scratch.match[0], scratch.match[1]
-    return out_tokens, out_parents, out_levels, sizes, matches, counts
+        state = history, rule, scratch, candidates, end
+        sizes[row] = grow(nodes, rule.depth, _enter_following, state, max_level)
+        unpack_nodes(nodes, sizes[row], tokens[row], parents[row], levels[row])
+        matches[row], counts[row] = scratch.match
+    return tokens, parents, levels, sizes, matches, counts
 
 
 @kernel
@@ -224,24 +195,6 @@ def _history_of(table: Any, slot: Any) -> Any:
         carray(pointer(table[slot, 1]), (len(LENGTHS), capacity), np.int32),
         carray(pointer(table[slot, 2]), (len(LENGTHS), table[slot, CELLS]), np.int32),
     )
-
-
-@leaf_kernel
-def _load(scratch: Any, end: Any, token: Any) -> Any:
-    """Write a token after the first `end` of the text; return the new end, 0 after a separator."""
-    scratch.text[end] = token
-    return end + 1 if token >= 0 else 0
-
-
-@kernel
-def _new_scratch(rule: Any) -> Any:
-    room = len(LENGTHS) * rule.rows
-    return _Scratch(
-        np.empty(rule.max_match + rule.depth, np.int64), np.empty(len(LENGTHS), np.int64),
-        np.empty(rule.max_match + 1, np.int64), np.empty(rule.max_match + 1, np.int64),
-        np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64), np.empty(room, np.int64),
-        np.zeros(2, np.int64),
-    )  # fmt: skip
 
 
 @leaf_kernel

@@ -48,8 +48,7 @@ def merge_texts(
             draft.
 
     Returns:
-        -1, or the first place with an invalid draft, and with it the source and the node; then tokens
-        int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch].
+        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch].
     """
     batch, width, room = len(slots), max(1, budgets.max()), tokens.shape[1] * tokens.shape[2] + 1
     out_tokens, out_parents = np.empty((batch, width), np.int32), np.empty((batch, width), np.int16)
@@ -66,9 +65,6 @@ def merge_texts(
             out_parents[place, :size] = parents[slot, 0, :size]
             out_levels[place, :size] = levels[slot, 0, :size]
         else:
-            wrong = _find_wrong(tokens[slot], parents[slot], sizes[slot], mixed[slot])
-            if wrong[1] >= 0:
-                return (place, *wrong, out_tokens, out_parents, out_levels, out_sizes)
             drafts = tokens[slot], parents[slot], levels[slot], sizes[slot]
             places = _find_chances(trie, scratch, drafts, seen[slot], mixed[slot])
             best = Frontier(nodes.keys[:budget], nodes.probs[:budget])
@@ -76,17 +72,7 @@ def merge_texts(
             unpack_nodes(best, size, out_tokens[place], out_parents[place], out_levels[place])
             trie.child[:places] = 0
         out_sizes[place] = size
-    return -1, 0, 0, out_tokens, out_parents, out_levels, out_sizes
-
-
-@leaf_kernel
-def _find_wrong(tokens: Any, parents: Any, sizes: Any, sources: Any) -> Any:
-    """Return a source and its first node with a parent that does not precede it or a negative token; else node -1."""
-    for source in range(sources):
-        for node in range(sizes[source]):
-            if parents[source, node] < -1 or parents[source, node] >= node or tokens[source, node] < 0:
-                return source, node
-    return 0, -1
+    return out_tokens, out_parents, out_levels, out_sizes
 
 
 @leaf_kernel

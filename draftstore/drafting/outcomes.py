@@ -9,8 +9,24 @@ lookup service, the `Outcome` of the call: `skipped` in a pause after failures, 
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from draftstore.drafting.slots import SourceOutcome
+FAILED = "failed"
+
+
+class SourceOutcome(NamedTuple):
+    """One source's part of a step.
+
+    Attributes:
+        drafted: number of tokens in its own draft, verified or not.
+        matched: number of these that became part of the text, verified or not.
+        reason: why it drafted nothing; empty if it drafted.
+    """
+
+    drafted: int
+    matched: int
+    reason: str = ""
+
 
 NOT_WANTED = SourceOutcome(0, 0, "budget")
 

@@ -31,24 +31,19 @@ from draftstore.drafting.history import (
     append_texts,
     draft_texts,
 )
-from draftstore.drafting.slots import (
-    Prefill,
-    Results,
-    Slots,
-    SlotSource,
-    SourceDrafter,
-    enlarged,
-)
+from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
+from draftstore.drafting.sources import Prefill, Results, SlotSource
 from draftstore.errors import require_vocabulary
 from draftstore.jit import read_only
 from draftstore.trees.batch import DraftBatch
 
 SPARE = 1024
 """Spare room after a new text's prompt in tokens, in addition to a quarter of the prompt."""
+NO_CONTEXT = read_only(np.empty((0, 0), np.int32))
 FIRST: NDArray[np.int64] = read_only(np.zeros(1, np.int64))
 
 
-class RequestDrafter(SourceDrafter):
+class RequestDrafter(SlotDrafter):
     """Drafts from each text's own history; texts share nothing."""
 
     def __init__(
@@ -109,9 +104,8 @@ class RequestSource(SlotSource):
 
     def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
         """Draft for texts; see `SlotSource`."""
-        return DraftBatch.plain(
-            *draft_texts(self._table, slots, self._rule, budget, check_budget(budget, min_prob))
-        )
+        level = check_budget(budget, min_prob)
+        return DraftBatch(*draft_texts(self._table, slots, NO_CONTEXT, self._rule, budget, level))
 
     def observe(self, places: NDArray[np.int64], results: Results) -> None:
         """Append ids to texts; see `SlotSource`."""

@@ -1,109 +1,64 @@
 """Texts during decoding, in slots of arrays: a step drafts for all of them with one call for each source.
 
     slots = Slots()
-    slot = join(slots, drafter, prompt_ids)               at any time
+    slot = start(drafter, prompt_ids, slots=slots).slot   at any time
     slots.propose([slot, ...], budgets, min_probs)        a `DraftBatch`, one draft for each text
-    slots.observe([slot, ...], ids, stops)                the new ids of all texts, one after another
+    slots.observe([slot, ...], ids, stops)                the new ids of all texts, one text after another
     slots.leave(slot)                                     at any time
 
 A text has one source of drafts, or several whose drafts are merged (`draftstore.drafting.merging`). A source is shared
-by all texts that draft from it, so a store, or a lookup service, gets one call for all texts. `SlotSession` is the
-`Session` of one text. Drafters of others, which only have sessions, are called for each text.
+by all texts that draft from it, so a store, or a lookup service, gets one call for all. `SlotSession` is the `Session`
+of one text.
 
 A source that raises while texts of a mixture are drafted, or proposes an invalid tree, is disabled for the rest of the
 texts concerned and counted (`Faults`). The error of an only source is raised.
 """
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import NO_MATCH, Drafter, Session, check_budget, check_ids
+from draftstore.drafting.drafter import NO_MATCH, Drafter, check_budget, check_ids
 from draftstore.drafting.merging import learn_texts, merge_texts
-from draftstore.errors import DraftTreeError, TokenRangeError
+from draftstore.drafting.outcomes import FAILED, SourceOutcome
+from draftstore.drafting.sources import IDS, Prefill, Results, SessionSource, SlotSource
+from draftstore.errors import TokenRangeError
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
-IDS = 1 << 31
-"""Limit of ids where no source has a vocabulary."""
-FAILED = "failed"
 
 
 def enlarged(array: NDArray[Any], *shape: int, fill: int = 0) -> NDArray[Any]:
     """Return an array with at least `shape` in its first dimensions: itself, or a copy with new cells of `fill`."""
-    if all(old >= new for old, new in zip(array.shape, shape, strict=False)):
+    wanted = [*map(max, array.shape, (*shape, *array.shape[len(shape) :]))]
+    if wanted == [*array.shape]:
         return array
-    wanted = map(max, array.shape, (*shape, *array.shape[len(shape) :]))
-    larger = np.full(tuple(wanted), fill, array.dtype)
+    larger = np.full(wanted, fill, array.dtype)
     larger[tuple(map(slice, array.shape))] = array
     return larger
 
 
-class Prefill(NamedTuple):
-    """A text that joins; see `Drafter.session`. Its ids, int32 [any], are valid for its source."""
+class SlotDrafter:
+    """A `Drafter` of texts in slots: it overrides `open_source`, or `join` if it starts texts of other drafters."""
 
-    ids: NDArray[np.int32]
-    hidden: NDArray[np.floating[Any]] | None = None
-    candidates: NDArray[np.int32] | None = None
+    @property
+    def source(self) -> Hashable:
+        """Key shared by drafters with the same drafts."""
+        return id(self)
 
+    def open_source(self, slots: "Slots") -> SlotSource:  # noqa: ARG002
+        """Return the source of texts in slots."""
+        return SessionSource()
 
-class Results(NamedTuple):
-    """The results of a forward pass for a batch of texts; see `Slots.observe`."""
-
-    slots: NDArray[np.int64]
-    ids: NDArray[np.int32]
-    stops: NDArray[np.int64]
-    trees: Sequence[DraftTree | None]
-    candidates: Sequence[NDArray[np.int32] | None]
-    hidden: NDArray[np.floating[Any]] | None
-
-    def new(self, place: int) -> NDArray[np.int32]:
-        """Return the new ids of a text, int32 [any]."""
-        return self.ids[(self.stops[place - 1] if place else 0) : self.stops[place]]
-
-
-class SlotSource(ABC):
-    """The drafts of one source for texts in slots.
-
-    Attributes:
-        vocab_size: limit of ids.
-    """
-
-    vocab_size = IDS
-
-    def needs(self, slot: int) -> tuple[bool, bool]:  # noqa: ARG002
-        """Return whether a text needs candidates, and whether hidden states; see `Session`."""
-        return False, False
-
-    @abstractmethod
-    def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:
-        """Start a text of a drafter of this source."""
-
-    def leave(self, slot: int) -> None:  # noqa: B027
-        """Forget a text, which may have failed to join."""
-
-    @abstractmethod
-    def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
-        """Draft for texts, int64 [batch]; see `Session.propose`. The budget is at least 1."""
-
-    @abstractmethod
-    def observe(self, places: NDArray[np.int64], results: Results) -> Mapping[int, Exception] | None:
-        """Learn the results of a forward pass for texts at `places` of a batch; return errors by place."""
-
-
-class SlotDrafter(ABC):
-    """A `Drafter` of texts in slots."""
-
-    @abstractmethod
     def join(self, slots: "Slots", prompt_ids: ArrayLike, **prefill: Any) -> int:
         """Start the drafts of one text; see `Drafter.session`. Returns its slot."""
+        return slots.join([self], prompt_ids, **prefill)
 
     def session(
         self,
@@ -114,23 +69,6 @@ class SlotDrafter(ABC):
     ) -> "SlotSession":
         """Start the drafts of one text in slots of its own; see `Drafter.session`."""
         return start(self, prompt_ids, hidden=hidden, candidates=candidates)
-
-
-class SourceDrafter(SlotDrafter):
-    """A drafter whose drafts may be merged with those of others."""
-
-    @property
-    def source(self) -> Hashable:
-        """Key shared by drafters with the same drafts."""
-        return id(self)
-
-    @abstractmethod
-    def open_source(self, slots: "Slots") -> SlotSource:
-        """Return the source of texts in slots."""
-
-    def join(self, slots: "Slots", prompt_ids: ArrayLike, **prefill: Any) -> int:
-        """Start the drafts of one text; see `Drafter.session`. Returns its slot."""
-        return slots.join([self], prompt_ids, **prefill)
 
 
 class Faults:
@@ -147,27 +85,11 @@ class Faults:
             LOG.warning("drafter %d of a mixture has been disabled for %d texts: %s", place + 1, count, error)
 
 
-class SourceOutcome(NamedTuple):
-    """One source's part of a step.
-
-    Attributes:
-        drafted: number of tokens in its own draft, verified or not.
-        matched: number of these that became part of the text, verified or not.
-        reason: why it drafted nothing; empty if it drafted.
-    """
-
-    drafted: int
-    matched: int
-    reason: str = ""
-
-
 class _Text(NamedTuple):
     """The sources of a text, None in place of one that has failed; `faults` None: the only source is not merged."""
 
     sources: list[SlotSource | None]
     faults: Faults | None
-    needs_candidates: bool
-    needs_hidden: bool
 
 
 class _Call(NamedTuple):
@@ -182,13 +104,13 @@ class _Call(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The calls of a step, and its arguments as arrays; `alone`: the only call drafts for all texts, unmerged."""
+    """The arguments of a step as arrays, and its calls; `alone`: the only call drafts for all texts, unmerged."""
 
-    calls: list[_Call]
-    index: NDArray[np.int64] | slice
     slots: NDArray[np.int64]
+    where: NDArray[np.int64] | slice
     budgets: NDArray[np.int64]
     levels: NDArray[np.int64]
+    calls: list[_Call]
     alone: bool
 
 
@@ -210,16 +132,16 @@ class Slots:
         self.contexts: NDArray[np.int32] = np.empty((0, 0), np.int32)
         self.seen: NDArray[np.float64] = np.empty((0, 1, 2))
         self.drafted: NDArray[np.int32] = np.empty((0, 1), np.int32)
-        self.matched, self.reasons = self.drafted.copy(), np.empty((0, 1), np.uint8)
-        self.reason_names = [NO_MATCH, FAILED]
+        self.matched, self.reasons = self.drafted, self.drafted.astype(np.uint8)
         self.wanted: NDArray[np.bool_] = np.empty(0, np.bool_)
-        self._waiting = self.wanted.copy()
+        self.reason_names = [NO_MATCH, FAILED]
         self._drafts = tuple(np.empty((0, 1, 1), dtype) for dtype in (np.int32, np.int16, np.uint8))
-        self._mixed: NDArray[np.int64] = np.empty(0, np.int64)
-        self._limits = self._mixed.copy()
+        self._waiting = self.wanted  # drafts that have not been compared with the text
+        self._mixed: NDArray[np.int64] = np.empty(0, np.int64)  # sources to merge
+        self._limits = self._mixed  # of ids
         self._texts: dict[int, _Text] = {}
         self._sources: dict[Hashable, SlotSource] = {}
-        self._plans: dict[str, tuple[Any, Any]] = {}
+        self._plans: dict[bool, tuple[tuple[Any, ...], _Plan]] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -243,29 +165,24 @@ class Slots:
             DraftstoreError: a drafter rejects the text, as one for another model does.
         """
         slot = next(slot for slot in range(len(self._texts) + 1) if slot not in self._texts)
-        sources = self._sources_of(drafters)
-        limit = min((source.vocab_size for source in sources), default=IDS)
-        self._reserve(slot + 1, max(1, len(sources)), 1, self.contexts.shape[1])
-        self._texts[slot] = text = _Text([], faults, False, False)
+        text = self._texts[slot] = _Text([], faults)
         try:
-            ids = read_only(check_ids(prompt_ids, limit, "the drafter's", parts=True).astype(np.int32))
+            sources = self._sources_of(drafters)
+            self._reserve(slot + 1, len(sources))
+            self._limits[slot] = min((source.vocab_size for source in sources), default=IDS)
+            ids = check_ids(prompt_ids, self._limits[slot], "the drafter's", parts=True).astype(np.int32)
             for drafter, source in zip(drafters, sources, strict=True):
                 text.sources.append(source)
-                source.join(slot, drafter, Prefill(ids, hidden, candidates))
+                source.join(slot, drafter, Prefill(read_only(ids), hidden, candidates))
         except Exception:
             self.leave(slot)
             raise
-        needs = [source.needs(slot) for source in sources]
-        self._texts[slot] = text._replace(
-            needs_candidates=any(each for each, _ in needs), needs_hidden=any(each for _, each in needs)
-        )
-        self._mixed[slot], self._limits[slot] = 0 if faults is None else len(sources), limit
+        self._mixed[slot] = 0 if faults is None else len(sources)
         for array in (self.seen, self.drafted, self.matched, self.reasons, self.wanted, self._waiting):
             array[slot] = 0
-        width = self.contexts.shape[1]
-        last = ids[-width:] if width else ids[:0]
+        last = ids[max(0, len(ids) - self.contexts.shape[1]) :]
         self.contexts[slot] = -1
-        self.contexts[slot, width - len(last) :] = last
+        self.contexts[slot, self.contexts.shape[1] - len(last) :] = last
         self._plans.clear()
         return slot
 
@@ -280,7 +197,14 @@ class Slots:
 
     def needs(self, slot: int) -> tuple[bool, bool]:
         """Return whether a text needs candidates, and whether hidden states; see `Session`."""
-        return self._texts[slot][2:]
+        needs = [source.needs(slot) for source in self._texts[slot].sources if source is not None]
+        return any(candidates for candidates, _ in needs), any(hidden for _, hidden in needs)
+
+    def need_context(self, size: int) -> None:
+        """Keep at least the last `size` ids of texts that join from now on."""
+        if size > self.contexts.shape[1]:
+            old, self.contexts = self.contexts, np.full((self.capacity, size), -1, np.int32)
+            self.contexts[:, size - old.shape[1] :] = old
 
     def propose(self, slots: Sequence[int], budgets: Sequence[int], min_probs: Sequence[float]) -> DraftBatch:
         """Return a draft for each text; see `Session.propose`.
@@ -295,24 +219,18 @@ class Slots:
         Raises:
             DraftstoreError: a budget is outside 0 .. 4,096. Errors of sources that are not merged are also raised.
         """
-        plan = self._planned("propose", self._plan_drafts, tuple(slots), tuple(budgets), tuple(min_probs))
-        self._waiting[plan.index] = True
+        plan = self._planned(True, tuple(slots), tuple(budgets), tuple(min_probs))
+        if not plan.calls:
+            return DraftBatch.empty(len(slots))
+        self._waiting[plan.where] = True
         for call in plan.calls:
             batch = self._call(call)
             if plan.alone and batch is not None:
                 return batch
-        while True:
-            place, column, node, *arrays = merge_texts(
-                *self._drafts, self.drafted, self.seen, self._mixed, plan.slots, plan.budgets, plan.levels
-            )
-            if place < 0:
-                return DraftBatch.plain(*arrays)
-            slot = int(plan.slots[place])
-            token, parent = (int(array[slot, column, node]) for array in self._drafts[:2])
-            self._fail(slot, column, DraftTreeError(
-                f"it proposed node {node} with token {token} and parent {parent}: expected a non-negative id, and -1 "
-                "or an earlier node as parent",
-            ))  # fmt: skip
+        arrays = merge_texts(
+            *self._drafts, self.drafted, self.seen, self._mixed, plan.slots, plan.budgets, plan.levels
+        )
+        return DraftBatch.plain(*arrays)
 
     def observe(
         self,
@@ -337,193 +255,154 @@ class Slots:
         Returns:
             Errors by place in the batch; such a text has learned nothing from at least one source.
         """
-        plan = self._planned("observe", self._plan_learning, tuple(slots))
+        plan, errors = self._planned(False, tuple(slots)), dict[int, Exception]()
         ids, stops = read_only(ids), read_only(stops)
-        errors: dict[int, Exception] = {}
-        while (place := self._learn(plan.slots, ids, stops)) >= 0:
+        while (
+            place := learn_texts(
+                self.contexts, *self._drafts, self.drafted, self.seen, self.matched, self._waiting, self._limits,
+                plan.slots, ids, stops,
+            )
+        ) >= 0:  # fmt: skip
             begin, end = int(stops[place - 1]) if place else 0, int(stops[place])
-            if (wrong := self._reject(int(plan.slots[place]), ids[begin:end])) is not None:
+            if (wrong := self._reject(slots[place], ids[begin:end])) is not None:
                 errors[place] = wrong
-                ids, stops = np.delete(ids, slice(begin, end)), stops.copy()
-                stops[place:] -= end - begin
+                ids, stops = (
+                    np.delete(ids, slice(begin, end)),
+                    stops - (np.arange(len(stops)) >= place) * (end - begin),
+                )
                 ids, stops = read_only(ids), read_only(stops)
-            plan = self._planned("observe", self._plan_learning, tuple(slots))
+            plan = self._planned(False, tuple(slots))
         none = [None] * len(slots)
         results = Results(plan.slots, ids, stops, trees or none, candidates or none, hidden)
         for call in plan.calls:
+            places = call.places
+            if errors:  # such a text learns nothing
+                places = as_input(np.setdiff1d(places, [*errors]), np.int64)
             try:
-                failed = call.source.observe(call.places, results) or {}
+                failed = call.source.observe(places, results) or {}
             except Exception as error:  # noqa: BLE001 (of one source)
-                failed = dict.fromkeys(call.places.tolist(), error)
+                failed = dict.fromkeys(places.tolist(), error)
             for place, why in failed.items():
-                column = self._texts[slots[place]].sources.index(call.source)
-                if not self._fail(slots[place], column, why):
+                if not self._fail(slots[place], call.source, why):
                     errors[place] = why
         return errors
-
-    def _learn(self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64]) -> int:
-        wrong: int = learn_texts(
-            self.contexts, *self._drafts, self.drafted, self.seen, self.matched, self._waiting, self._limits, slots,
-            ids, stops,
-        )  # fmt: skip
-        return wrong
 
     def outcomes(self, slot: int) -> list[SourceOutcome]:
         """Return the part of each source in the last step of a text; empty if no nodes were requested."""
         if not self.wanted[slot]:
             return []
-        rows = zip(
-            self.drafted[slot].tolist(), self.matched[slot].tolist(), self.reasons[slot].tolist(), strict=True
-        )
+        rows = (array[slot].tolist() for array in (self.drafted, self.matched, self.reasons))
         return [
             SourceOutcome(drafted, matched, "" if drafted else self.reason_names[reason])
-            for (drafted, matched, reason), _ in zip(rows, self._texts[slot].sources, strict=False)
+            for drafted, matched, reason, _ in zip(*rows, self._texts[slot].sources, strict=False)
         ]
 
     def _sources_of(self, drafters: Sequence[Drafter]) -> list[SlotSource]:
-        """Return the sources of a text, with room for the contexts that they need; no source is there twice."""
-        keys: list[Any] = []
+        """Return the sources of a text; no source is there twice."""
+        keys: list[tuple[Hashable, int]] = []
         for drafter in drafters:
-            own = drafter if isinstance(drafter, SourceDrafter) else None
-            key = None if own is None else own.source
+            own = drafter if isinstance(drafter, SlotDrafter) else SlotDrafter()
+            key = own.source if own is drafter else None
             keys.append((key, sum(key == other for other, _ in keys)))
             if keys[-1] not in self._sources:
-                self._sources[keys[-1]] = SessionSource() if own is None else own.open_source(self)
+                self._sources[keys[-1]] = own.open_source(self)
         return [self._sources[key] for key in keys]
 
-    def need_context(self, size: int) -> None:
-        """Keep at least the last `size` ids of texts that join from now on."""
-        if size > self.contexts.shape[1]:
-            old, self.contexts = self.contexts, np.full((self.capacity, size), -1, np.int32)
-            self.contexts[:, size - old.shape[1] :] = old
-
-    def _reserve(self, slots: int, sources: int, nodes: int, width: int) -> None:
-        self.capacity = max(self.capacity, slots if slots <= self.capacity else slots * 3 // 2)
-        slots = self.capacity
-        self.contexts = enlarged(self.contexts, slots, width, fill=-1)
-        self.seen, self.drafted = enlarged(self.seen, slots, sources), enlarged(self.drafted, slots, sources)
-        self.matched, self.reasons = (
-            enlarged(self.matched, slots, sources),
-            enlarged(self.reasons, slots, sources),
+    def _reserve(self, slots: int = 0, sources: int = 0, nodes: int = 0) -> None:
+        """Make room for slots, sources of a text, and nodes of a draft."""
+        self.capacity = slots = self.capacity if slots <= self.capacity else slots * 3 // 2
+        self.contexts, self.seen = enlarged(self.contexts, slots), enlarged(self.seen, slots, sources)
+        self.drafted, self.matched, self.reasons = (
+            enlarged(each, slots, sources) for each in (self.drafted, self.matched, self.reasons)
         )
-        self.wanted, self._waiting = enlarged(self.wanted, slots), enlarged(self._waiting, slots)
-        self._mixed, self._limits = enlarged(self._mixed, slots), enlarged(self._limits, slots)
-        self._drafts = tuple(enlarged(each, slots, self.drafted.shape[1], nodes) for each in self._drafts)
+        self.wanted, self._waiting, self._mixed, self._limits = (
+            enlarged(each, slots) for each in (self.wanted, self._waiting, self._mixed, self._limits)
+        )
+        self._drafts = tuple(enlarged(each, slots, sources, nodes) for each in self._drafts)
 
-    def _planned(self, kind: str, make: Any, *arguments: Any) -> Any:
-        """Return the plan of a step, which is that of the step before as long as its arguments and texts are equal."""
-        known = self._plans.get(kind)
-        if known is None or known[0] != arguments:
-            known = self._plans[kind] = arguments, make(*arguments)
-        return known[1]
-
-    def _plan_drafts(
-        self, slots: tuple[int, ...], budgets: tuple[int, ...], least: tuple[float, ...]
-    ) -> _Plan:
+    def _planned(
+        self, drafts: bool, slots: tuple[int, ...], budgets: tuple[int, ...] = (), least: tuple[float, ...] = ()
+    ) -> _Plan:  # fmt: skip
+        """Return the plan to draft or to learn, which is made anew if texts or arguments have changed."""
+        known = self._plans.get(drafts)
+        if known is not None and known[0] == (slots, budgets, least):
+            return known[1]
         groups: dict[tuple[int, int, float], list[tuple[int, int]]] = {}
         sources: dict[int, SlotSource] = {}
         levels = [check_budget(budget, min_prob) for budget, min_prob in zip(budgets, least, strict=True)]
         for place, slot in enumerate(slots):
-            text, budget = self._texts[slot], budgets[place]
+            text = self._texts[slot]
+            wanted = (budgets[place], 0.0 if text.faults else least[place]) if drafts else (0, 0.0)
             for column, source in enumerate(text.sources):
-                if source is not None and budget > 0 and levels[place] >= 0:
-                    key = id(source), budget, least[place] if text.faults is None else 0.0
-                    groups.setdefault(key, []).append((place, column))
+                if source is not None and (not drafts or (budgets[place] > 0 and levels[place] >= 0)):
                     sources[id(source)] = source
+                    groups.setdefault((id(source), *wanted), []).append((place, column))
         rows = np.array(slots, np.int64)
-        self._reserve(0, 1, max(budgets, default=0), 0)
-        plan = _Plan(
-            [
-                _call_at(sources[each], rows, group, budget, min_prob)
-                for (each, budget, min_prob), group in groups.items()
-            ],
-            _compact(rows),
-            read_only(rows),
-            read_only(np.array(budgets, np.int64)),
-            read_only(np.array(levels, np.int64)),
-            [*map(len, groups.values())] == [len(slots)] and not self._mixed[rows].any(),
-        )
-        self.wanted[rows] = (plan.budgets > 0) & (plan.levels >= 0)
-        self.drafted[rows] = self.matched[rows] = 0
+        calls = [_call_at(sources[key[0]], rows, group, *key[1:]) for key, group in groups.items()]
+        alone = [len(call.places) for call in calls] == [len(slots)] and not self._mixed[rows].any()
+        arrays = read_only(np.array(budgets, np.int64)), read_only(np.array(levels, np.int64))
+        plan = _Plan(read_only(rows), _compact(rows), *arrays, calls, alone)
+        if drafts:
+            self._reserve(nodes=max(budgets, default=0))
+            self.wanted[rows] = (plan.budgets > 0) & (plan.levels >= 0)
+            self.drafted[rows] = self.matched[rows] = 0
+        self._plans[drafts] = (slots, budgets, least), plan
         return plan
-
-    def _plan_learning(self, slots: tuple[int, ...]) -> _Plan:
-        groups: dict[int, list[tuple[int, int]]] = {}
-        sources: dict[int, SlotSource] = {}
-        for place, slot in enumerate(slots):
-            for column, source in enumerate(self._texts[slot].sources):
-                if source is not None:
-                    groups.setdefault(id(source), []).append((place, column))
-                    sources[id(source)] = source
-        rows = read_only(np.array(slots, np.int64))
-        return _Plan(
-            [_call_at(sources[each], rows, group) for each, group in groups.items()],
-            rows,
-            rows,
-            rows,
-            rows,
-            False,
-        )
 
     def _call(self, call: _Call) -> DraftBatch | None:
         """Let one source draft; if that fails, for each text alone. Returns the drafts of a call that succeeded."""
         try:
             batch = call.source.propose(call.slots, call.budget, call.min_prob)
+            nodes = slice(batch.tokens.shape[1])
+            for array, drafts in zip(self._drafts, batch[:3], strict=True):
+                array[(*call.cells, nodes)] = drafts
+            self.drafted[call.cells] = batch.sizes
         except Exception as error:  # (of one text: the others continue)
+            self.drafted[call.cells] = 0
             if len(call.places) > 1:
-                for place, slot in enumerate(call.slots):
-                    column = self._texts[slot].sources.index(call.source)
-                    self._call(
-                        _call_at(call.source, call.slots, [(place, column)], call.budget, call.min_prob)
-                    )
-            elif not self._fail(int(call.slots[0]), int(call.cells[1]), error):
+                for place, slot in enumerate(call.slots.tolist()):
+                    group = [(place, self._texts[slot].sources.index(call.source))]
+                    self._call(_call_at(call.source, call.slots, group, call.budget, call.min_prob))
+            elif not self._fail(int(call.slots[0]), call.source, error):
                 raise
             return None
-        width = batch.tokens.shape[1]
-        tokens, parents, levels = self._drafts
-        tokens[(*call.cells, slice(width))] = batch.tokens
-        parents[(*call.cells, slice(width))] = batch.parents
-        levels[(*call.cells, slice(width))] = batch.levels
-        self.drafted[call.cells] = batch.sizes
         if batch.reason not in self.reason_names:
             self.reason_names.append(batch.reason)
         self.reasons[call.cells] = self.reason_names.index(batch.reason)
         return batch
 
-    def _fail(self, slot: int, column: int, error: Exception) -> bool:
+    def _fail(self, slot: int, source: SlotSource, error: Exception) -> bool:
         """Disable a source of a mixture for a text; return False if it is the only source, which is not disabled."""
-        text = self._texts[slot]
-        if text.faults is None:
+        sources, faults = self._texts[slot]
+        if faults is None:
             return False
-        source = text.sources[column]
-        text.sources[column] = None
-        text.faults.add(column, error)
-        if source is not None:
-            source.leave(slot)
-        self._limits[slot] = min((each.vocab_size for each in text.sources if each is not None), default=IDS)
-        self.drafted[slot, column], self.reasons[slot, column] = 0, 1
+        column = sources.index(source)
+        faults.add(column, error)
+        source.leave(slot)
+        sources[column] = None
+        self._limits[slot] = min((each.vocab_size for each in sources if each is not None), default=IDS)
+        self.reasons[slot, column] = self.reason_names.index(FAILED)
         self._plans.clear()
         return True
 
     def _reject(self, slot: int, ids: NDArray[np.int32]) -> Exception | None:
         """Disable the sources of a mixture that lack an id; return the error of a text that cannot go on."""
-        text = self._texts[slot]
         try:
-            check_ids(ids, self._limits[slot] if text.faults is None else IDS, "the drafter's", parts=True)
+            check_ids(ids, IDS, "the model's", parts=True)
         except TokenRangeError as error:
             return error
-        for column, source in enumerate(text.sources):
-            if source is not None:
-                try:
-                    check_ids(ids, source.vocab_size, "the drafter's", parts=True)
-                except TokenRangeError as error:
-                    self._fail(slot, column, error)
+        for source in [each for each in self._texts[slot].sources if each is not None]:
+            try:
+                check_ids(ids, source.vocab_size, "the drafter's", parts=True)
+            except TokenRangeError as error:
+                if not self._fail(slot, source, error):
+                    return error
         return None
 
 
 def _call_at(
-    source: SlotSource, rows: NDArray[np.int64], group: list[tuple[int, int]], budget: int = 0, min_prob: float = 0.0
-) -> _Call:  # fmt: skip
+    source: SlotSource, rows: NDArray[np.int64], group: list[tuple[int, int]], budget: int, min_prob: float
+) -> _Call:
     """Return a call for texts by place and column."""
     places, columns = np.array(group, np.int64).T
     slots = as_input(rows[places], np.int64)
@@ -533,68 +412,9 @@ def _call_at(
 
 def _compact(slots: NDArray[np.int64]) -> NDArray[np.int64] | slice:
     """Return an index of slots: a slice, which is faster, if they follow each other."""
-    first, count = int(slots[0]), len(slots)
-    return slice(first, first + count) if (slots == np.arange(first, first + count)).all() else slots
-
-
-class SessionSource(SlotSource):
-    """The sessions of drafters that draft for one text at a time."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[int, Session] = {}
-
-    def needs(self, slot: int) -> tuple[bool, bool]:
-        """Return what the session needs."""
-        session = self._sessions[slot]
-        return session.needs_candidates, session.needs_hidden
-
-    def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:
-        """Start the session of a text."""
-        self._sessions[slot] = drafter.session(
-            prefill.ids, hidden=prefill.hidden, candidates=prefill.candidates
-        )
-
-    def leave(self, slot: int) -> None:
-        """Drop the session of a text."""
-        self._sessions.pop(slot, None)
-
-    def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
-        """Let each session propose; see `SlotSource`."""
-        return DraftBatch.of(
-            [_checked(self._sessions[slot].propose(budget, min_prob), budget) for slot in slots.tolist()]
-        )
-
-    def observe(self, places: NDArray[np.int64], results: Results) -> Mapping[int, Exception]:
-        """Let each session learn; see `SlotSource`."""
-        errors = {}
-        for place in places.tolist():
-            try:
-                self._sessions[int(results.slots[place])].observe(
-                    results.new(place),
-                    tree=results.trees[place],
-                    candidates=results.candidates[place],
-                    hidden=None if results.hidden is None else results.hidden[place],
-                )
-            except Exception as error:  # noqa: BLE001 (of this text alone)
-                errors[place] = error
-        return errors
-
-
-def _checked(tree: DraftTree, budget: int) -> tuple[Any, ...]:
-    """Return the arrays of a proposal, cut to the budget; DraftTreeError if it is not a tree."""
-    types = {"tokens": np.int32, "parents": np.int16, "levels": np.uint8}
-    try:
-        arrays = [
-            np.asarray(getattr(tree, name)).astype(dtype, casting="same_kind", copy=False)
-            for name, dtype in types.items()
-        ]
-    except Exception as error:
-        raise DraftTreeError(f"its proposal is not a tree: {error}") from error
-    if len({*(array.shape for array in arrays), (len(arrays[0]),)}) != 1:
-        raise DraftTreeError(
-            "its proposal is not a tree: expected a token, a parent and a level for each node"
-        )
-    return *(array[:budget] for array in arrays), 0, 0
+    if len(slots) and (slots == np.arange(slots[0], slots[0] + len(slots))).all():
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return slots
 
 
 class SlotSession:

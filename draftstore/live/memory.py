@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_budget, check_ids, check_request
-from draftstore.drafting.history import History, HistoryRule, append_tokens, draft_contexts
+from draftstore.drafting.history import SIZE, History, HistoryRule, append_tokens, draft_texts
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
@@ -48,6 +48,7 @@ class Memory:
         """Allocate room for `tokens` ids in [0, vocab_size), including separators: 36 to 52 bytes each."""
         self.vocab_size = vocab_size
         self._history = History.new(tokens)
+        self._table = np.array([self._history.row()])
         self._lock = threading.Lock()
         self.size = 0
 
@@ -71,7 +72,8 @@ class Memory:
         for start in range(0, max(1, len(contexts)), CONTEXTS):
             part = contexts[start : start + CONTEXTS]
             with self._lock:
-                drawn = draft_contexts(*self._history, self.size, rule, part, budget, level)
+                self._table[0, SIZE] = self.size
+                drawn = draft_texts(self._table, np.zeros(len(part), np.int64), part, rule, budget, level)
             parts.append(DraftBatch(*drawn))
         return DraftBatch.joined(parts)
 

@@ -19,14 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import check_budget
-from draftstore.drafting.slots import (
-    Prefill,
-    Results,
-    Slots,
-    SlotSource,
-    SourceDrafter,
-    enlarged,
-)
+from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
+from draftstore.drafting.sources import Prefill, Results, SlotSource
 from draftstore.errors import DraftstoreError, require_vocabulary
 from draftstore.jit import as_input, read_only
 from draftstore.recycling.kernels import fill_trees, learn, write_rows
@@ -39,7 +33,7 @@ MOST = (1 + WIDTH) * (1 + len(PATHS))
 NO_ROWS = as_input(np.empty((0, WIDTH)), np.int32)
 
 
-class RecyclingDrafter(SourceDrafter):
+class RecyclingDrafter(SlotDrafter):
     """The matrix of one model, shared and updated by all its sessions.
 
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.

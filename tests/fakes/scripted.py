@@ -62,3 +62,10 @@ class Scripted:
     def accepted(self) -> list[list[int]]:
         """The tokens of each pass."""
         return [np.asarray(each.accepted).tolist() for each in self.feedback]
+
+
+class Broken(Scripted):
+    """Cannot propose."""
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        raise OSError("gone")

@@ -15,6 +15,7 @@ from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.loop import Text, decode
 from draftstore.decoding.planners import Fixed, Planner
 from draftstore.decoding.replay import RecordedModel
+from draftstore.drafting.slots import start
 from draftstore.errors import DraftTreeError
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests.fakes.adversaries import AlwaysWrong, Prophet, RandomTrees, tree_of
@@ -117,7 +118,7 @@ def times(
 ) -> list[float]:
     """Return the seconds that each pass takes by the curve."""
     model = RecordedModel(np.array(output, np.int32))
-    spoken = Text(drafter.session([0, output[0]]), planner or CostPlanner(curve), model.ends)
+    spoken = Text(start(drafter, [0, output[0]]), planner or CostPlanner(curve), model.ends)
     return [curve.cost(len(step.tree) + 1) for step in decode(model, spoken)]
 
 

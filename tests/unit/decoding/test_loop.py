@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Step, Text, decode, step
 from draftstore.decoding.planners import Fixed, Planner
-from draftstore.drafting.drafter import Session
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.slots import Slots, start
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import (
     Adversary,
@@ -104,13 +105,14 @@ class Together:
 
 def decoded(
     target: TableTarget,
-    session: Session,
+    drafter: Drafter,
     ends: Callable[[Sequence[int]], bool] = lambda _: False,
     planner: Planner | None = None,
     min_prob: float = 0.0,
 ) -> Iterator[Step]:
     """Decode a text alone."""
-    return decode(Together([target]), Text(session, planner or Fixed(), ends, min_prob))
+    text = Text(start(drafter, target.text), planner or Fixed(), ends, min_prob)
+    return decode(Together([target]), text)
 
 
 def plain(text: Sequence[int], count: int, eos: int | None = None) -> list[int]:
@@ -169,9 +171,8 @@ def test_the_text_is_that_of_plain_decoding(
     truth = plain(prompt, count, eos)
     target = TableTarget(prompt)
     drafter = DRAFTERS[name](plain(prompt, count + 9))
-    session = drafter.session(prompt)
-    steps = list(decoded(target, session, target.ends_after(count, eos), Fixed(budget)))
-    assert target.text == session.text == truth
+    steps = list(decoded(target, drafter, target.ends_after(count, eos), Fixed(budget)))
+    assert target.text == drafter.text == truth
     assert [token for step in steps for token in step.tokens.tolist()] == truth[len(prompt) :]
     assert all(len(step.tree) <= budget for step in steps)
     assert all(len(step.path) == len(step.tokens) - 1 for step in steps)
@@ -183,7 +184,7 @@ def test_good_drafts_save_passes_and_bad_ones_cost_none() -> None:
     for name, make in DRAFTERS.items():
         target = TableTarget([1, 2])
         drafter = make(truth)
-        steps = list(decoded(target, drafter.session([1, 2]), target.ends_after(60)))
+        steps = list(decoded(target, drafter, target.ends_after(60)))
         passes[name] = len(steps)
         if name == "prophet":  # what it says is off the first branch
             assert drafter.moved == len(steps)
@@ -206,9 +207,9 @@ def test_the_planner_trims_what_was_proposed_and_learns_how_it_fared() -> None:
     assert session.requests == [(6, 0.25), (2, 0.25)]
     assert [len(tree) for tree in target.trees] == [3, 0]
     assert [entry[0] for entry in planner.log] == ["begin", *["budget", "trim", "learn"] * 2]
-    assert planner.log[2][1] is first
+    assert planner.log[2][1] == first
     _, proposed, verified, accepted = planner.log[3]
-    assert proposed is first
+    assert proposed is planner.log[2][1]
     assert verified is target.trees[0] is steps[0].tree
     assert (accepted.path, accepted.tokens.tolist()) == ([0, 1, 2], truth[:4])
     assert session.feedback[0].tree is target.trees[0], "the drafter hears of what was verified"
@@ -238,7 +239,7 @@ def test_drafter_gets_the_feedback_it_needs(wants: tuple[bool, bool], right: int
     done = next(decoded(target, session))
     [feedback] = session.feedback
     assert session.accepted == [done.tokens.tolist()] == [truth[: right + 1]]
-    assert feedback.tree is tree
+    assert feedback.tree is target.trees[0] == tree
     assert (feedback.candidates is None, feedback.hidden is None) == (not wants[0], not wants[1])
     if feedback.candidates is not None:
         assert feedback.candidates.tolist() == np.arange(8 * len(tree) + 8).reshape(-1, 8).tolist()
@@ -273,8 +274,9 @@ def test_texts_share_passes_and_fail_alone(where: str) -> None:
     else:
         owner = targets[1] if where == "say" else drafters[1]
         setattr(owner, where, failing(getattr(owner, where)))
+    slots = Slots()
     texts = [
-        Text(drafter.session(prompt), Fixed(), end)
+        Text(start(drafter, prompt, slots=slots), Fixed(), end)
         for drafter, prompt, end in zip(drafters, prompts, ends, strict=True)
     ]
     passed += step(texts, Together(targets))

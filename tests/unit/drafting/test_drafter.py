@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafting.contexts import ContextDrafter, ContextSession, propose_batch
+from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import FEW_IDS, SEPARATOR, Drafter, Session, separated
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
+from draftstore.drafting.slots import Slots, start
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.batch import DraftBatch
-from draftstore.trees.tree import DraftTree
 from tests.reference import make_index
 
 VOCAB = 9
@@ -63,22 +63,22 @@ def test_a_session_keeps_the_last_tokens_of_its_text(
     size: int, prompt: list[int], steps: list[list[int]]
 ) -> None:
     recorder = Recorder(size)
-    session = ContextSession(recorder, prompt)
+    session = recorder.session(prompt)
     text = list(prompt)
     for step in [[], *steps]:
         session.observe(step)
         text += step
         session.propose(budget=7, min_prob=0.25)
         assert recorder.calls[-1] == ([padded(text, size)], 7, 0.25)
-        assert session.context.shape == (1, size)
-        assert session.context.dtype == np.int32
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.uint32, np.uint64])
 def test_ids_may_be_of_any_integer_type(dtype: type[np.integer]) -> None:
-    session = ContextSession(Recorder(), np.array([[1, 2, 3]], dtype))
+    recorder = Recorder()
+    session = recorder.session(np.array([[1, 2, 3]], dtype))
     session.observe(np.array([1, 2], dtype))
-    assert session.context.tolist() == [[2, 3, 1, 2]]
+    session.propose()
+    assert recorder.calls[0][0] == [[2, 3, 1, 2]]
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -136,14 +136,14 @@ def test_no_match_spans_what_is_no_token() -> None:
 
 
 def test_a_dense_drafter_gets_the_last_states_as_float16() -> None:
-    recorder = Recorder(hidden_size=3)
-    first = ContextSession(recorder, [1], np.array([1 + 2**-12, 7e4, -1e300]))
+    recorder, slots = Recorder(hidden_size=3), Slots()
+    first = start(recorder, [1], slots=slots, hidden=np.array([1 + 2**-12, 7e4, -1e300]))
     first.propose()
     np.testing.assert_array_equal(recorder.hidden, np.array([[1, np.inf, -np.inf]], np.float16), strict=True)
-    second = ContextSession(recorder, [2])
+    second = start(recorder, [2], slots=slots)
     second.observe([3], hidden=np.array([1, 2, 3], np.float32))
     first.observe([4])
-    propose_batch(recorder, [first, second])
+    slots.propose([first.slot, second.slot], [64, 64], [0.0, 0.0])
     np.testing.assert_array_equal(
         recorder.hidden, np.array([[np.nan] * 3, [1, 2, 3]], np.float16), strict=True
     )

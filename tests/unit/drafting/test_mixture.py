@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import DisabledSession
-from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
+from draftstore.drafting.merging import MEMORY, TRUST
+from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
-from draftstore.drafting.together import propose_many
+from draftstore.drafting.slots import Slots, SlotSession, start
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests import reference
-from tests.fakes.scripted import Scripted
+from tests.fakes.scripted import Broken, Scripted
 from tests.reference import Nodes, UnclearError, nodes_of, tree_from
 from tests.unit.trees.test_tree import TOKENS, some_nodes
 
@@ -23,11 +24,14 @@ VOCAB = 9
 ONE = tree_from([(1, -1, 64)])
 
 
-def mixed(*scripts: Sequence[Nodes]) -> MixtureSession:
+def mixed(*scripts: Sequence[Nodes]) -> SlotSession:
     """Start a mixture of scripted drafters; there are two at least."""
-    session = Mixture([Scripted(*map(tree_from, script)) for script in scripts]).session([0])
-    assert isinstance(session, MixtureSession)
-    return session
+    return Mixture([Scripted(*map(tree_from, script)) for script in scripts]).session([0])
+
+
+def seen(session: SlotSession) -> NDArray[np.float64]:
+    """Return expected and correct tokens of each source."""
+    return session.slots.seen[session.slot]
 
 
 FORESTS = st.lists(some_nodes() | st.just([]), min_size=2, max_size=4)
@@ -43,10 +47,10 @@ def test_a_node_fails_only_if_all_trees_are_wrong(
 ) -> None:
     session = mixed(*([nodes] for nodes in forest))
     counts = st.tuples(st.floats(0, 9), st.floats(0, 9))
-    session.seen[:] = data.draw(st.lists(counts, min_size=len(forest), max_size=len(forest)))
-    trusts = [min(1.0, (came + TRUST) / (expected + TRUST)) for expected, came in session.seen.tolist()]
+    seen(session)[:] = data.draw(st.lists(counts, min_size=len(forest), max_size=len(forest)))
+    trusts = [min(1.0, (came + TRUST) / (expected + TRUST)) for expected, came in seen(session).tolist()]
     try:
-        expected = reference.mixed_tree(forest, trusts, budget, max_level)
+        expected = reference.mixed_tree([nodes[:budget] for nodes in forest], trusts, budget, max_level)
     except UnclearError:
         reject()
     tree = session.propose(budget, float(LEVEL_PROBS[max_level]))
@@ -108,23 +112,23 @@ def test_drafters_are_judged_by_the_text_that_came(steps: list[tuple[list[Nodes]
         for drafter, tree in enumerate(forest):
             for counts in reference.predicted(tree, ids):
                 expected[drafter] = MEMORY * expected[drafter] + counts
-    assert session.seen == pytest.approx(expected, rel=1e-6)
+    assert seen(session) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_draft_is_judged_once_and_only_the_last_one() -> None:
     session = mixed([[(1, -1, 16)], [(2, -1, 16)]], [[]])
     session.observe([1])
-    assert session.seen.tolist() == [[0, 0], [0, 0]], "nothing was proposed"
+    assert seen(session).tolist() == [[0, 0], [0, 0]], "nothing was proposed"
     session.propose()
     session.propose()
     session.observe([2])
     session.observe([2])
-    assert session.seen.tolist() == [[0.5, 1], [0, 0]]
+    assert seen(session).tolist() == [[0.5, 1], [0, 0]]
     session.propose()
     session.observe([])
     session.propose(0)
     session.observe([2])
-    assert session.seen.tolist() == [[0.5, 1], [0, 0]]
+    assert seen(session).tolist() == [[0.5, 1], [0, 0]]
 
 
 # -- what it passes on ---------------------------------------------------------------------------------------
@@ -142,38 +146,38 @@ def test_everything_is_passed_on_as_it_came() -> None:
     session.observe(accepted, tree=tree, candidates=candidates, hidden=hidden)
     for drafter in drafters:
         [(given_prompt, given_hidden, given_candidates)] = drafter.prefill
-        assert given_prompt is prompt
-        assert given_hidden is hidden
+        assert np.array_equal(given_prompt, prompt)
+        assert np.array_equal(given_hidden, hidden)
         assert np.array_equal(given_candidates, candidates[:1])
         (feedback,) = drafter.feedback
-        assert all(
-            found is sent for found, sent in zip(feedback, (accepted, tree, candidates, hidden), strict=True)
-        )
+        assert feedback.tree is tree
+        for found, sent in zip(feedback, (accepted, tree, candidates, hidden), strict=True):
+            assert sent is tree or np.array_equal(found, sent)
     assert not mixed([[]], [[]]).needs_candidates
     assert not mixed([[]], [[]]).needs_hidden
 
 
 def test_a_mixture_of_one_is_that_one() -> None:
     drafter = Scripted(ONE)
-    assert Mixture([drafter]).session([0]) is drafter
+    mixture = Mixture([drafter])
+    assert mixture.session([0]).propose(17, 0.1) == ONE
+    assert drafter.requests == [(17, 0.1)], "there is nothing to merge"
+    with pytest.raises(OSError, match="gone"):
+        Mixture([Broken()]).session([0]).propose()
+    assert mixture.faults.counts == [0]
     with pytest.raises(DraftstoreError, match="at least one drafter"):
         Mixture([])
-
-
-class Broken(Scripted):
-    """Cannot propose."""
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        raise OSError("gone")
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_raising_source_is_disabled_and_others_continue(together: bool) -> None:
     mixture = Mixture([Broken(), Scripted(tree_from(GOOD)), Broken()])
-    session = mixture.session([0])
+    slots = Slots()
+    session = start(mixture, [0], slots=slots)
+    other = start(None, [0], slots=slots)
     for _ in range(3):
         tree = (
-            propose_many([session, DisabledSession()], [9, 0], [0.0] * 2)[0]
+            slots.propose([session.slot, other.slot], [9, 0], [0.0] * 2).trees()[0]
             if together
             else session.propose(9)
         )

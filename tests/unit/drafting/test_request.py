@@ -68,9 +68,8 @@ def test_drafts_agree_with_the_oracle(
 @given(st.lists(texts(most=3), min_size=1, max_size=6))
 def test_a_text_that_grows_drafts_as_if_it_had_come_whole(parts: list[list[int]]) -> None:
     growing = RequestDrafter(NARROW).session([])
-    for text in accumulate(parts, list.__add__):
-        growing.observe(text[len(growing) :], tree=DraftTree.empty())
-        assert len(growing) == len(text)
+    for part, text in zip(parts, accumulate(parts, list.__add__), strict=True):
+        growing.observe(part, tree=DraftTree.empty())
         tree = growing.propose(20)
         assert tree == growing.propose(20), "to propose changes nothing"
         assert tree == draft(text, budget=20)

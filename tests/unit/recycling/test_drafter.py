@@ -136,7 +136,7 @@ def test_sessions_share_what_they_learn() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "message"),
-    [([30], "token id 30 is outside the model's vocabulary of 30 ids"), ([1, -1], "-1")],
+    [([30], "token id 30 is outside the drafter's vocabulary of 30 ids"), ([1, -1], "-1")],
 )
 def test_foreign_ids_are_refused(ids: list[Any], message: str) -> None:
     drafter = RecyclingDrafter(30, matrix=cells([[1]]))

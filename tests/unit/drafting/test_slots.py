@@ -1,0 +1,371 @@
+"""Drafts for many texts in one call: each gets what it gets alone, by a slow oracle, whatever becomes of the others."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting import request
+from draftstore.drafting.contexts import ContextDrafter
+from draftstore.drafting.drafter import SEPARATOR, Session, check_budget, check_ids
+from draftstore.drafting.history import LENGTHS, HistoryRule
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
+from draftstore.drafting.slots import SlotDrafter, Slots, start
+from draftstore.drafting.sources import IDS, Prefill, Results, SlotSource
+from draftstore.errors import TokenRangeError
+from draftstore.recycling.drafter import RecyclingDrafter
+from draftstore.trees.batch import DraftBatch
+from draftstore.trees.tree import DraftTree
+from tests.fakes.adversaries import RandomTrees, tree_of
+from tests.reference import Nodes, SlowText, UnclearError, nodes_of, tree_from
+from tests.unit.drafting.test_drafter import VOCAB, Recorder, padded, store
+
+BAD, WORSE, WORST = 3, 4, 5
+"""Tokens at which some drafters fail."""
+TOKENS = [*[0, 1, 2, 6, 7] * 6, BAD, WORSE, WORST, VOCAB - 1, SEPARATOR]
+RULE = HistoryRule(rows=2, beta=0.3)
+DEAF: Nodes = [(1, -1, 5), (2, 0, 20)]
+PREDICTION = [1, 2, 1, 0, 2, 2]
+
+
+# -- drafters that fail --------------------------------------------------------------------------------------
+
+
+class Fragile(Recorder):
+    """Fails if a context ends badly, or if two contexts end equally."""
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, hidden: Any = None
+    ) -> DraftBatch:
+        lasts = contexts[:, -1].tolist()
+        if BAD in lasts or len({*lasts}) < len(lasts):
+            raise OSError("gone")
+        if WORSE in lasts:
+            return DraftBatch.empty(len(lasts) + 1)
+        none: Any = None
+        return (
+            none if WORST in lasts else super().draft_batch(np.maximum(contexts, 0), budget, min_prob, hidden)
+        )
+
+
+class Dense(ContextDrafter):
+    """Proposes the token that the state names."""
+
+    context_size, vocab_size, hidden_size = 1, VOCAB, 2
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, hidden: Any = None
+    ) -> DraftBatch:
+        trees = [
+            tree_from([(int(token), -1, 9)] if np.isfinite(token) else []) for token in hidden[:, 0].tolist()
+        ]
+        return DraftBatch.of([(tree.tokens, tree.parents, tree.levels, 0, 0) for tree in trees])
+
+
+class Deaf(SlotDrafter):
+    """Cannot learn a bad token of one text, nor those of any text if one is worse."""
+
+    def open_source(self, slots: Slots) -> "DeafSource":
+        return DeafSource()
+
+
+class DeafSource(SlotSource):
+    """The texts of `Deaf`."""
+
+    def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:
+        pass
+
+    def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
+        tree = tree_from(DEAF[:budget])
+        return DraftBatch.of([(tree.tokens, tree.parents, tree.levels, 0, 0)] * len(slots))
+
+    def observe(self, places: NDArray[np.int64], results: Results) -> Mapping[int, Exception]:
+        new = {place: results.new(place).tolist() for place in places.tolist()}
+        if any(WORSE in ids for ids in new.values()):
+            raise OSError("of all")
+        return {place: OSError("of one") for place, ids in new.items() if BAD in ids}
+
+
+class Foreign:
+    """A drafter of others, which has sessions alone: of random trees, and invalid ones."""
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "ForeignSession":
+        return ForeignSession(np.asarray(prompt_ids).tolist())
+
+
+class ForeignSession:
+    """A text of `Foreign`."""
+
+    needs_candidates = needs_hidden = False
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        last = self.text[-1] if self.text else 0
+        if last == BAD:
+            raise OSError("gone")
+        nothing: Any = None
+        odd = {WORSE: tree_from([(1, -1, 5), (1, 5, 9)]), WORST: nothing}
+        return odd[last] if last in odd else tree_of(RandomTrees(VOCAB, len(self.text)).paths(budget + 2))
+
+    def observe(self, accepted_ids: ArrayLike, *, hidden: Any = None, **_feedback: Any) -> None:
+        assert hidden is None or np.isfinite(hidden).all()
+        ids = np.asarray(accepted_ids).tolist()
+        if WORST in ids:
+            raise OSError("gone")
+        self.text += ids
+
+
+# -- a source alone ------------------------------------------------------------------------------------------
+
+
+class AloneSession:
+    """A source with a session of its own."""
+
+    def __init__(self, session: Session, vocab_size: int) -> None:
+        self.session, self.vocab_size = session, vocab_size
+
+    def draft(self, budget: int, min_prob: float) -> Nodes:
+        return nodes_of(self.session.propose(budget, min_prob))[:budget]
+
+    def learn(self, ids: Sequence[int], **told: Any) -> None:
+        self.session.observe(ids, **told)
+
+
+class AloneText:
+    """A source that drafts for the whole text anew."""
+
+    def __init__(self, drafter: Any, text: Sequence[int], hidden: Any = None) -> None:
+        self.drafter, self.text, self.hidden = drafter, list(text), hidden
+        self.vocab_size: int = drafter.vocab_size
+
+    def draft(self, budget: int, min_prob: float) -> Nodes:
+        if isinstance(self.drafter, RequestDrafter):
+            tree = RequestDrafter(VOCAB, self.drafter.rule).session(self.text).propose(budget, min_prob)
+        else:
+            unknown = np.full(self.drafter.hidden_size, np.nan, np.float16)
+            context = np.array([padded(self.text, self.drafter.context_size)], np.int32)
+            states = np.array([unknown if self.hidden is None else self.hidden], np.float16)
+            [(tree, *_)] = self.drafter.draft(context, budget, min_prob, states)
+        return nodes_of(tree)
+
+    def learn(self, ids: Sequence[int], hidden: Any = None, **_told: Any) -> None:
+        check_ids(ids, self.vocab_size, parts=True)
+        self.text, self.hidden = [*self.text, *ids], hidden
+
+
+class AloneDeaf:
+    """`Deaf` for one text; `warned` says that a text learns a worse token."""
+
+    warned, vocab_size = False, IDS
+
+    def draft(self, budget: int, min_prob: float) -> Nodes:
+        return DEAF[:budget]
+
+    def learn(self, ids: Sequence[int], **_told: Any) -> None:
+        if BAD in ids or self.warned:
+            raise OSError
+
+
+# -- texts that share slots ----------------------------------------------------------------------------------
+
+
+class Text(NamedTuple):
+    """A text in slots, its oracle, and its last draft."""
+
+    slot: int
+    mixture: Mixture
+    slow: SlowText
+    drafts: list[DraftTree]
+
+    def refuses(self, ids: Sequence[int]) -> bool:
+        """Return whether new ids are an error of this text."""
+        (first, *_) = self.slow.sources
+        limit = IDS if self.slow.mixed else first.vocab_size
+        return any(token >= limit or (token < 0 and token != SEPARATOR) for token in ids)
+
+
+class World:
+    """Drafters, texts that share their slots, and an oracle of each."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.drafters: dict[str, Any] = {
+            "request": RequestDrafter(VOCAB), "rule": RequestDrafter(VOCAB, RULE), "narrow": RequestDrafter(VOCAB - 1),
+            "predicted": RequestDrafter(VOCAB, prediction=PREDICTION), "longest": store("longest"),
+            "backoff": store("backoff"), "recycling": RecyclingDrafter(VOCAB), "foreign": Foreign(), "dense": Dense(),
+            "fragile": Fragile(), "deaf": Deaf(),
+        }  # fmt: skip
+        self.lone_recycling = RecyclingDrafter(VOCAB)
+        self.slots = Slots()
+        self.texts: list[Text] = []
+
+    def ids(self, most: int) -> list[int]:
+        return self.random.choices(TOKENS, k=self.random.randint(0, most))
+
+    def outputs(self, rows: int) -> dict[str, Any]:
+        """Return what a pass may know of a text: rarely candidates of the wrong shape."""
+        count = rows + (self.random.random() < 0.05)
+        top = [self.random.choices(range(-1, VOCAB + 1), k=8) for _ in range(count)]
+        state = np.array([self.random.random() * VOCAB, 1.0], np.float32)
+        return {
+            "candidates": np.array(top, np.int32) if self.random.random() < 0.6 else None,
+            "hidden": state if self.random.random() < 0.6 else None,
+        }
+
+    def join(self) -> None:
+        names = self.random.sample([*self.drafters], self.random.choice([1, 1, 2, 3, 4]))
+        mixture = Mixture([self.drafters[name] for name in names])
+        drafter = self.drafters[names[0]] if self.random.random() < 0.5 and len(names) == 1 else mixture
+        prompt, outputs = self.ids(30), self.outputs(1)
+        if "narrow" in names and VOCAB - 1 in prompt:
+            with pytest.raises(TokenRangeError):
+                start(drafter, prompt, slots=self.slots, **outputs)
+            return
+        slot = start(drafter, prompt, slots=self.slots, **outputs).slot
+        sources = [self.alone(name, prompt, **outputs) for name in names]
+        self.texts.append(Text(slot, mixture, SlowText(sources, len(names) > 1), []))
+
+    def alone(self, name: str, prompt: list[int], hidden: Any, candidates: Any) -> Any:
+        if name == "deaf":
+            return AloneDeaf()
+        if name == "recycling":
+            return AloneSession(self.lone_recycling.session(prompt, candidates=candidates), VOCAB)
+        if name == "foreign":
+            return AloneSession(ForeignSession(list(prompt)), IDS)
+        before = [*prompt[-1 - LENGTHS[-1] : -1], *PREDICTION] if name == "predicted" else []
+        return AloneText(self.drafters[name], [*before, *prompt], hidden)
+
+    def some(self) -> list[Text]:
+        return self.random.sample(self.texts, self.random.randint(0, len(self.texts)))
+
+    def leave(self, text: Text) -> None:
+        self.texts.remove(text)
+        self.slots.leave(text.slot)
+
+    def propose(self) -> None:
+        asked = [
+            (text, self.random.choice([20, 20, 20, 7, 1, 0]), self.random.choice([0.0, 0.0, 0.05, 0.3, 1.1]))
+            for text in self.some()
+        ]
+        expected = [self.expected(*each) for each in asked]
+        lost = [text for (text, *_), each in zip(asked, expected, strict=True) if each == "lost"]
+        if lost:
+            with pytest.raises(Exception):  # noqa: B017, PT011 (of any source)
+                self.drafts(asked)
+        for text in lost:
+            with pytest.raises(Exception):  # noqa: B017, PT011
+                self.drafts([(text, 9, 0.0)])
+            self.leave(text)
+        asked = [each for each in asked if each[0] not in lost]
+        known = [nodes for nodes in expected if nodes != "lost"]
+        for (text, *_), tree, nodes in zip(asked, self.drafts(asked), known, strict=True):
+            text.drafts[:] = [tree]
+            assert nodes in (nodes_of(tree), "unclear")
+
+    def drafts(self, asked: Sequence[tuple[Text, int, float]]) -> list[DraftTree]:
+        return self.slots.propose(
+            [text.slot for text, _, _ in asked],
+            [budget for _, budget, _ in asked],
+            [min_prob for _, _, min_prob in asked],
+        ).trees()
+
+    def expected(self, text: Text, budget: int, min_prob: float) -> Any:
+        try:
+            return text.slow.propose(budget, min_prob, check_budget(budget, min_prob))
+        except UnclearError:
+            return "unclear"
+        except Exception:  # noqa: BLE001 (of its only source)
+            return "lost"
+
+    def observe(self) -> None:
+        texts, news, told = self.some(), [], []
+        for text in texts:
+            tree = text.drafts.pop() if text.drafts else None
+            path: list[int] = []
+            if tree is not None:
+                path = tree.tokens[tree.path(self.random.randint(-1, len(tree) - 1))].tolist()
+            wrong = self.random.choice([*[0] * 40, VOCAB, -5])
+            news.append([*path, self.random.choice(TOKENS)] if path else self.ids(5))
+            if wrong:
+                news[-1].append(wrong)
+            told.append(
+                {"tree": tree if path else None} | self.outputs(len(tree) + 1 if path and tree else 1)
+            )
+        refused = [text.refuses(ids) for text, ids in zip(texts, news, strict=True)]
+        errors = self.learn(texts, news, told)
+        warned = any(
+            WORSE in ids and not wrong and any(isinstance(source, AloneDeaf) for source in text.slow.sources)
+            for text, ids, wrong in zip(texts, news, refused, strict=True)
+        )
+        for place, (text, ids, wrong) in enumerate(zip(texts, news, refused, strict=True)):
+            if wrong:
+                assert isinstance(errors.pop(place), TokenRangeError)
+                continue
+            for source in text.slow.sources:
+                if isinstance(source, AloneDeaf):
+                    source.warned = warned
+            try:
+                text.slow.observe(ids, **told[place])
+            except Exception:  # noqa: BLE001 (of its only source)
+                assert errors.pop(place)
+                self.leave(text)
+                continue
+            assert [*map(tuple, self.slots.outcomes(text.slot))] == text.slow.outcomes
+        assert errors == {}
+
+    def learn(
+        self, texts: Sequence[Text], news: Sequence[list[int]], told: Sequence[Any]
+    ) -> dict[int, Exception]:
+        states = [
+            np.full(2, np.nan, np.float32) if each["hidden"] is None else each["hidden"] for each in told
+        ]
+        return self.slots.observe(
+            [text.slot for text in texts],
+            np.array([token for ids in news for token in ids], np.int32),
+            np.cumsum([len(ids) for ids in news], dtype=np.int64),
+            trees=[each["tree"] for each in told],
+            candidates=[each["candidates"] for each in told],
+            hidden=np.array(states) if states else None,
+        )
+
+    def check(self) -> None:
+        assert len(self.slots) == len(self.texts)
+        for text in self.texts:
+            if text.slow.mixed:
+                failed = [int(source is None) for source in text.slow.sources]
+                assert text.mixture.faults.counts == failed
+                found = self.slots.seen[text.slot, : len(failed)]
+                assert found == pytest.approx(np.array(text.slow.seen), rel=1e-6)
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 40))
+def test_each_text_gets_what_it_gets_alone(random: Random, steps: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request, "SPARE", 3)
+        world = World(random)
+        for _ in range(steps):
+            step = random.choice(["join", "join", "propose", "propose", "observe", "observe", "leave"])
+            if step == "leave" and world.texts:
+                world.leave(random.choice(world.texts))
+            elif step != "leave":
+                getattr(world, step)()
+            world.check()
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_store_is_asked_once(mixed: bool) -> None:
+    recorder = Recorder()
+    drafter: Any = Mixture([RequestDrafter(VOCAB), recorder]) if mixed else recorder
+    slots = Slots()
+    places = [start(drafter, [number, number + 1], slots=slots).slot for number in range(5)]
+    slots.propose(places, [16] * 5, [0.0] * 5)
+    slots.propose(places, [16, 0, 16, 8, 16], [0.0] * 5)
+    assert [len(contexts) for contexts, _, _ in recorder.calls] == [5, 3, 1]

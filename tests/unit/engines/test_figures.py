@@ -7,7 +7,6 @@ import numpy as np
 from draftstore.drafting.slots import Slots
 from draftstore.engines.figures import DraftFigures, serve_metrics
 from draftstore.engines.texts import CORPUS, DRAFTS, Texts
-from draftstore.jit import read_only
 
 
 def test_prometheus_reads_them() -> None:
@@ -19,7 +18,7 @@ def test_prometheus_reads_them() -> None:
     slots.drafted, slots.matched = np.array([[3], [0]], np.int32), np.array([[2], [0]], np.int32)
     slots.reasons = np.array([[0], [slots.reason_names.index("timeout")]], np.uint8)
     for slot in range(2):
-        texts.put(slot, read_only(np.array([1], np.int32)))
+        texts.put(slot, np.array([1], np.int32))
     texts.state[CORPUS], texts.state[DRAFTS] = range(len(texts.state[CORPUS])), 1
     figures.steps[:] = [[1, 3, 2, 1, 1, 0], [1, 0, 0, 0, 0, 0]]
     figures.count_sources(slots, texts, labels, np.array([0, 1]))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from draftstore.engines.rows import Found, Rows
-from draftstore.engines.texts import TAIL, Texts, append_ids
+from draftstore.engines.rows import Rows
+from draftstore.engines.texts import TAIL, Texts
 from draftstore.errors import EngineError
-from draftstore.jit import read_only
 
 Row = tuple[int, list[int], int]
 """The place, the ids, and the number of new ones."""
@@ -22,41 +22,30 @@ class Batch:
 
     def __init__(self) -> None:
         self.texts = Texts()
-        self.rows = Rows(self.texts)
+        self.rows = Rows(self.texts, self._start)
         self.names: dict[int, int] = {}
         self._new = count()
 
-    def see(self, rows: Sequence[Row]) -> Found:
-        """Look for the texts of rows."""
-        table = np.full((8, max(len(ids) for _, ids, _ in rows) + 2), -5, np.int32)
-        sizes, counts = np.zeros(8, np.int32), np.zeros(8, np.int64)
-        for place, ids, new in rows:
-            table[place, : len(ids)], sizes[place], counts[place] = ids, len(ids), new
-        return self.rows.find(table, sizes, counts)
+    def _start(self, ids: NDArray[np.int32]) -> int:
+        slot = next(slot for slot in count() if slot not in self.names)
+        self.texts.put(slot, ids)
+        self.names[slot] = next(self._new)
+        return slot
 
     def find(self, rows: Sequence[Row]) -> list[int]:
         """Return the names of the texts in rows, in the order of their places, and go on with their ids."""
-        if not rows:
-            return []
-        found, ordered = self.see(rows), sorted(rows)
-        assert found.rows.tolist() == [place for place, _, _ in ordered]
-        assert found.sizes.tolist() == [len(ids) for _, ids, _ in ordered]
-        start = 0
-        for place, (slot, (_, ids, new)) in enumerate(zip(found.slots.tolist(), ordered, strict=True)):
-            added = found.ids[start : found.stops[place]]
-            start = found.stops[place]
-            if slot < 0:
-                assert len(added) == 0
-                slot = next(slot for slot in count() if slot not in self.names)
-                self.texts.put(slot, read_only(np.array(ids, np.int32)))
-                self.names[slot], found.slots[place] = next(self._new), slot
-            else:
-                assert added.tolist() == ids[-new:]
-                self.texts.reserve(np.array([slot]), np.array([new]))
-                append_ids(self.texts.state, slot, added)
-            assert self.texts.ids(slot).tolist() == ids
-        self.rows.slots[found.rows] = found.slots
-        return [self.names[slot] for slot in found.slots.tolist()]
+        table = np.full((8, max((len(ids) for _, ids, _ in rows), default=0) + 2), -5, np.int32)
+        sizes, counts = np.zeros(8, np.int32), np.zeros(8, np.int64)
+        for place, ids, new in rows:
+            table[place, : len(ids)], sizes[place], counts[place] = ids, len(ids), new
+        found, lengths, slots, ids, stops = self.rows.find(table, sizes, counts)
+        assert found.tolist() == sorted(place for place, _, _ in rows)
+        none = np.zeros((1, 3), np.int64)
+        self.texts.follow(slots, ids, stops, np.zeros(len(slots), np.int64), 1, 1, none)
+        for slot, (_, whole, _) in zip(slots.tolist(), sorted(rows), strict=True):
+            assert self.texts.ids(slot).tolist() == whole
+        assert lengths.tolist() == [len(whole) for _, whole, _ in sorted(rows)]
+        return [self.names[slot] for slot in slots.tolist()]
 
     def forget(self, slot: int) -> None:
         self.texts.drop(slot)
@@ -70,21 +59,19 @@ def test_a_text_that_was_forgotten_gets_another_name() -> None:
     assert rows.find([(0, [1, 2, 3], 1)]) != [name]
 
 
-def test_a_text_that_went_on_unseen_is_known_where_it_was() -> None:
+def test_a_text_that_went_on_unseen_or_changed_is_another() -> None:
     rows = Batch()
-    rows.find([(2, [1, 2], 1)])
-    found = rows.see([(2, [1, 2, 3, 4, 5], 1)])
-    assert (found.slots.tolist(), found.begun.tolist()) == ([-1], [0])
-    rows.find([(2, [1, 2], 1)])
-    found = rows.see([(2, [9, 2, 3, 4, 5, 6], 1)])
-    assert (found.slots.tolist(), found.begun.tolist()) == ([-1], [-1])
+    (name,) = rows.find([(2, [1, 2], 1)])
+    assert rows.find([(2, [1, 2, 3, 4, 5], 1)]) != [name]
+    assert rows.find([(2, [1, 9, 3], 1)]) != [name]
+    assert rows.find([(3, [1, 2, 3], 1)]) == [name]
 
 
 def test_rows_that_end_outside_their_table_are_refused() -> None:
     table = np.ones((2, 4), np.int32)
     for sizes, counts in (([5, 2], [1, 1]), ([2], [0, 1]), ([2, 2, 2], [0, 0, 1]), ([1], [2]), ([-1], [1])):
         with pytest.raises(EngineError, match="outside the table"):
-            Rows(Texts()).find(table, np.array(sizes), np.array(counts))
+            Batch().rows.find(table, np.array(sizes), np.array(counts))
 
 
 moves = st.lists(

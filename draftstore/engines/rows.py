@@ -5,7 +5,7 @@ them back. A text is identified by its previous ids: a row continues the text wh
 Texts with equal ids are also equal to a drafter, so they may be swapped, but no two rows ever get the same text.
 
 A text that stays in its row costs the same however long it is: its last ids are compared, and a few of those before.
-Whole texts are compared if another one has the same length and end, and for rows whose text was elsewhere.
+Whole texts are compared if another one has the same length and these ids, and for rows whose text was elsewhere.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.slots import enlarged
-from draftstore.engines.texts import HASH, SIZE, TAIL, Texts, ids_of
+from draftstore.engines.texts import SIZE, Texts, ids_of
 from draftstore.errors import EngineError
 from draftstore.jit import as_input, kernel, leaf_kernel
 
-SAMPLES = 8
-"""Number of ids before the last `TAIL` that are compared of a text that stays in its row."""
+TAIL, SAMPLES = 64, 8
+"""Number of last ids, and of others, that are compared of a text that stays in its row."""
 Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 
 
@@ -93,13 +93,18 @@ def _find(state: Any, there: Any, table: Any, lengths: Any, added: Any) -> Any:
     return rows, sizes, found, new, stops
 
 
-@leaf_kernel
+@kernel
 def _has_twin(state: Any, slot: Any) -> Any:
-    """Return whether another text has the same size and end."""
-    same = 0
+    """Return whether another text has the same size and the same ids at the places that are compared."""
+    ids, size = ids_of(state, slot), state[SIZE, slot]
     for other in range(state.shape[1]):
-        same += state[HASH, other] == state[HASH, slot] and state[SIZE, other] == state[SIZE, slot]
-    return same > 1
+        if (
+            state[SIZE, other] == size
+            and other != slot
+            and _agree(ids, ids_of(state, other), size - TAIL, size)
+        ):
+            return True
+    return False
 
 
 @leaf_kernel

@@ -15,21 +15,16 @@ from draftstore.trees.walk import walk
 
 SPARE = 256
 """Spare room after a text in tokens, in addition to a quarter of its length."""
-TAIL = 64
-"""Number of last ids in a text's hash."""
-ADDRESS, ROOM, SIZE, HASH, REMEMBERED, STEP, CORPUS, DRAFTS = range(8)
-"""Rows of `Texts.state`: address and capacity of a text's array; number of its ids, -1 in a free slot; hash of the last
-`TAIL`; number of those in the prompt or already in the live store; last step; number of the corpus; 1 if it has drafts.
-"""
-_FACTOR = 0x1E3779B97F4A7C15
-_LEAVING = (pow(_FACTOR, TAIL, 1 << 64) + (1 << 63)) % (1 << 64) - (1 << 63)
+ADDRESS, ROOM, SIZE, REMEMBERED, STEP, CORPUS, DRAFTS = range(7)
+"""Rows of `Texts.state`: address and capacity of a text's array; number of its ids, -1 in a free slot; number of those
+in the prompt or already in the live store; last step; number of the corpus; 1 if it has drafts."""
 
 
 class Texts:
     """Texts and their last drafts, by slot.
 
     Attributes:
-        state: int64 [8, slots], see `ADDRESS`.
+        state: int64 [7, slots], see `ADDRESS`.
     """
 
     def __init__(self, nodes: int = 0) -> None:
@@ -67,24 +62,19 @@ class Texts:
     ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
         """Append the new ids of a step to texts, and count what they accepted of their last drafts.
 
-        Args:
-            slots: int64 [batch], the texts.
-            ids: int32 [any], the new ids of all texts, one text after another.
-            stops: int64 [batch], the end of each text's ids.
-            budgets: int64 [batch], set to 0 where a text has no drafts.
-            step: number of this step.
-            vocab_size: limit of ids in drafts.
-            counts: see `DraftFigures.steps`.
+        The arguments are those of `Proposer.propose`, whose budgets are set to 0 where a text has no drafts; the number
+        of the step; the limit of ids in drafts; and `DraftFigures.steps`.
 
         Returns:
             The texts with new ids and drafts, int64 [any]; these ids, `separated`; the end of each text's ids; the
             texts whose last step was the one before the last, int64 [any].
         """
         drafts, new = (self._tokens, self._parents, self._nodes), (slots, ids, stops, budgets)
-        while (found := _follow(self.state, *drafts, *new, step, vocab_size, counts))[0] >= 0:
-            place = found[0]
+        while True:
+            place, *found = _follow(self.state, *drafts, *new, step, vocab_size, counts)
+            if place < 0:
+                return tuple(found)
             self._reserve(int(slots[place]), int(stops[place] - (stops[place - 1] if place else 0)))
-        return found[1:]
 
     def keep(
         self, slots: NDArray[np.int64], batch: DraftBatch, budgets: NDArray[np.int64], chain: int
@@ -112,14 +102,9 @@ def ids_of(state: Any, slot: Any) -> Any:
 
 @kernel
 def _append(state: Any, slot: Any, new: Any) -> None:
-    ids, size, key = ids_of(state, slot), state[SIZE, slot], state[HASH, slot]
-    for token in new:
-        key = key * _FACTOR + token
-        if size >= TAIL:
-            key -= ids[size - TAIL] * _LEAVING
-        ids[size] = token
-        size += 1
-    state[SIZE, slot], state[HASH, slot] = size, key
+    size = state[SIZE, slot] + len(new)
+    ids_of(state, slot)[state[SIZE, slot] : size] = new
+    state[SIZE, slot] = size
 
 
 @kernel

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.engines.rows import Rows
-from draftstore.engines.texts import TAIL, Texts
+from draftstore.engines.rows import TAIL, Rows
+from draftstore.engines.texts import Texts
 from draftstore.errors import EngineError
 
 Row = tuple[int, list[int], int]
@@ -38,10 +38,10 @@ class Batch:
         sizes, counts = np.zeros(8, np.int32), np.zeros(8, np.int64)
         for place, ids, new in rows:
             table[place, : len(ids)], sizes[place], counts[place] = ids, len(ids), new
-        found, lengths, slots, ids, stops = self.rows.find(table, sizes, counts)
+        found, lengths, slots, new_ids, stops = self.rows.find(table, sizes, counts)
         assert found.tolist() == sorted(place for place, _, _ in rows)
         none = np.zeros((1, 3), np.int64)
-        self.texts.follow(slots, ids, stops, np.zeros(len(slots), np.int64), 1, 1, none)
+        self.texts.follow(slots, new_ids, stops, np.zeros(len(slots), np.int64), 1, 1, none)
         for slot, (_, whole, _) in zip(slots.tolist(), sorted(rows), strict=True):
             assert self.texts.ids(slot).tolist() == whole
         assert lengths.tolist() == [len(whole) for _, whole, _ in sorted(rows)]

@@ -1,113 +1,145 @@
-"""Drafts at the seams of vLLM and SGLang, without a GPU: `python -m benchmarks.engines`.
+"""The whole call of the drafters inside vLLM and SGLang, without a GPU: `python -m benchmarks.engines`.
 
-101 outputs of Vicuna-7B-v1.5 (AlpacaEval) are replayed in batches of 32, as engines schedule them: when one ends, the
-next takes its place. For each step, the engine would verify what its drafter returns: chains of 8 tokens in vLLM, trees
-of 8, 16 and 64 nodes in SGLang, whose masks are checked. Drafts come from the request; from it and a store of every
-sixth conversation of ShareGPT, 4.5 M tokens; and from both, with the store behind the lookup service. The engines need
-not be installed.
+Outputs of Vicuna-7B-v1.5 (AlpacaEval) are replayed side by side, 1 to 256 at a time, through what the engine would call
+in every step: it verifies chains of 8 tokens in vLLM, and trees of 16 nodes in SGLang. Drafts come from the request,
+and also from 27.9 M tokens of ShareGPT: in a REST store, in a CREST store of 12 MB, behind the lookup service.
+
+With --before, another checkout's drafters are measured in turn. vLLM's n-gram drafter and the suffix cache of
+arctic-inference are measured beside, if the interpreter of --libraries has them; it can be that of `make test-vllm`.
 
 A table first; the last line of stdout is one JSON document, also written to OUT/engine_NAME.json.
 
 Examples:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine vllm --work ~/bench
-    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine sglang --work ~/bench
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine sglang --work ~/bench --before ~/main
 """
 
 import argparse
-from collections import deque
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import median
 from typing import Any
 
-from benchmarks.common import (
-    SIXTH,
-    TINY,
-    TOKENIZER,
-    VICUNA,
-    Workspace,
-    add_arguments,
-    evenly,
-    open_workspace,
-)
-from benchmarks.engines.seams import BATCH, DEADLINE, Places, Running, Way, sglang_ways, vllm_ways
-from benchmarks.measure import percentiles, progress
-from benchmarks.processes import lookup_service
+import numpy as np
+
+from benchmarks.common import CHAT, TINY, TOKENIZER, VICUNA, Workspace, add_arguments, open_workspace
+from benchmarks.measure import progress
+from benchmarks.processes import CHECKOUT, lookup_service
 from benchmarks.report import describe_machine, finish, show_rows
 from draftstore.decoding.replay import Recording
-from draftstore.stores.rest.store import RestStore
+from draftstore.stores.crest.build import CrestOptions, build_crest
 
 OUTPUTS, QUICK_OUTPUTS = 101, 8
-NODES = {"vllm": (8,), "sglang": (8, 16, 64)}
-RELEASE = "chat"
+"""Recorded outputs of the benchmark of llama.cpp's files."""
+BATCHES, QUICK_BATCHES = (1, 8, 32, 128, 256), (1, 8)
+STEPS, QUICK_STEPS = 120, 10
+ROUNDS = 3
+"""Replays of every cell by each checkout, in turn; the median counts."""
+NODES, CREST_BYTES = 16, 12_000_000
+LIBRARIES = ("vLLM n-gram", "arctic")
 
 
-def replay(way: Way, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Replay all outputs; return tokens per pass and the time of a step."""
-    long = [each for each in recordings if len(each.output) > 1]
-    waiting = deque(Running(f"output {place}", each) for place, each in enumerate(long))
-    running, times, tokens, passes = list[Running](), list[float](), 0, 0
-    while waiting or running:
-        while waiting and len(running) < BATCH:
-            running.append(waiting.popleft())
-        drafts, took = way.draft(running)
-        times.append(took)
-        tokens += sum(each.verify(*draft) for each, draft in zip(running, drafts, strict=True))
-        passes += len(running)
-        running = [each for each in running if each.left]
-    spread = percentiles(times[1:])
-    return {
-        "accepted_length": round(tokens / passes, 4),
-        "step_us_p50": spread["p50"],
-        "step_us_p99": spread["p99"],
-        "passes": passes,
+class Child:
+    """A process that measures cells with the code of a checkout, see `benchmarks.engines.seams`."""
+
+    def __init__(self, checkout: Path, interpreter: str) -> None:
+        environment = os.environ | {"PYTHONPATH": str(checkout), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [interpreter, CHECKOUT / "benchmarks/engines/seams.py"], cwd=checkout, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def measure(self, cell: dict[str, Any]) -> dict[str, Any]:
+        """Return the figures of a cell."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(cell), file=self._process.stdin, flush=True)
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"no figures of {cell}: see above")
+        figures: dict[str, Any] = json.loads(line)
+        return figures
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def measure_in_turn(children: dict[str, Child], cell: dict[str, Any]) -> dict[str, Any]:
+    """Measure a cell with all children in turn; return the medians of each, by its name."""
+    rounds = [{name: child.measure(cell) for name, child in children.items()} for _ in range(ROUNDS)]
+    row = {}
+    for name in children:
+        for key in rounds[0][name]:
+            values = [each[name][key] for each in rounds]
+            row[f"{name}{key}"] = values[0] if key == "missing" else median(values)
+    return row
+
+
+def write_texts(recordings: Sequence[Recording], path: Path) -> Path:
+    """Write prompts and outputs for children."""
+    parts = [part for each in recordings if len(each.output) > 1 for part in (each.prompt, each.output)]
+    np.savez(path, ids=np.concatenate(parts), ends=np.cumsum([len(part) for part in parts]))
+    return path
+
+
+def settings_of(space: Workspace, address: Path, opened: ExitStack, *, quick: bool) -> dict[str, dict[str, str]]:
+    """Build the stores and start the service; return the settings of every source by its name."""
+    store = space.store(TINY if quick else CHAT)
+    options = CrestOptions(name=f"{store.path.name}-crest", max_bytes=CREST_BYTES)
+    crest = build_crest(options, store.path, store.path.parent / options.name).path
+    service = opened.enter_context(
+        closing(lookup_service(address, space.work / "engines.log", "--store", f"chat={store.path}"))
+    )
+    service.wait_until_ready()
+    served = {"DRAFTSTORE_LOOKUP": f"unix:{address}", "DRAFTSTORE_RELEASE": "chat", "DRAFTSTORE_DEADLINE": "0.1"}
+    sources: dict[str, dict[str, str]] = {
+        "request": {},
+        "request and REST": {"DRAFTSTORE_STORES": str(store.path)},
+        "request and CREST": {"DRAFTSTORE_STORES": str(crest)},
+        "request and service": served,
     }
-
-
-def measure(
-    space: Workspace, engine: str, store: RestStore, recordings: Sequence[Recording], address: Path
-) -> list[dict[str, Any]]:
-    """Replay in all ways with all numbers of nodes."""
-    served = {"lookup": f"unix:{address}", "release": RELEASE, "deadline": DEADLINE}
-    places: Places = {
-        "request": {"request": True},
-        "store and request": {"stores": (store.path,), "request": True},
-        "service and request": {**served, "request": True},
-    }
-    tokenizer, rows = space.tokenizer, []
-    for nodes in NODES[engine]:
-        if engine == "vllm":
-            ways = vllm_ways(places, space.data / "tokenizers" / TOKENIZER, tokenizer.vocab_size, nodes)
-        else:
-            ways = sglang_ways(places, tokenizer, nodes)
-        for name, way in ways.items():
-            progress(f"{nodes} nodes: {name}")
-            replay(way, recordings[:2])  # compiles what it needs
-            rows.append({"way": name, "nodes": nodes, **replay(way, recordings)})
-            way.close()
-    return rows
+    common = {"DRAFTSTORE_REQUEST": "true", "DRAFTSTORE_BUDGET": str(NODES)}
+    return {name: common | settings for name, settings in sources.items()}
 
 
 def main() -> None:
     """Measure and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--engine", choices=tuple(NODES), required=True)
+    parser.add_argument("--engine", choices=("vllm", "sglang"), required=True)
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="measure another checkout in turn")
+    parser.add_argument(
+        "--libraries", default=sys.executable, metavar="PYTHON", help="interpreter with other drafters (default: this)"
+    )
     args = parser.parse_args()
-    about = describe_machine([args.engine, "torch"]) | {"quick": args.quick, "batch": BATCH}
-    with open_workspace(args) as space, TemporaryDirectory(prefix="draftstore-bench-") as folder:
-        store = space.store(TINY if args.quick else SIXTH)
-        recordings = evenly(space.recordings(VICUNA), QUICK_OUTPUTS if args.quick else OUTPUTS)
-        address = Path(folder) / "lookup.sock"
-        with closing(
-            lookup_service(address, space.work / "engines.log", "--store", f"{RELEASE}={store.path}")
-        ) as service:
-            service.wait_until_ready()
-            rows = measure(space, args.engine, store, recordings, address)
-        about |= {"outputs": len(recordings), "store_tokens": store.manifest.counts["tokens"]}
-    show_rows(f"{args.engine}: {len(recordings)} outputs, batches of {BATCH}", rows)
-    finish(args.out, f"engine_{args.engine}", about | {"ways": rows})
+    rows: list[dict[str, Any]] = []
+    about = describe_machine([args.engine]) | {"quick": args.quick, "nodes": NODES}
+    with open_workspace(args) as space, ExitStack() as opened:
+        trees = {"": CHECKOUT} | ({"before_": args.before.resolve()} if args.before else {})
+        children = {
+            name: opened.enter_context(closing(Child(tree, sys.executable))) for name, tree in trees.items()
+        }
+        other = {"": opened.enter_context(closing(Child(CHECKOUT, args.libraries)))}
+        settings = settings_of(space, space.work / "engines.sock", opened, quick=args.quick)
+        cell = {
+            "engine": args.engine, "nodes": NODES, "vocab_size": space.tokenizer.vocab_size,
+            "steps": QUICK_STEPS if args.quick else STEPS, "tokenizer": str(space.data / "tokenizers" / TOKENIZER),
+            "texts": str(write_texts(space.recordings(VICUNA), space.work / "engines.npz")),
+        }  # fmt: skip
+        for batch in QUICK_BATCHES if args.quick else BATCHES:
+            for name in (*settings, *(LIBRARIES if args.engine == "vllm" else ())):
+                progress(f"{batch} texts: {name}")
+                asked = cell | {"drafter": name, "batch": batch, "settings": settings.get(name, {})}
+                figures = measure_in_turn(children if name in settings else other, asked)
+                if "missing" not in figures:
+                    rows.append({"texts": batch, "drafts from": name} | figures)
+    show_rows(f"{args.engine}: microseconds of a step", rows)
+    finish(args.out, f"engine_{args.engine}", about | {"steps": rows})
 
 
 if __name__ == "__main__":

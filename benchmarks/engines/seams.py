@@ -1,138 +1,187 @@
-"""The interfaces between engines and their drafters, emulated for replayed texts."""
+"""The calls that an engine makes of a drafter, over replayed texts: a program of its own, for any checkout.
 
+Reads cells from stdin, one JSON document per line, and writes their figures to stdout likewise. Texts run side by side
+in the rows of a batch, as in vLLM and SGLang; one that ends is replaced by the next.
+"""
+
+import json
 import os
+import sys
 from array import array
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from time import perf_counter_ns
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from itertools import cycle
+from statistics import median
+from time import perf_counter_ns, process_time_ns
 from types import SimpleNamespace
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.quality.ngram import parents_of
-from draftstore.decoding.replay import Recording
-from draftstore.engines.config import EngineConfig
-from draftstore.engines.proposer import Proposer
-from draftstore.engines.sglang import BatchDrafts
-from draftstore.engines.vllm import Drafter
-from draftstore.text.tokenizer import TextTokenizer
-
-BATCH, LONGEST = 32, 8192
-DEADLINE = 0.1
-"""Seconds that a step waits for the service: long enough to miss no answer."""
-Drafts = list[tuple[Sequence[int], Sequence[int]]]
-"""The drafted tokens of each text and their parents; -1 is the text's last token."""
-Places = dict[str, dict[str, Any]]
-"""Fields of `Sources` by the name of a way."""
+WARM_UP, ROOM = 20, 8192
+"""Steps before the first that is timed; maximum tokens of a text."""
 
 
-class Running:
-    """A recorded output during replay, with the attributes of an SGLang request."""
+class Text:
+    """A recorded output during replay, with the attributes of a request of SGLang."""
 
-    def __init__(self, rid: str, recording: Recording) -> None:
+    def __init__(self, rid: int, prompt: Any, output: Any) -> None:
         """Start with the token of the prefill."""
-        self.rid = rid
-        self.origin_input_ids_unpadded = array("q", recording.prompt.tolist())
-        self.output_ids = array("q", recording.output[:1].tolist())
+        self.rid, self.new = str(rid), 1
+        self.origin_input_ids_unpadded, self.output_ids = array("q", prompt.tolist()), array("q", [output[0]])
         self.sampling_params = SimpleNamespace(custom_params=None)
-        self.new = 1
-        self._output: list[int] = recording.output.tolist()
+        self.coming: list[int] = output.tolist()[1:]
 
-    @property
-    def left(self) -> list[int]:
-        """The remaining tokens."""
-        return self._output[len(self.output_ids) :]
-
-    def verify(self, tokens: Sequence[int], parents: Sequence[int]) -> int:
+    def extend(self, accepted: int) -> int:
         """Append the accepted draft tokens and one more; return their number."""
-        coming, above, count = self.left, -1, 0
-        for token in coming:
-            found = [at for at, parent in enumerate(parents) if parent == above and tokens[at] == token]
-            if not found:
-                break
-            above, count = found[0], count + 1
-        new = coming[: count + 1]
+        new, self.coming = self.coming[: accepted + 1], self.coming[accepted + 1 :]
         self.output_ids.extend(new)
         self.new = len(new)
         return self.new
 
 
-class Way(NamedTuple):
-    """A way of drafting: `draft` returns the drafts of a step and the microseconds that they took."""
+class VllmSeam:
+    """Calls a drafter as vLLM's runner does."""
 
-    draft: Callable[[Sequence[Running]], tuple[Drafts, float]]
-    close: Callable[[], None]
+    def __init__(self, propose: Any, close: Any, batch: int) -> None:
+        """Call `propose`; `close` ends it."""
+        self._propose, self.close = propose, close
+        self._ids, self._sizes = np.zeros((batch, ROOM), np.int32), np.zeros(batch, np.int32)
 
+    def prepare(self, texts: Sequence[Text]) -> Any:
+        """Return the call of a step."""
+        for row, text in enumerate(texts):
+            size, new = len(text.origin_input_ids_unpadded) + len(text.output_ids), text.new
+            first = 0 if len(text.output_ids) == 1 else size - new
+            whole = [*text.origin_input_ids_unpadded, *text.output_ids] if first == 0 else text.output_ids[-new:]
+            self._ids[row, first:size], self._sizes[row] = whole, size
+        return partial(self._propose, [text.output_ids[-text.new :].tolist() for text in texts], self._sizes, self._ids)
 
-def sglang_ways(places: Places, tokenizer: TextTokenizer, nodes: int) -> dict[str, Way]:
-    """Return the ways of drafting at SGLang's interface."""
-    ways = {}
-    for name, fields in places.items():
-        config = EngineConfig(**fields, budget=nodes)
-        proposer = Proposer(
-            config, engine="sglang", vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.identity
-        )
-        ways[name] = Way(_masked(BatchDrafts(proposer, nodes + 1), nodes + 1), proposer.close)
-    return ways
-
-
-def _masked(drafter: Any, rows: int) -> Callable[[Sequence[Running]], tuple[Drafts, float]]:
-    """Return a function that calls a drafter as SGLang's worker does, and reads tokens and mask."""
-
-    def draft(running: Sequence[Running]) -> tuple[Drafts, float]:
-        begin = perf_counter_ns()
-        tokens, mask = drafter.draft(running, [[]] * len(running))
-        took = (perf_counter_ns() - begin) / 1000
-        above = parents_of(mask.reshape(-1, rows, rows).astype(bool))
-        pairs = zip(tokens.reshape(-1, rows), above, strict=True)
-        return [(row[1:].tolist(), (parents[1:] - 1).tolist()) for row, parents in pairs], took
-
-    return draft
+    def accepted(self, chains: Any, row: int, coming: Sequence[int]) -> int:
+        """Return the number of draft tokens of a row that are accepted."""
+        same = [token == other for token, other in zip(chains[row], coming, strict=False)]
+        return len(same) if all(same) else same.index(False)
 
 
-def vllm_ways(places: Places, folder: Path, vocab_size: int, chain: int) -> dict[str, Way]:
-    """Return the ways of drafting at vLLM's interface."""
-    ways = {}
-    for name, fields in places.items():
-        values = {key: str(int(value) if value is True else value) for key, value in fields.items()}
-        values |= {key: str(paths[0]) for key, paths in fields.items() if key == "stores"}
-        with patch.dict(os.environ, {f"DRAFTSTORE_{key.upper()}": value for key, value in values.items()}):
-            drafter = Drafter(_vllm_config(folder, vocab_size, chain))
-        assert drafter.proposer is not None
-        ways[name] = Way(_chained(drafter.propose), drafter.proposer.close)
-    return ways
+class SglangSeam:
+    """Calls a drafter as SGLang's worker does."""
+
+    def __init__(self, drafts: Any, close: Any, rows: int) -> None:
+        """Call `drafts` for trees of so many rows; `close` ends them."""
+        self._drafts, self.close, self._rows = drafts, close, rows
+
+    def prepare(self, texts: Sequence[Text]) -> Any:
+        """Return the call of a step."""
+        return partial(self._drafts.draft, texts, [[]] * len(texts))
+
+    def accepted(self, arrays: Any, row: int, coming: Sequence[int]) -> int:
+        """Return the number of draft tokens of a text that are accepted."""
+        tokens = arrays[0].reshape(-1, self._rows)[row]
+        mask = arrays[1].reshape(-1, self._rows, self._rows)[row]
+        depths, place = mask.sum(axis=1), 0
+        for token in coming:
+            found = np.flatnonzero(mask[:, place] & (depths == depths[place] + 1) & (tokens == token))
+            if not len(found):
+                break
+            place = int(found[0])
+        return int(depths[place]) - 1
 
 
-def _chained(propose: Callable[..., list[list[int]]]) -> Callable[[Sequence[Running]], tuple[Drafts, float]]:
-    """Return a function that calls a drafter as vLLM's runner does, and reads its chains."""
-    ids, sizes = np.zeros((BATCH, LONGEST), np.int32), np.zeros(BATCH, np.int32)
+class Suffixes:
+    """The suffix cache of arctic-inference with vLLM's defaults; its trees hold these texts, and those that ended."""
 
-    def draft(running: Sequence[Running]) -> tuple[Drafts, float]:
-        sampled = []
-        for row, each in enumerate(running):
-            text: NDArray[np.int64] = np.concatenate([each.origin_input_ids_unpadded, each.output_ids])
-            ids[row, : len(text)], sizes[row] = text, len(text)
-            sampled.append(each.output_ids[-each.new :].tolist())
-        begin = perf_counter_ns()
-        chains = propose(sampled, sizes, ids)
-        took = (perf_counter_ns() - begin) / 1000
-        return [(chain, range(-1, len(chain) - 1)) for chain in chains], took
+    def __init__(self, nodes: int) -> None:
+        """Start without texts."""
+        self._cache = import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
+        self._nodes, self._there = nodes, dict[int, int]()
 
-    return draft
+    def propose(self, sampled: Any, sizes: Any, ids: Any) -> list[list[int]]:
+        """Return a chain for each row."""
+        chains = []
+        for row, (new, size) in enumerate(zip(sampled, sizes.tolist(), strict=True)):
+            if self._there.get(row) != size - len(new):
+                if row in self._there:
+                    self._cache.stop_request(row)
+                self._cache.start_request(row, ids[row, : size - len(new)])
+            self._there[row] = size
+            self._cache.add_active_response(row, np.array(new, np.int32))
+            draft = self._cache.speculate(
+                row, ids[row, max(0, size - 24) : size], max_spec_tokens=self._nodes, max_spec_factor=1.0,
+                min_token_prob=0.1,
+            )  # fmt: skip
+            chains.append(list(draft.token_ids))
+        return chains
 
 
-def _vllm_config(tokenizer: Path, vocab_size: int, chain: int) -> Any:
-    """Return the parts of an engine's configuration that a drafter reads."""
-    return SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=chain, method="custom_class"),
-        model_config=SimpleNamespace(
-            max_model_len=LONGEST, tokenizer=str(tokenizer), get_vocab_size=lambda: vocab_size
+def open_seam(cell: dict[str, Any]) -> Any:
+    """Open the drafter of a cell."""
+    batch, nodes, vocab_size = cell["batch"], cell["nodes"], cell["vocab_size"]
+    engine = SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=8, method="custom_class", prompt_lookup_min=2, prompt_lookup_max=5
         ),
-        scheduler_config=SimpleNamespace(max_num_seqs=BATCH),
+        model_config=SimpleNamespace(
+            max_model_len=ROOM, tokenizer=cell["tokenizer"], get_vocab_size=lambda: vocab_size
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=max(batch, 1024)),
         parallel_config=SimpleNamespace(
             rank=0, tensor_parallel_size=1, prefill_context_parallel_size=1, data_parallel_index=0
         ),
     )
+    if cell["drafter"] == "vLLM n-gram":
+        ngram = import_module("vllm.v1.spec_decode.ngram_proposer").NgramProposer(engine)
+        return VllmSeam(partial(ngram.propose, 8), lambda: None, batch)
+    if cell["drafter"] == "arctic":
+        return VllmSeam(Suffixes(8).propose, lambda: None, batch)
+    os.environ |= cell["settings"]
+    if cell["engine"] == "vllm":
+        drafter = import_module("draftstore.engines.vllm").Drafter(engine)
+        return VllmSeam(drafter.propose, drafter.proposer.close, batch)
+    config = import_module("draftstore.engines.config")
+    settings = config.EngineConfig.read()
+    proposer = import_module("draftstore.engines.proposer").Proposer(
+        settings, engine="sglang", vocab_size=vocab_size, tokenizer=config.tokenizer_identity(settings, cell["tokenizer"])
+    )
+    drafts = import_module("draftstore.engines.sglang").BatchDrafts(proposer, nodes + 1)
+    return SglangSeam(drafts, proposer.close, nodes + 1)
+
+
+def measure(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return the medians of a step's time in microseconds, and tokens per pass."""
+    found = np.load(cell["texts"])
+    parts = np.split(found["ids"], found["ends"][:-1])
+    waiting = cycle([*zip(parts[::2], parts[1::2], strict=True)])
+    seam, spent, took, tokens = open_seam(cell), list[float](), list[float](), 0
+    texts = [Text(number, *next(waiting)) for number in range(cell["batch"])]
+    for step in range(WARM_UP + cell["steps"]):
+        call = seam.prepare(texts)
+        begin, start = process_time_ns(), perf_counter_ns()
+        drafts = call()
+        took.append((perf_counter_ns() - start) / 1000)
+        spent.append((process_time_ns() - begin) / 1000)
+        for row, text in enumerate(texts):
+            tokens += text.extend(seam.accepted(drafts, row, text.coming))
+            if not text.coming:
+                texts[row] = Text(cell["batch"] * (step + 1) + row, *next(waiting))
+    seam.close()
+    passes = cell["batch"] * (WARM_UP + cell["steps"])
+    return {
+        "processor_us": round(median(spent[WARM_UP:]), 1),
+        "elapsed_us": round(median(took[WARM_UP:]), 1),
+        "tokens_per_pass": round(tokens / passes, 4),
+    }
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print
+    environment = dict(os.environ)
+    for line in sys.stdin:
+        os.environ.clear()
+        os.environ |= environment
+        try:
+            figures = measure(json.loads(line))
+        except ImportError as error:
+            figures = {"missing": str(error)}
+        print(json.dumps(figures), file=answers, flush=True)

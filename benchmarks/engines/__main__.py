@@ -48,7 +48,11 @@ class Child:
     """A process that measures cells with the code of a checkout, see `benchmarks.engines.seams`."""
 
     def __init__(self, checkout: Path, interpreter: str) -> None:
-        environment = os.environ | {"PYTHONPATH": str(checkout), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(checkout),
+            "NUMBA_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         self._process = subprocess.Popen(
             [interpreter, CHECKOUT / "benchmarks/engines/seams.py"], cwd=checkout, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -87,7 +91,9 @@ def write_texts(recordings: Sequence[Recording], path: Path) -> Path:
     return path
 
 
-def settings_of(space: Workspace, address: Path, opened: ExitStack, *, quick: bool) -> dict[str, dict[str, str]]:
+def settings_of(
+    space: Workspace, address: Path, opened: ExitStack, *, quick: bool
+) -> dict[str, dict[str, str]]:
     """Build the stores and start the service; return the settings of every source by its name."""
     store = space.store(TINY if quick else CHAT)
     options = CrestOptions(name=f"{store.path.name}-crest", max_bytes=CREST_BYTES)
@@ -96,7 +102,11 @@ def settings_of(space: Workspace, address: Path, opened: ExitStack, *, quick: bo
         closing(lookup_service(address, space.work / "engines.log", "--store", f"chat={store.path}"))
     )
     service.wait_until_ready()
-    served = {"DRAFTSTORE_LOOKUP": f"unix:{address}", "DRAFTSTORE_RELEASE": "chat", "DRAFTSTORE_DEADLINE": "0.1"}
+    served = {
+        "DRAFTSTORE_LOOKUP": f"unix:{address}",
+        "DRAFTSTORE_RELEASE": "chat",
+        "DRAFTSTORE_DEADLINE": "0.1",
+    }
     sources: dict[str, dict[str, str]] = {
         "request": {},
         "request and REST": {"DRAFTSTORE_STORES": str(store.path)},
@@ -114,7 +124,10 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "sglang"), required=True)
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="measure another checkout in turn")
     parser.add_argument(
-        "--libraries", default=sys.executable, metavar="PYTHON", help="interpreter with other drafters (default: this)"
+        "--libraries",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="interpreter with other drafters (default: this)",
     )
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []

@@ -54,9 +54,13 @@ class VllmSeam:
         for row, text in enumerate(texts):
             size, new = len(text.origin_input_ids_unpadded) + len(text.output_ids), text.new
             first = 0 if len(text.output_ids) == 1 else size - new
-            whole = [*text.origin_input_ids_unpadded, *text.output_ids] if first == 0 else text.output_ids[-new:]
+            whole = (
+                [*text.origin_input_ids_unpadded, *text.output_ids] if first == 0 else text.output_ids[-new:]
+            )
             self._ids[row, first:size], self._sizes[row] = whole, size
-        return partial(self._propose, [text.output_ids[-text.new :].tolist() for text in texts], self._sizes, self._ids)
+        return partial(
+            self._propose, [text.output_ids[-text.new :].tolist() for text in texts], self._sizes, self._ids
+        )
 
     def accepted(self, chains: Any, row: int, coming: Sequence[int]) -> int:
         """Return the number of draft tokens of a row that are accepted."""
@@ -141,7 +145,10 @@ def open_seam(cell: dict[str, Any]) -> Any:
     config = import_module("draftstore.engines.config")
     settings = config.EngineConfig.read()
     proposer = import_module("draftstore.engines.proposer").Proposer(
-        settings, engine="sglang", vocab_size=vocab_size, tokenizer=config.tokenizer_identity(settings, cell["tokenizer"])
+        settings,
+        engine="sglang",
+        vocab_size=vocab_size,
+        tokenizer=config.tokenizer_identity(settings, cell["tokenizer"]),
     )
     drafts = import_module("draftstore.engines.sglang").BatchDrafts(proposer, nodes + 1)
     return SglangSeam(drafts, proposer.close, nodes + 1)

@@ -62,7 +62,7 @@ def answers(service: Service, store: Path) -> None:
     """Check that a service drafts as the store itself does."""
     contexts = contexts_of(store, 9)
     with service.caller() as caller:
-        assert as_bytes(caller.draft("small", contexts).drafts) == drafts_of(store, contexts)
+        assert as_bytes(caller.draft("small", contexts).drafts.drafts()) == drafts_of(store, contexts)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -266,7 +266,7 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
             with service.caller() as caller:
                 while not stopping.is_set():
                     answer = caller.draft("small", contexts)
-                    assert as_bytes(answer.drafts) == expected[answer.build]
+                    assert as_bytes(answer.drafts.drafts()) == expected[answer.build]
                     seen.append(answer.build)
                     asked += 1
             return asked

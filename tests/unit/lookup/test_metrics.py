@@ -24,7 +24,7 @@ def drafts(sizes: list[int], matches: list[int]) -> DraftBatch:
 
 def test_answers_and_failures_are_counted_by_release(small_store: Path) -> None:
     with serving({"rest": small_store, "other": small_store}) as lookups, lookups.caller() as caller:
-        answered = caller.draft("rest", contexts_of(small_store, 12), budget=8).drafts
+        answered = caller.draft("rest", contexts_of(small_store, 12), budget=8).drafts.drafts()
         failure(caller.draft_frame("nowhere", contexts_of(small_store, 1)))
         failure(caller.draft_frame("rest", contexts_of(small_store, 1), strategy="worst"))
         failure(caller.ask(frame(99, caller.next_id())))

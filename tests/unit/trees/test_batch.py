@@ -2,6 +2,7 @@
 
 import struct
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,8 +84,8 @@ def test_parts_join_to_their_batch(forest: list[DraftTree], cuts: list[int]) -> 
     parts = []
     for begin, end in pairwise(bounds):
         width = int(whole.sizes[begin:end].max(initial=0))
-        arrays = (array[begin:end] for array in whole[3:6])
-        parts.append(DraftBatch(*(rows[begin:end, :width] for rows in whole[:3]), *arrays, "skipped"))
+        arrays: list[Any] = [rows[begin:end, :width] for rows in whole[:3]]
+        parts.append(DraftBatch(*arrays, *(array[begin:end] for array in whole[3:6]), "skipped"))
     assert DraftBatch.joined(parts).drafts() == whole._replace(reason="skipped").drafts()
 
 

@@ -67,10 +67,9 @@ def _below(drafts: DraftBatch, vocab_size: int) -> DraftBatch:
         kept[:, node] &= kept[np.arange(batch), parents[:, node]]
     places = np.cumsum(kept, axis=1, dtype=np.int16) - np.int16(1)
     places[:, -1] = -1
-    above: Any = np.take_along_axis(places, parents, axis=1)
+    above = np.take_along_axis(places, parents, axis=1)
     order = np.argsort(~kept[:, :-1], axis=1, kind="stable")
-    tokens: Any = np.take_along_axis(drafts.tokens, order, axis=1)
-    above = np.take_along_axis(above, order, axis=1)
-    levels: Any = np.take_along_axis(drafts.levels, order, axis=1)
+    trees: Any = (np.take_along_axis(rows, order, axis=1) for rows in (drafts.tokens, above, drafts.levels))
+    tokens, parents, levels = trees
     sizes = kept[:, :-1].sum(axis=1, dtype=np.int32)
-    return drafts._replace(tokens=tokens, parents=above, levels=levels, sizes=sizes)
+    return drafts._replace(tokens=tokens, parents=parents, levels=levels, sizes=sizes)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError, WireError
-from draftstore.trees.batch import DraftBatch, decode_trees
+from draftstore.trees.batch import DraftBatch, decode_drafts
 from draftstore.trees.codec import MAX_NODES
 
 VERSION = 2
@@ -300,19 +300,15 @@ def decode_answer(
     if len(payload) < _DRAFTS.size:
         raise WireError(f"an answer has at least {_DRAFTS.size} bytes, found {len(payload)}")
     build, tokenizer, batch, _, micros = _DRAFTS.unpack_from(payload)
-    if contexts not in (None, batch):
+    if contexts is not None and batch != contexts:
         raise WireError(f"{batch} drafts for {contexts} contexts")
-    start = _DRAFTS.size + 12 * batch
-    if len(payload) < start:
+    if len(payload) < (start := _DRAFTS.size + 12 * batch):
         raise WireError(f"an answer of {batch} drafts has at least {start} bytes, found {len(payload)}")
-    sizes, lengths, counts = np.frombuffer(payload, _NUMBER, 3 * batch, _DRAFTS.size).reshape(3, batch)
     try:
-        trees = decode_trees(payload, start, sizes, vocab_size, budget)
+        drafts = decode_drafts(payload, _DRAFTS.size, batch, vocab_size, budget)
     except DraftTreeError as error:
         raise WireError(f"an answer has a broken tree: {error}") from None
-    return DraftAnswer(
-        build, tokenizer, micros, DraftBatch(*trees, lengths.astype(np.int32), counts.astype(np.int64))
-    )
+    return DraftAnswer(build, tokenizer, micros, drafts)
 
 
 def encode_json(operation: int, request_id: int, document: Any) -> bytes:

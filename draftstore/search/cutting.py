@@ -69,6 +69,6 @@ def _draft(
     packed = rule.pack()
     blocks = [ngrams[start : start + BLOCK] for start in range(0, max(len(ngrams), 1), BLOCK)]
     with ThreadPoolExecutor(workers or CORES) as pool:
-        parts = list(pool.map(lambda block: draft_batch(index, packed, block, nodes, LOWEST_LEVEL), blocks))
-    tokens, parents, levels, summary = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Trees(tokens, parents, levels, summary[:, 0], summary[:, 2], summary[:, 3])
+        parts = list(pool.map(lambda block: draft_batch(*index, packed, block, nodes, LOWEST_LEVEL), blocks))
+    tokens, parents, levels, sizes, _, counts, distinct = map(np.concatenate, zip(*parts, strict=True))
+    return Trees(tokens, parents, levels, sizes.astype(np.int64), counts, distinct)

@@ -29,7 +29,6 @@ from draftstore.search.suffix import SuffixIndex
 from draftstore.trees.frontier import (
     MAX_DEPTH,
     enter,
-    finish,
     grow,
     new_frontier,
     parent_of,
@@ -93,59 +92,39 @@ class Rule(NamedTuple):
 
 
 @kernel
-def draft_one(
+def draft_batch(
     tokens: Any, suffixes: Any, keys: Any, first_rows: Any, segments: Any, vocab_size: Any, key_bits: Any,
-    key_tokens: Any, packed_rule: Any, context: Any, budget: Any, max_level: Any,
+    key_tokens: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any,
 ) -> Any:  # fmt: skip
-    """Grow a draft tree for a context, int32 [any]; an id outside the vocabulary (-1: padding) hides all before it.
+    """Grow a draft tree for each of the right-aligned contexts, int32 [batch, any].
 
-    The index is unpacked: a draft takes microseconds, and numba unboxes flat arguments faster than tuples.
+    An id outside the vocabulary (-1: padding) hides all before it. The index is unpacked: a draft takes microseconds,
+    and numba unboxes flat arguments faster than tuples.
 
     Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, number of its occurrences.
+        The arrays of a `DraftBatch`, of width `budget`, and the distinct tokens after the occurrences read, int64
+        [batch] (counting the end of a document as one).
     """
     index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
+    batch = len(contexts)
+    nodes_tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
+    levels, sizes = np.empty((batch, budget), np.uint8), np.zeros(batch, np.int32)
+    lengths, counts, distinct = (
+        np.empty(batch, np.int32),
+        np.empty(batch, np.int64),
+        np.zeros(batch, np.int64),
+    )
     rule = _unpack_rule(packed_rule, budget)
     matches, nodes = _new_scratch(rule, budget, len(segments))
-    begin, end, match, count = _find_match(index, rule, matches, context)
-    candidates = new_candidates(_room(rule, count, len(segments), vocab_size))
-    size = (
-        _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
-        if count > 0 and budget > 0
-        else 0
-    )
-    tree_tokens, parents, levels = finish(nodes, size)
-    return tree_tokens, parents, levels, match, count
-
-
-@kernel
-def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any) -> Any:
-    """Grow one draft tree for each of the right-aligned contexts, int32 [batch, any]; see `draft_one`.
-
-    Returns:
-        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], and int64 [batch, 4]:
-        nodes, length of the longest match, number of its occurrences, and the distinct tokens after those read
-        (counting the end of a document as one).
-    """
-    batch = len(contexts)
-    tokens = np.empty((batch, budget), np.int32)
-    parents = np.empty((batch, budget), np.int16)
-    levels = np.empty((batch, budget), np.uint8)
-    summary = np.empty((batch, 4), np.int64)
-    rule = _unpack_rule(packed_rule, budget)
-    matches, nodes = _new_scratch(rule, budget, len(index.segments))
-    candidates = new_candidates(_room(rule, rule.rows, len(index.segments), index.vocab_size))
+    candidates = new_candidates(_room(rule, len(segments), vocab_size))
     for i in range(batch):
-        begin, end, match, count = _find_match(index, rule, matches, contexts[i])
-        size = (
-            _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
-            if count > 0 and budget > 0
-            else 0
-        )
-        summary[i, 0], summary[i, 1], summary[i, 2] = size, match, count
-        summary[i, 3] = matches.lengths[0, 2] if size > 0 else 0
-        unpack_nodes(nodes, size, tokens[i], parents[i], levels[i])
-    return tokens, parents, levels, summary
+        begin, end, lengths[i], counts[i] = _find_match(index, rule, matches, contexts[i])
+        if counts[i] > 0 and budget > 0:
+            sizes[i] = _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
+        if sizes[i] > 0:
+            distinct[i] = matches.lengths[0, 2]
+        unpack_nodes(nodes, sizes[i], nodes_tokens[i], parents[i], levels[i])
+    return nodes_tokens, parents, levels, sizes, lengths, counts, distinct
 
 
 @leaf_kernel
@@ -164,9 +143,9 @@ def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
 
 
 @leaf_kernel
-def _room(rule: Any, count: Any, segments: Any, vocab_size: Any) -> Any:
+def _room(rule: Any, segments: Any, vocab_size: Any) -> Any:
     """Bound the candidates of a node: the rows read for the longest match or for all suffixes."""
-    rows = min(rule.rows, count) if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
+    rows = rule.rows if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
     return min(rows, segments * (vocab_size + 1)) + 2 * segments
 
 
@@ -184,7 +163,7 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
 def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
-    """Fill `nodes`; return their number. A separate kernel: it takes 15 s to compile and has two callers."""
+    """Fill `nodes`; return their number. A separate kernel: it takes 15 s to compile."""
     return grow(
         nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
     )

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
-from draftstore.jit import read_only
 from draftstore.trees import codec
 from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import DraftTree, explain
@@ -89,9 +88,11 @@ class DraftBatch(NamedTuple):
         if len(parts) == 1:
             return parts[0]
         width = max(part.tokens.shape[1] for part in parts)
-        trees = [[np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in part[:3]] for part in parts]
-        columns: list[Any] = [*zip(*trees, strict=True), *zip(*(part[3:6] for part in parts), strict=True)]
-        arrays: list[Any] = [*map(np.concatenate, columns)]
+        arrays: list[Any] = [
+            np.concatenate([np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in column])
+            for column in zip(*(part[:3] for part in parts), strict=True)
+        ]
+        arrays += map(np.concatenate, zip(*(part[3:6] for part in parts), strict=True))
         return cls(*arrays)._replace(reason=parts[0].reason)
 
     def trees(self) -> list[DraftTree]:
@@ -117,34 +118,32 @@ def _no_matches(batch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     return read_only(np.zeros(batch, np.int32)), read_only(np.zeros(batch, np.int64))
 
 
-def decode_trees(
-    data: bytes, start: int, lengths: NDArray[np.uint32], vocab_size: int, budget: int = MAX_NODES
-) -> tuple[NDArray[np.int32], NDArray[np.int16], NDArray[np.uint8], NDArray[np.int32]]:
-    """Decode concatenated trees, the last of which ends with the data, and check every guarantee of `DraftTree`.
+def decode_drafts(
+    data: bytes, start: int, batch: int, vocab_size: int, budget: int = MAX_NODES
+) -> DraftBatch:
+    """Decode drafts and check every guarantee of `DraftTree`.
 
     Args:
-        lengths: uint32 [batch], read-only, size of each tree in bytes.
+        data: from `start` on a table, u32 [3, batch]: bytes of each tree, match lengths, match counts; then the trees.
         budget: maximum nodes of a tree.
-
-    Returns:
-        The first four arrays of a `DraftBatch`.
 
     Raises:
         DraftTreeError: a tree is damaged or violates a guarantee.
     """
-    problem, wrong, tokens, parents, levels, sizes = codec.decode_trees(
-        np.frombuffer(data, np.uint8), start, lengths, vocab_size, budget
+    problem, wrong, *arrays = codec.decode_drafts(
+        np.frombuffer(data, np.uint8), start, batch, vocab_size, budget
     )
     if problem:
-        if wrong == len(lengths):
+        if wrong == batch:
             raise DraftTreeError(f"{len(data):,} bytes, more than the {wrong} trees take")
-        begin = start + int(lengths[:wrong].sum())
-        tree = data[begin : begin + int(lengths[wrong])]
-        raise DraftTreeError(f"tree {wrong + 1} of {len(lengths)}: {explain(problem, tree)}")
-    return tokens, parents, levels, sizes
+        lengths = np.frombuffer(data, "<u4", batch, start).tolist()
+        begin = start + 12 * batch + sum(lengths[:wrong])
+        tree = data[begin : begin + lengths[wrong]]
+        raise DraftTreeError(f"tree {wrong + 1} of {batch}: {explain(problem, tree)}")
+    return DraftBatch(*arrays)
 
 
 def warm_up() -> None:
     """Compile the codec's kernels, or load them from numba's cache, before the first answer."""
-    lengths, data = DraftBatch.empty(1).encode_trees()
-    decode_trees(data.tobytes(), 0, read_only(lengths.view(np.uint32)), 1)
+    DraftBatch.empty(1).encode_trees()
+    DraftTree.from_bytes(DraftTree.empty().to_bytes())

@@ -199,25 +199,25 @@ def _marks_for(size: Any) -> Any:
 
 
 @kernel
-def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: Any) -> Any:
-    """Decode concatenated trees.
+def decode_drafts(data: Any, start: Any, batch: Any, vocab_size: Any, budget: Any) -> Any:
+    """Decode the drafts of a batch of contexts, a table and concatenated trees, which end with the data.
 
     Args:
-        data: uint8 [bytes], read-only; the last tree ends with it.
-        lengths: uint32 [batch], read-only, size of each tree in bytes.
+        data: uint8 [bytes], read-only. The table is u32 [3, batch]: bytes of each tree, match lengths, match counts.
+        start: where the table begins; it lies in the data.
         vocab_size: upper bound of tokens; 0 trusts the writer and checks only parents.
         budget: maximum nodes of a tree.
 
     Returns:
-        0 or an error code, the first tree with that error, tokens int32 [batch, width], parents int16 [batch, width],
-        levels uint8 [batch, width], nodes of each tree int32 [batch].
+        0 or an error code, the first tree with that error, and the arrays of a `DraftBatch`.
     """
-    batch = len(lengths)
-    sizes = np.zeros(batch, np.int32)
-    width, place = np.int64(0), np.int64(start)
+    sizes, matches, counts = np.zeros(batch, np.int32), np.empty(batch, np.int32), np.empty(batch, np.int64)
+    width, place = np.int64(0), np.int64(start + 12 * batch)
     problem, wrong = np.int64(0), np.int64(batch)
     for i in range(batch):
-        stop = place + np.int64(lengths[i])
+        stop = place + get_number(data, start + 4 * i, 4)
+        matches[i] = get_number(data, start + 4 * (batch + i), 4)
+        counts[i] = get_number(data, start + 4 * (2 * batch + i), 4)
         size = tree_size(data, place, stop) if stop <= len(data) else np.int64(WRONG_LENGTH)
         if size > budget:
             size = np.int64(TOO_MANY)
@@ -229,13 +229,12 @@ def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: A
         place = stop
     if problem == 0 and place != len(data):
         problem = np.int64(WRONG_LENGTH)
-    if problem != 0:
-        batch = 0
-    tokens, parents = np.empty((batch, width), np.int32), np.empty((batch, width), np.int16)
-    levels = np.empty((batch, width), np.uint8)
+    rows = batch if problem == 0 else 0
+    tokens, parents = np.empty((rows, width), np.int32), np.empty((rows, width), np.int16)
+    levels = np.empty((rows, width), np.uint8)
     depths, marks = np.empty(width + 1, np.int32), np.zeros(_marks_for(width), np.int64)
-    place = np.int64(start)
-    for i in range(batch):
+    place = np.int64(start + 12 * batch)
+    for i in range(rows):
         problem = np.int64(_read_tree(data, place, sizes[i], tokens[i], parents[i], levels[i]))
         if problem == 0 and vocab_size > 0:
             problem = np.int64(
@@ -244,5 +243,5 @@ def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: A
         if problem != 0:
             wrong = np.int64(i)
             break
-        place += np.int64(lengths[i])
-    return problem, wrong, tokens, parents, levels, sizes
+        place += get_number(data, start + 4 * i, 4)
+    return problem, wrong, tokens, parents, levels, sizes, matches, counts

@@ -185,9 +185,9 @@ class DraftTree:
 
     @classmethod
     def _decode(cls, data: bytes | memoryview, vocab_size: int) -> "DraftTree":
-        length = read_only(np.array([len(data)], np.uint32))
-        problem, _, *arrays, _ = codec.decode_trees(
-            read_only(np.frombuffer(data, np.uint8)), 0, length, vocab_size, MAX_NODES
+        table = len(data).to_bytes(12, "little")
+        problem, _, *arrays, _, _, _ = codec.decode_drafts(
+            np.frombuffer(b"".join((table, data)), np.uint8), 0, 1, vocab_size, MAX_NODES
         )
         if problem:
             raise DraftTreeError(explain(problem, data))

@@ -16,7 +16,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,14 @@ from numpy.typing import NDArray
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_request
 from draftstore.errors import StoreError, require_limits
-from draftstore.search.expand import Rule, draft_batch, draft_one
+from draftstore.search.expand import Rule, draft_batch
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.kind import CONTEXT_TOKENS, Samples, sample_contexts, strategy_named
 from draftstore.text.digests import DIGEST_BYTES
-from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import DraftTree
 
 KIND = "rest"
 MAX_MATCH = 16
@@ -87,20 +85,6 @@ class RestDrafter(ContextDrafter):
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
 
-    def draft(
-        self,
-        contexts: NDArray[np.int32],
-        budget: int = BUDGET,
-        min_prob: float = 0.0,
-        hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
-        checked, level = check_request(contexts, budget, min_prob)
-        if len(checked) == 1 and budget > 0 and level >= 0:  # the usual call; a batch costs 10 µs more
-            *tree, match, count = draft_one(*self._arrays, checked[0], budget, level)
-            return [Draft(DraftTree(*tree), match, count)]
-        return self.draft_batch(contexts, budget, min_prob).drafts()
-
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
@@ -115,36 +99,16 @@ class RestDrafter(ContextDrafter):
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
             return DraftBatch.empty(len(contexts))
-        if len(contexts) == 1:
-            tokens, parents, levels, match, count = draft_one(*self._arrays, contexts[0], budget, level)
-            facts = np.array([[len(tokens)], [match], [count]])
-            return DraftBatch(
-                tokens.reshape(1, -1), parents.reshape(1, -1), levels.reshape(1, -1),
-                facts[0].astype(np.int32), facts[1].astype(np.int32), facts[2],
-            )  # fmt: skip
-        tokens, parents, levels, summary = self._draft_parts(contexts, budget, level)
-        sizes, matches, counts, _ = summary.T
-        return DraftBatch(
-            tokens, parents, levels, sizes.astype(np.int32), matches.astype(np.int32),
-            np.ascontiguousarray(counts),
-        )  # fmt: skip
+        parts = max(1, min(self._threads, len(contexts) // CONTEXTS_A_THREAD))
+        cuts = [len(contexts) * part // parts for part in range(1, parts)]
+        own, *others = np.split(contexts, cuts) if cuts else [contexts]
+        work = [self._workers().submit(self._draft, part, budget, level) for part in others]
+        return DraftBatch.joined([self._draft(own, budget, level), *(part.result() for part in work)])
 
-    def _draft_parts(self, contexts: NDArray[np.int32], budget: int, level: int) -> tuple[NDArray[Any], ...]:
-        """Call `draft_batch` on several threads, including this one; the kernel releases the GIL."""
-        parts = min(self._threads, len(contexts) // CONTEXTS_A_THREAD)
-        if parts < 2:
-            drafted: tuple[NDArray[Any], ...] = draft_batch(self.index, self._rule, contexts, budget, level)
-            return drafted
-        cuts = [len(contexts) * part // parts for part in range(parts + 1)]
-        (begin, end), *others = pairwise(cuts)
-        pool = self._workers()
-        work = [
-            pool.submit(draft_batch, self.index, self._rule, contexts[start:stop], budget, level)
-            for start, stop in others
-        ]
-        own = draft_batch(self.index, self._rule, contexts[begin:end], budget, level)
-        drafts = [own, *(part.result() for part in work)]
-        return tuple(np.concatenate(arrays) for arrays in zip(*drafts, strict=True))
+    def _draft(self, contexts: NDArray[np.int32], budget: int, level: int) -> DraftBatch:
+        """Draft on this thread, without the GIL."""
+        *arrays, _ = draft_batch(*self._arrays, contexts, budget, level)
+        return DraftBatch(*arrays)
 
     def _workers(self) -> ThreadPoolExecutor:
         """Return the threads other than the caller's; a forked process inherits none from its parent."""

@@ -119,7 +119,7 @@ def test_limits_of_a_request(small_crest: Path) -> None:
         for batch, width, budget in [(9, 4, 8), (1, 33, 8), (1, 4, 17)]:
             refused = failure(caller.draft_frame("crest", np.zeros((batch, width), np.int32), budget))
             assert refused.status == Status.TOO_LARGE
-        assert len(caller.draft("crest", np.zeros((8, 32), np.int32), 16).drafts) == 8
+        assert len(caller.draft("crest", np.zeros((8, 32), np.int32), 16).drafts.sizes) == 8
 
 
 def test_long_drafts_are_for_the_unix_socket_and_for_tokens_that_allow_them(small_crest: Path) -> None:
@@ -192,7 +192,7 @@ def test_errors_of_a_lookup_end_the_request_alone(
                 assert "secret" not in refused.message
         assert "ZeroDivisionError" in caplog.text
         drafter.fail = None
-        assert len(caller.draft("slow", contexts).drafts) == 300
+        assert len(caller.draft("slow", contexts).drafts.sizes) == 300
 
 
 def test_a_store_that_was_cut_is_served_no_more(small_store: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftstore.jit import read_only
-from draftstore.search.expand import draft_batch, draft_one
+from draftstore.search.expand import draft_batch
 from draftstore.stores.dresd.kernels.dense_tree import draft_trees
 from draftstore.stores.registry import KINDS, open_store
 from services.lookup.releases import warming
@@ -34,7 +34,7 @@ def test_no_kernel_is_left_to_load(name: str, request: pytest.FixtureRequest, tm
     else:
         path = request.getfixturevalue(name)
     load_kernels()
-    kernels = draft_one, draft_batch, draft_trees
+    kernels = draft_batch, draft_trees
     known = [len(kernel.signatures) for kernel in kernels]
     with closing(open_store(path)) as store:
         for count in (1, 3):

@@ -9,9 +9,10 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.search.expand import Rule, draft_batch, draft_one, power_of
+from draftstore.search.expand import Rule, draft_batch, power_of
 from draftstore.search.suffix import SuffixIndex
 from draftstore.stores.rest.store import STRATEGIES
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import DraftTree, highest_level, level_of
 from tests import reference
@@ -82,22 +83,17 @@ def draft(
     index: SuffixIndex, rule: Rule, context: Sequence[int], budget: int = 64, max_level: int = 255
 ) -> tuple[DraftTree, int, int]:
     """Draft for one context: the tree, the length of the match, its occurrences."""
-    arrays = draft_one(*index, rule.pack(), np.array(context, np.int32), budget, max_level)
-    tokens, parents, levels, match, count = arrays
-    assert (tokens.dtype, parents.dtype, levels.dtype) == (np.int32, np.int16, np.uint8)
-    return DraftTree(tokens, parents, levels), match, count
+    return draft_all(index, rule, np.array([context], np.int32), budget, max_level)[0]
 
 
 def draft_all(
     index: SuffixIndex, rule: Rule, batch: NDArray[np.int32], budget: int = 64, max_level: int = 255
 ) -> list[tuple[DraftTree, int, int]]:
-    tokens, parents, levels, summary = draft_batch(index, rule.pack(), batch, budget, max_level)
-    assert tokens.shape == parents.shape == levels.shape == (len(batch), budget)
-    assert summary.shape == (len(batch), 4)
-    return [
-        (DraftTree(tokens[i, :size], parents[i, :size], levels[i, :size]), match, count)
-        for i, (size, match, count, _) in enumerate(summary.tolist())
-    ]
+    *arrays, distinct = draft_batch(*index, rule.pack(), batch, budget, max_level)
+    drafts = DraftBatch(*arrays)
+    assert drafts.tokens.shape == drafts.parents.shape == drafts.levels.shape == (len(batch), budget)
+    assert len(distinct) == len(batch)
+    return [each[:3] for each in drafts.drafts()]
 
 
 # -- against the oracles -------------------------------------------------------------------------------------

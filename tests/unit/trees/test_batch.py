@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
-from draftstore.trees.batch import DraftBatch, decode_trees
+from draftstore.trees.batch import DraftBatch, decode_drafts
 from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_tree import ANIMALS, trees
@@ -48,16 +47,17 @@ def batch_of(forest: list[DraftTree], width: int) -> DraftBatch:
 
 
 def decoded(
-    data: bytes, start: int, parts: list[bytes], vocab_size: int, budget: int = MAX_NODES
+    data: bytes, parts: list[bytes], vocab_size: int, budget: int = MAX_NODES, head: bytes = b""
 ) -> list[DraftTree]:
-    """Decode trees of these bytes and return them one by one."""
-    arrays = decode_trees(data, start, lengths_of(parts), vocab_size, budget)
-    nothing = np.zeros(len(parts), np.int32)
-    return [draft.tree for draft in DraftBatch(*arrays, nothing, nothing.astype(np.int64)).drafts()]
-
-
-def lengths_of(parts: list[bytes]) -> NDArray[np.uint32]:
-    return np.frombuffer(np.array([len(part) for part in parts], np.uint32).tobytes(), np.uint32)
+    """Decode the trees in `data`, of the sizes of `parts`, and return them one by one."""
+    size, numbers = len(parts), range(len(parts))
+    table = struct.pack(f"<{3 * size}I", *map(len, parts), *numbers, *(10 * number for number in numbers))
+    batch = decode_drafts(head + table + data, len(head), size, vocab_size, budget)
+    assert (
+        batch.tokens.shape == batch.parents.shape == batch.levels.shape == (size, batch.sizes.max(initial=0))
+    )
+    assert [draft[1:] for draft in batch.drafts()] == [(i, 10 * i, "no_match") for i in range(size)]
+    return [draft.tree for draft in batch.drafts()]
 
 
 @given(st.lists(trees(), max_size=6), st.integers(0, 5))
@@ -74,7 +74,7 @@ def test_a_batch_is_encoded_as_each_tree_by_itself(forest: list[DraftTree], more
 @given(st.lists(trees(), max_size=6), st.binary(max_size=9))
 def test_decoding_gives_the_trees_back(forest: list[DraftTree], head: bytes) -> None:
     parts = [slow_bytes(tree) for tree in forest]
-    assert decoded(head + b"".join(parts), len(head), parts, 2**31) == forest
+    assert decoded(b"".join(parts), parts, 2**31, head=head) == forest
 
 
 @given(st.lists(trees(), max_size=6), st.lists(st.integers(0, 6), max_size=3))
@@ -84,8 +84,9 @@ def test_parts_join_to_their_batch(forest: list[DraftTree], cuts: list[int]) -> 
     parts = []
     for begin, end in pairwise(bounds):
         width = int(whole.sizes[begin:end].max(initial=0))
-        arrays: list[Any] = [rows[begin:end, :width] for rows in whole[:3]]
-        parts.append(DraftBatch(*arrays, *(array[begin:end] for array in whole[3:6]), "skipped"))
+        trees: Any = (rows[begin:end, :width] for rows in whole[:3])
+        arrays: Any = (array[begin:end] for array in whole[3:6])
+        parts.append(DraftBatch(*trees, *arrays)._replace(reason="skipped"))
     assert DraftBatch.joined(parts).drafts() == whole._replace(reason="skipped").drafts()
 
 
@@ -108,21 +109,21 @@ def test_decoding_checks_every_guarantee(flags: int, n: int, data: st.DataObject
     except DraftTreeError:
         valid = False
     if valid:
-        assert decoded(tree, 0, [tree], 4) == [found]
+        assert decoded(tree, [tree], 4) == [found]
     else:
         with pytest.raises(DraftTreeError):
-            decoded(tree, 0, [tree], 4)
+            decoded(tree, [tree], 4)
 
 
 def test_wrong_batches_name_the_tree() -> None:
     data = ANIMALS.to_bytes()
     two, most = [data, data], int(ANIMALS.tokens.max())
-    assert decoded(data + data, 0, two, most + 1, len(ANIMALS)) == [ANIMALS] * 2
+    assert decoded(data + data, two, most + 1, len(ANIMALS)) == [ANIMALS] * 2
     with pytest.raises(DraftTreeError, match="tree 1 of 2: a token id lies outside the vocabulary"):
-        decoded(data + data, 0, two, most)
+        decoded(data + data, two, most)
     with pytest.raises(DraftTreeError, match="tree 1 of 2: 4 nodes, more than requested"):
-        decoded(data + data, 0, two, most + 1, len(ANIMALS) - 1)
+        decoded(data + data, two, most + 1, len(ANIMALS) - 1)
     with pytest.raises(DraftTreeError, match="tree 2 of 2: a draft tree of 4 nodes takes 20 bytes"):
-        decoded(data + data[:-1], 0, two, most + 1)
+        decoded(data + data[:-1], two, most + 1)
     with pytest.raises(DraftTreeError, match="more than the 2 trees take"):
-        decoded(data + data + b"\0", 0, two, most + 1)
+        decoded(data + data + b"\0", two, most + 1)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
+from draftstore.jit import read_only
 from draftstore.trees import codec
 from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import DraftTree, explain

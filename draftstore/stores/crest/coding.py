@@ -202,22 +202,22 @@ def _read_entry(
     occurrences, bit = _get_number(codes, data, start << 3)
     distinct, bit = _get_number(codes, data, bit)
     size, bit = _get_number(codes, data, bit)
-    kept, level = np.int64(0), np.int64(0)
+    none, level = np.int64(0), np.int64(0)
     if min(occurrences, distinct, size) < 0 or size > MAX_NODES:
-        return np.int64(WRONG_LENGTH), kept, occurrences, distinct
+        return np.int64(WRONG_LENGTH), none, occurrences, distinct
     for node in range(size):
         token, bit = _get_value(codes, TOKENS, data, bit)
         parent, bit = _get_value(codes, PARENTS, data, bit)
         behind, bit = _get_value(codes, LEVELS, data, bit)
         if bit > end << 3:
-            return np.int64(WRONG_LENGTH), kept, occurrences, distinct
+            return np.int64(WRONG_LENGTH), none, occurrences, distinct
         if token < 0 or token > 0x7FFFFFFF:
-            return np.int64(WRONG_TOKEN), kept, occurrences, distinct
+            return np.int64(WRONG_TOKEN), none, occurrences, distinct
         if parent < 0 or parent > node or behind < 0:
-            return np.int64(WRONG_PARENT), kept, occurrences, distinct
+            return np.int64(WRONG_PARENT), none, occurrences, distinct
         level = (level + behind) & 0xFF
-        if kept == node < len(tokens) and level <= max_level:
-            tokens[node], parents[node], levels[node] = token, parent - 1, level
-            kept += 1
+        if node == len(tokens) or level > max_level:  # the rest is not wanted
+            return np.int64(0), node, occurrences, distinct
+        tokens[node], parents[node], levels[node] = token, parent - 1, level
     problem = np.int64(0 if (bit + 7) >> 3 == end else WRONG_LENGTH)
-    return problem, kept, occurrences, distinct
+    return problem, size, occurrences, distinct

@@ -157,8 +157,9 @@ class CrestStore:
     def drafter(self, strategy: str = STRATEGIES[0], **_changes: Any) -> CrestDrafter:
         """Return a drafter; DraftstoreError if `strategy` is not in `STRATEGIES`."""
         strategy_named(strategy, dict.fromkeys(STRATEGIES))
-        max_n = self.manifest.parameters["max_n"]
-        return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size)
+        lengths = range(1, self.manifest.parameters["max_n"] + 1)
+        longest = max((n for n in lengths if self.manifest.counts.get(f"n{n}")), default=1)
+        return CrestDrafter(self.entries, self.envelope, longest, self.manifest.vocab_size)
 
     def samples(self, number: int) -> Samples:
         """Return n-grams of the store; see `Store.samples`."""

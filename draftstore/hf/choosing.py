@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DecodingError, ProbabilityError
 
-
 SPARE = 256
 """Spare room after a text in tokens, in addition to a quarter of its length."""
 

@@ -8,23 +8,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
-from draftstore.drafting.growing import GrowingIds
 from draftstore.errors import DecodingError, ProbabilityError
 
+SPARE = 256
+"""Spare room after a text in tokens, in addition to a quarter of its length."""
 
-class Ids(GrowingIds):
+
+class Ids:
     """The ids of a growing text: the prompt with its padding, and the emitted tokens."""
 
     def __init__(self, input_ids: torch.Tensor) -> None:
         """Start from a prompt, int [1, length]."""
-        super().__init__(input_ids[0].cpu().numpy())
-        self._device = input_ids.device
+        self._buffer: NDArray[np.int32] = np.empty(0, np.int32)
+        self._size, self._device = 0, input_ids.device
+        self.extend(input_ids[0].cpu().numpy())
 
-    def extend(self, tokens: ArrayLike) -> None:
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The text, int32 [any]: a view, which stays as it is while the text grows."""
+        return self._buffer[: self._size]
+
+    def extend(self, tokens: NDArray[np.integer[Any]]) -> None:
         """Append emitted tokens."""
-        self.put(len(self), tokens)
+        begin, self._size = self._size, self._size + len(tokens)
+        if self._size > len(self._buffer):
+            self._buffer = np.resize(self._buffer, self._size + self._size // 4 + SPARE)
+        self._buffer[begin : self._size] = tokens
 
     def tensor(self, emitted: Sequence[int] = ()) -> torch.Tensor:
         """Return int64 [1, length], the text followed by `emitted`, on the device of the prompt."""

@@ -30,9 +30,9 @@ def roundtrips(address: str, echo: str, name: str, path: Path, contexts: NDArray
     echoed = [echo_frame(request, size) for request, size in zip(frames, sizes, strict=True)]
     wrong = sum(client.draft(batch, BUDGET) != local.draft(batch, BUDGET) for batch in contexts)
     calls: Mapping[str, list[Callable[[], object]]] = {
-        "client": [partial(client.draft, batch, BUDGET) for batch in contexts],
+        "client": [partial(client.draft_batch, batch, BUDGET) for batch in contexts],
         "echo": [partial(bare.ask, request) for request in echoed],
-        "in process": [partial(local.draft, batch, BUDGET) for batch in contexts],
+        "in process": [partial(local.draft_batch, batch, BUDGET) for batch in contexts],
     }
     times = time_in_turn(calls, np.random.default_rng(SEED))
     remote.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from draftstore.errors import DecodingError, ProbabilityError
 
@@ -21,7 +21,7 @@ class Ids:
 
     def __init__(self, input_ids: torch.Tensor) -> None:
         """Start from a prompt, int [1, length]."""
-        self._room: NDArray[np.int32] = np.empty(0, np.int32)
+        self._buffer: NDArray[np.int32] = np.empty(0, np.int32)
         self._size, self._device = 0, input_ids.device
         self.extend(input_ids[0].cpu().numpy())
 
@@ -30,17 +30,15 @@ class Ids:
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        """The text, int32 [any]: a view, which is stable."""
-        return self._room[: self._size]
+        """The text, int32 [any]: a view, which stays as it is while the text grows."""
+        return self._buffer[: self._size]
 
-    def extend(self, tokens: ArrayLike) -> None:
+    def extend(self, tokens: NDArray[np.integer[Any]]) -> None:
         """Append emitted tokens."""
-        new = np.asarray(tokens, np.int32)
-        size = self._size + len(new)
-        if size > len(self._room):
-            self._room = np.concatenate([self.ids, np.empty(size // 4 + SPARE + len(new), np.int32)])
-        self._room[self._size : size] = new
-        self._size = size
+        begin, self._size = self._size, self._size + len(tokens)
+        if self._size > len(self._buffer):
+            self._buffer = np.resize(self._buffer, self._size + self._size // 4 + SPARE)
+        self._buffer[begin : self._size] = tokens
 
     def tensor(self, emitted: Sequence[int] = ()) -> torch.Tensor:
         """Return int64 [1, length], the text followed by `emitted`, on the device of the prompt."""

@@ -1,5 +1,6 @@
 """Individual parts of generation with drafts: the depth of drafts, texts, the most likely tokens."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,10 +33,10 @@ def test_a_text_gives_tensors_that_keep_their_content() -> None:
     prompt = torch.tensor([[1, 2]])
     text = Ids(prompt)
     views = [text.tensor(), *(text.tensor([7, 8][:count]) for count in (1, 2))]
-    text.extend([7, 8])
+    text.extend(np.array([7, 8]))
     for token in range(600):
         views.append(text.tensor([token]))
-        text.extend([token])
+        text.extend(np.array([token]))
     everything = [1, 2, 7, 8, *range(600)]
     assert all(view[0].tolist() == everything[: view.shape[1]] for view in views)
     assert prompt.tolist() == [[1, 2]]

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from itertools import cycle
+from itertools import count, cycle
 from statistics import median
 from time import perf_counter_ns, process_time_ns
 from types import SimpleNamespace
@@ -98,20 +98,22 @@ class Suffixes:
     def __init__(self, nodes: int) -> None:
         """Start without texts."""
         self._cache = import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
-        self._nodes, self._there = nodes, dict[int, int]()
+        self._nodes, self._numbers, self._there = nodes, count(), dict[int, tuple[int, int]]()
 
     def propose(self, sampled: Any, sizes: Any, ids: Any) -> list[list[int]]:
         """Return a chain for each row."""
         chains = []
         for row, (new, size) in enumerate(zip(sampled, sizes.tolist(), strict=True)):
-            if self._there.get(row) != size - len(new):
-                if row in self._there:
-                    self._cache.stop_request(row)
-                self._cache.start_request(row, ids[row, : size - len(new)])
-            self._there[row] = size
-            self._cache.add_active_response(row, np.array(new, np.int32))
+            name, known = self._there.get(row, (-1, -1))
+            if known != size - len(new):
+                if name >= 0:
+                    self._cache.stop_request(name)
+                name = next(self._numbers)
+                self._cache.start_request(name, ids[row, : size - len(new)])
+            self._there[row] = name, size
+            self._cache.add_active_response(name, np.array(new, np.int32))
             draft = self._cache.speculate(
-                row, ids[row, max(0, size - 24) : size], max_spec_tokens=self._nodes, max_spec_factor=1.0,
+                name, ids[row, max(0, size - 24) : size], max_spec_tokens=self._nodes, max_spec_factor=1.0,
                 min_token_prob=0.1,
             )  # fmt: skip
             chains.append(list(draft.token_ids))

@@ -50,9 +50,8 @@ class Drafter:
             chain=self._longest,
         )
         self._rows = Rows(self.proposer.texts, self.proposer.start)
-        self._rows.find(
-            np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int64)
-        )  # compiles its kernel
+        none = np.zeros((1, 1), np.int32)
+        self._rows.find(none, none[0], np.zeros(1, np.int64))  # compiles its kernel
         LOG.info("%s; chains of at most %d tokens", self.proposer.sources, self._longest)
         if config.metrics is not None:
             port = serve_metrics(

@@ -18,38 +18,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.jit import kernel
-from draftstore.trees.tree import DraftTree
+from draftstore.trees.batch import DraftBatch
 
 
 def rows_and_mask(
-    trees: Sequence[DraftTree], lasts: Sequence[int], rows: int
+    batch: DraftBatch, lasts: Sequence[int], rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return tokens, int64 [texts * rows], and mask, bool [texts * rows * rows], of the likeliest `rows - 1` nodes."""
-    tokens = np.empty((len(trees), rows), np.int64)
-    mask = np.zeros((len(trees), rows, rows), np.bool_)
-    if len(trees):
-        nodes = np.concatenate([tree.tokens for tree in trees])
-        parents = np.concatenate([tree.parents for tree in trees])
-        sizes = np.array([len(tree) for tree in trees], np.int64)
-        _fill(tokens, mask, nodes, parents, sizes, np.array(lasts, np.int64))
+    tokens = np.empty((len(lasts), rows), np.int64)
+    mask = np.zeros((len(lasts), rows, rows), np.bool_)
+    _fill(tokens, mask, batch.tokens, batch.parents, batch.sizes, np.array(lasts, np.int64))
     return tokens.ravel(), mask.ravel()
 
 
 @kernel
 def _fill(tokens: Any, mask: Any, nodes: Any, parents: Any, sizes: Any, lasts: Any) -> None:
-    """Fill tokens and the mask, initially all False, from concatenated trees."""
-    first = 0
-    for text in range(len(sizes)):
+    """Fill tokens and the mask, initially all False, from the trees of a batch."""
+    for text in range(len(lasts)):
         tokens[text, 0] = lasts[text]
         mask[text, 0, 0] = True
         for row in range(1, tokens.shape[1]):
             if row <= sizes[text]:
-                tokens[text, row] = nodes[first + row - 1]
-                above = parents[first + row - 1] + 1
+                tokens[text, row] = nodes[text, row - 1]
+                above = parents[text, row - 1] + 1
             else:
                 tokens[text, row] = tokens[text, row - 1]
                 above = row - 1
             for column in range(above + 1):
                 mask[text, row, column] = mask[text, above, column]
             mask[text, row, row] = True
-        first += sizes[text]

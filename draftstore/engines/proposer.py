@@ -9,7 +9,7 @@ further requests is forgotten after a while.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from time import monotonic
 
@@ -21,7 +21,7 @@ from draftstore.drafting.request import SPARE
 from draftstore.drafting.slots import Slots, enlarged
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.figures import DraftFigures
-from draftstore.engines.texts import CORPUS, DRAFTS, REMEMBERED, SIZE, STEP, Texts, follow_texts, keep_drafts
+from draftstore.engines.texts import CORPUS, DRAFTS, REMEMBERED, SIZE, STEP, Texts
 from draftstore.errors import EngineError
 from draftstore.jit import as_input
 from draftstore.storage.manifest import TokenizerIdentity
@@ -63,7 +63,11 @@ class Proposer:
     ) -> None:
         """Open all sources; with `chain`, drafts are the best paths of at most that many nodes."""
         self.budget = config.budget
-        self._vocab_size, self._min_prob, self._chain = vocab_size, config.min_prob, chain
+        self._vocab_size, self._min_prob, self._chain = (
+            vocab_size,
+            config.min_prob,
+            -1 if chain is None else chain,
+        )
         self._steps = 0
         self._warned_at = -WARNING_PAUSE
         with ExitStack() as opened:
@@ -75,11 +79,8 @@ class Proposer:
         self._without_live = {name: assembly.without_live() for name, assembly in self._corpora.items()}
         nodes = self.budget if chain is None else chain
         self.figures = DraftFigures(engine, [*self._corpora], nodes)
-        self.texts, self._slots, self.forgotten = Texts(), Slots(), list[int]()
+        self.texts, self._slots, self.forgotten = Texts(nodes), Slots(), list[int]()
         self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
-        # The last draft of each text; its own arrays, as sources may reuse theirs.
-        self._tokens, self._parents = np.empty((0, nodes), np.int32), np.empty((0, nodes), np.int16)
-        self._nodes = np.empty(0, np.int32)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
         self.figures.steps[:], self.figures.sources[:] = 0, 0
@@ -137,10 +138,6 @@ class Proposer:
         self._labels = enlarged(self._labels, state.shape[1], len(labels), fill=-1)
         self._labels[slot] = -1
         self._labels[slot, : len(labels)] = labels
-        self._tokens, self._parents, self._nodes = (
-            enlarged(each, state.shape[1]) for each in (self._tokens, self._parents, self._nodes)
-        )
-        self._nodes[slot] = 0
         return slot
 
     def _sources(self, corpus: str, live: bool, prediction: Callable[[], ArrayLike] | None) -> Assembly:
@@ -184,14 +181,9 @@ class Proposer:
         self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64], budgets: NDArray[np.int64]
     ) -> None:  # fmt: skip
         """Append new ids, count what became of drafts, and set the budgets of texts without drafts to 0."""
-        state, enough = self.texts.state, False
-        while not enough:
-            enough, learned, known, ends, waiting = follow_texts(
-                state, self._tokens, self._parents, self._nodes, self.figures.steps, self._vocab_size, self._steps,
-                slots, ids, stops, budgets,
-            )  # fmt: skip
-            if not enough:
-                self.texts.reserve(slots, np.diff(stops, prepend=0))
+        learned, known, ends, waiting = self.texts.follow(
+            slots, ids, stops, budgets, self._steps, self._vocab_size, self.figures.steps
+        )
         texts = learned.tolist()
         for place, error in self._slots.observe(texts, known, ends).items():
             self._lose(texts[place], error)
@@ -204,16 +196,14 @@ class Proposer:
 
     def _draft(self, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
         # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.
+        if not len(slots):
+            return DraftBatch.empty(0)
         texts, nodes = slots.tolist(), [self.budget if budget > 0 else 0 for budget in budgets.tolist()]
         try:
             batch = self._slots.propose(texts, nodes, [self._min_prob] * len(texts))
         except Exception:  # noqa: BLE001 (of one text: the others continue)
             batch = DraftBatch.of([self._draft_alone(*each) for each in zip(texts, nodes, strict=True)])
-        arrays = [as_input(each, dtype) for each, dtype in zip(batch, _TYPES, strict=False)]
-        chain = -1 if self._chain is None else self._chain
-        return DraftBatch.plain(
-            *keep_drafts(self._tokens, self._parents, self._nodes, slots, *arrays, budgets, chain)
-        )
+        return self.texts.keep(slots, batch, budgets, self._chain)
 
     def _draft_alone(self, slot: int, budget: int) -> tuple[object, ...]:
         try:
@@ -245,9 +235,9 @@ class Proposer:
             self._slots.leave(slot)
             self.texts.drop(slot)
 
-    def complete(self, slot: int, ids: ArrayLike) -> None:
-        """Store the answer of a text that has ended; the whole text includes the tokens of its last step."""
-        self._remember(slot, np.asarray(ids, np.int32))
+    def complete(self, slot: int, start: int, ids: Sequence[int]) -> None:
+        """Store the answer of a text that has ended; its ids from `start` on include those of the last step."""
+        self._remember(slot, np.concatenate([self.texts.ids(slot)[:start], np.array(ids, np.int32)]))
 
     def _remember(self, slot: int, ids: NDArray[np.int32] | None = None) -> None:
         """Append the new part of an answer to the live store of its corpus, if there is one."""
@@ -263,9 +253,6 @@ class Proposer:
         if monotonic() - self._warned_at >= WARNING_PAUSE:
             self._warned_at = monotonic()
             LOG.warning("%s: %s: %s", effect, type(error).__name__, error)
-
-
-_TYPES: tuple[type[np.generic], ...] = (np.int32, np.int16, np.uint8, np.int32)
 
 
 def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:

@@ -7,20 +7,20 @@ drafts, from the whole text of each request. The algorithm reports the same prop
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.growing import GrowingIds
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.masks import rows_and_mask
-from draftstore.engines.proposer import DraftRequest, Proposer
+from draftstore.engines.proposer import Proposer
 from draftstore.errors import EngineError
-from draftstore.trees.tree import DraftTree, best_chain
+from draftstore.trees.batch import DraftBatch
 
 LOG = logging.getLogger(__name__)
 NAME = "DRAFTSTORE"
@@ -102,15 +102,12 @@ def settle(server_args: Any) -> None:
     server_args.speculative_ngram_external_corpus_path = None
 
 
-class _Text(GrowingIds):
-    """A request's text; its first `settled` output tokens are final."""
+class _Text:
+    """A request's text: a prompt of this size, its first outputs, which are `settled`, and the ids `after` these."""
 
-    def __init__(self, request: Any) -> None:
-        super().__init__(request.origin_input_ids_unpadded)
-        self.outputs = request.output_ids
-        self.wishes = _Wishes.of(request)
-        self.prompt = len(self)
-        self.settled = 0
+    def __init__(self, outputs: Sequence[int], prompt: int, slot: int, budget: int) -> None:
+        self.outputs, self.prompt, self.slot, self.budget = outputs, prompt, slot, budget
+        self.settled, self.after = 0, list[int]()
 
 
 class BatchDrafts:
@@ -125,7 +122,7 @@ class BatchDrafts:
         """Draft trees of up to `rows - 1` nodes with a proposer."""
         self.proposer, self.rows = proposer, rows
         self._texts: dict[str, _Text] = {}
-        rows_and_mask([DraftTree.empty()], [0], rows)  # compile it before the first request
+        rows_and_mask(DraftBatch.empty(1), [0], rows)  # compile it before the first request
 
     def __len__(self) -> int:
         """Return the number of remembered requests."""
@@ -141,43 +138,58 @@ class BatchDrafts:
                 and `sampling_params.custom_params`.
             pending: tokens of each that are accepted but not yet in its `output_ids`.
         """
-        both = list(zip(requests, pending, strict=True))
-        requests_to_draft = [self._request(request, new) for request, new in both]
-        return rows_and_mask(
-            self.proposer.propose(requests_to_draft),
-            [_last(request, new) for request, new in both],
-            self.rows,
-        )
+        ids, rows, lasts = array("i"), list[tuple[int, int, int]](), list[int]()
+        for request, new in zip(requests, pending, strict=True):
+            slot, budget = self._read(request, new, ids)
+            rows.append((slot, len(ids), budget))
+            lasts.append(_last(request, new))
+        slots, stops, budgets = np.array(rows, np.int64).reshape(-1, 3).T.copy()
+        batch = self.proposer.propose(slots, np.array(ids, np.int32), stops, budgets)
+        if gone := self.proposer.forgotten:
+            self._texts = {rid: text for rid, text in self._texts.items() if text.slot not in gone}
+        return rows_and_mask(batch, lasts, self.rows)
 
-    def _request(self, request: Any, pending: Sequence[int]) -> DraftRequest:
-        """Return a request for a draft, empty if SGLang's request cannot be read. Never raises."""
+    def _read(self, request: Any, pending: Sequence[int], ids: "array[int]") -> tuple[int, int]:
+        """Append the new ids of a request's text; return its slot and budget. Never raises.
+
+        The slot of a request that cannot be read is that of an empty text.
+        """
+        size = len(ids)
         try:
-            ids = self._ids(request, pending)
-            return DraftRequest(request.rid, ids, *self._texts[request.rid].wishes)
+            text, outputs = self._texts.get(request.rid), request.output_ids
+            if text is not None and (text.outputs is not outputs or len(outputs) < text.settled):
+                self.erase_match_state([request.rid])  # it belongs to another request
+                text = None
+            after = [*outputs[text.settled if text else 0 :], *pending]
+            if text is not None and after[: len(text.after)] == text.after:
+                ids.extend(after[len(text.after) :])
+            else:
+                if text is not None:  # retracted, it has lost pending tokens
+                    self.proposer.forget([text.slot], ended=False)
+                    after[:0] = outputs[: text.settled]
+                text = self._texts[request.rid] = self._start(request, after)
+            text.settled, text.after = len(outputs), [*pending]
         except Exception as error:  # noqa: BLE001 (an engine must not crash, nor its other ranks hang)
+            del ids[size:]
             self.proposer.failed("no draft for a request", error)
-            return DraftRequest(request.rid, np.empty(0, np.int32), budget=0)
+            return self.proposer.start(()), 0
+        return text.slot, text.budget
 
-    def _ids(self, request: Any, pending: Sequence[int]) -> NDArray[np.int32]:
-        """Return the whole text of a request, at a cost proportional to its new tokens."""
-        # A retracted request may lose pending tokens, and an id may be reused: such a text is read from the start.
-        text = self._texts.get(request.rid)
-        outputs = request.output_ids
-        if text is None or text.outputs is not outputs or len(outputs) < text.settled:
-            self.erase_match_state([request.rid])
-            text = self._texts[request.rid] = _Text(request)
-        if not text.put(text.prompt + text.settled, [*outputs[text.settled :], *pending]):
-            self.proposer.forget([request.rid], ended=False)
-        text.settled = len(outputs)
-        return text.ids
+    def _start(self, request: Any, answer: list[int]) -> _Text:
+        prompt = request.origin_input_ids_unpadded
+        budget, wishes = _wishes(request)
+        slot = self.proposer.start([*prompt, *answer], **wishes)
+        return _Text(
+            request.output_ids, len(prompt), slot, self.proposer.budget if budget is None else budget
+        )
 
     def erase_match_state(self, rids: Iterable[str]) -> None:
         """Forget requests that have left the batch; one that comes back is read again."""
         for rid in rids:
             text = self._texts.pop(rid, None)
             if text is not None:
-                self.proposer.complete(rid, [*text.ids[: text.prompt], *text.outputs])
-            self.proposer.forget([rid])
+                self.proposer.complete(text.slot, text.prompt, text.outputs)
+                self.proposer.forget([text.slot])
 
     def reset(self) -> None:
         """Forget all requests."""
@@ -199,30 +211,20 @@ def _last(request: Any, pending: Sequence[int]) -> int:
     return next((int(part[-1]) for part in parts if part), 0)
 
 
-class _Wishes(NamedTuple):
-    """A request's options for its drafts; see `DraftRequest`."""
-
-    corpus: str = ""
-    budget: int | None = None
-    live: bool = True
-    prediction: Callable[[], Sequence[int]] | None = None
-
-    @classmethod
-    def of(cls, request: Any) -> "_Wishes":
-        """Read `custom_params`; invalid ones result in a nonexistent corpus."""
-        params = request.sampling_params.custom_params
-        wishes = params.get("draftstore") if isinstance(params, Mapping) else None
-        if wishes is None:
-            return cls()
-        if not isinstance(wishes, Mapping):
-            return cls(f"{wishes!r}", 0, False)
-        budget, prediction = wishes.get("budget"), wishes.get("prediction")
-        return cls(
-            corpus=str(wishes.get("corpus") or ""),
-            budget=budget if isinstance(budget, int) else None,
-            live=wishes.get("live") is not False,
-            prediction=partial(_prediction, request, prediction) if prediction else None,
-        )
+def _wishes(request: Any) -> tuple[int | None, dict[str, Any]]:
+    """Return the budget, and options of `Proposer.start`, in `custom_params`; invalid ones: an unknown corpus."""
+    params = request.sampling_params.custom_params
+    wishes = params.get("draftstore") if isinstance(params, Mapping) else None
+    if wishes is None:
+        return None, {}
+    if not isinstance(wishes, Mapping):
+        return 0, {"corpus": f"{wishes!r}", "live": False}
+    budget, prediction = wishes.get("budget"), wishes.get("prediction")
+    return budget if isinstance(budget, int) else None, {
+        "corpus": str(wishes.get("corpus") or ""),
+        "live": wishes.get("live") is not False,
+        "prediction": partial(_prediction, request, prediction) if prediction else None,
+    }
 
 
 def _prediction(request: Any, given: Any) -> Sequence[int]:
@@ -247,10 +249,9 @@ class StoreDrafts:
         config = config.changed(budget=max(1, self.draft_token_num - 1))
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
         tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)
-        chains = {"shape": partial(best_chain, longest=longest)} if self.topk == 1 else {}
         proposer = Proposer(
             config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer,
-            model=server_args.model_path, **chains,
+            model=server_args.model_path, chain=longest if self.topk == 1 else None,
         )  # fmt: skip
         LOG.info("%s; trees of at most %d nodes", proposer.sources, longest)
         if config.metrics is not None:

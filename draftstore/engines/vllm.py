@@ -49,7 +49,7 @@ class Drafter:
             tokenizer=tokenizer_identity(config, model.tokenizer),
             chain=self._longest,
         )
-        self._rows = Rows(self.proposer.texts)
+        self._rows = Rows(self.proposer.texts, self.proposer.start)
         LOG.info("%s; chains of at most %d tokens", self.proposer.sources, self._longest)
         if config.metrics is not None:
             port = serve_metrics(
@@ -85,21 +85,15 @@ class Drafter:
         self, proposer: Proposer, sampled: Sequence[Sequence[int]], sizes: Any, ids: Any
     ) -> list[list[int]]:
         counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
-        found = self._rows.find(ids, sizes, counts)
-        slots, size = found.slots, found.sizes
-        if len(slots) and slots.min() < 0:
-            # The next turn of a conversation begins with the previous text, but its new part is not an answer.
-            proposer.forget(found.begun[found.begun >= 0].tolist())
-            for place in np.flatnonzero(slots < 0).tolist():
-                slots[place] = proposer.start(ids[found.rows[place], : size[place]])
-            self._rows.slots[found.rows] = slots
-        room = self._max_model_len - 1 - size  # near its maximum length, vLLM verifies fewer tokens of a text
+        rows, lengths, slots, new, stops = self._rows.find(ids, sizes, counts)
+        room = (
+            self._max_model_len - 1 - lengths
+        )  # near its maximum length, vLLM verifies fewer tokens of a text
         budgets = np.where(room < self._longest, room, proposer.budget)
-        batch = proposer.propose(slots, found.ids, found.stops, budgets)
+        batch = proposer.propose(slots, new, stops, budgets)
         chains: list[list[int]] = [[] for _ in sampled]
-        trees = zip(found.rows.tolist(), batch.tokens.tolist(), batch.sizes.tolist(), strict=True)
-        for row, tokens, nodes in trees:
-            chains[row] = tokens[:nodes]
+        for row, tokens, size in zip(rows.tolist(), batch.tokens.tolist(), batch.sizes.tolist(), strict=True):
+            chains[row] = tokens[:size]
         return chains
 
 

@@ -2,16 +2,26 @@
 
 from urllib.request import urlopen
 
+import numpy as np
+
+from draftstore.drafting.slots import Slots
 from draftstore.engines.figures import DraftFigures, serve_metrics
-from tests.fakes.adversaries import tree_of
+from draftstore.engines.texts import CORPUS, DRAFTS, Texts
 
 
 def test_prometheus_reads_them() -> None:
-    figures = DraftFigures("vllm")
-    figures.add("", tree_of([(1, 2, 3)]), [0, 1])
-    figures.add_sources("", {("rest:chat", "drafted"): 3, ("rest:chat", "matched"): 2})
-    figures.add("acme", tree_of([]), [])
-    figures.add_sources("acme", {("lookup:acme", "timeout"): 1})
+    figures = DraftFigures("vllm", ["", "acme"], nodes=3)
+    slots, texts = Slots(), Texts()
+    labels = np.array([figures.places(["rest:chat"]), figures.places(["lookup:acme"])])
+    slots.reason_names.append("timeout")
+    slots.wanted = np.array([True, True])
+    slots.drafted, slots.matched = np.array([[3], [0]], np.int32), np.array([[2], [0]], np.int32)
+    slots.reasons = np.array([[0], [slots.reason_names.index("timeout")]], np.uint8)
+    for slot in range(2):
+        texts.put(slot, np.array([1], np.int32))
+    texts.state[CORPUS], texts.state[DRAFTS] = range(len(texts.state[CORPUS])), 1
+    figures.steps[:] = [[1, 3, 2, 1, 1, 0], [1, 0, 0, 0, 0, 0]]
+    figures.count_sources(slots, texts, labels, np.array([0, 1]))
     port = serve_metrics(figures, "0")
     text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
     for line in (

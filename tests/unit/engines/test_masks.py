@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.engines.masks import rows_and_mask
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_tree import trees
 
@@ -30,7 +31,8 @@ def expected(tree: DraftTree, last: int, rows: int) -> tuple[list[int], NDArray[
 @given(st.lists(trees(12), max_size=4), st.integers(1, 16))
 def test_arrays_are_those_of_the_reference(drafts: Sequence[DraftTree], rows: int) -> None:
     lasts = [100 + place for place in range(len(drafts))]
-    tokens, mask = rows_and_mask(drafts, lasts, rows)
+    batch = DraftBatch.of([(tree.tokens, tree.parents, tree.levels, 0, 0) for tree in drafts])
+    tokens, mask = rows_and_mask(batch, lasts, rows)
     assert (tokens.dtype, mask.dtype) == (np.dtype("int64"), np.dtype("bool"))
     assert (tokens.shape, mask.shape) == ((len(drafts) * rows,), (len(drafts) * rows * rows,))
     for place, (draft, last) in enumerate(zip(drafts, lasts, strict=True)):

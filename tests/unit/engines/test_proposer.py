@@ -1,8 +1,9 @@
 """Drafts for an engine's requests: the same as from one session each, whatever joins, leaves, returns or fails."""
 
 import logging
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.assembly import Sources, assemble
+from draftstore.drafting.request import RequestSource
 from draftstore.engines.config import EngineConfig
-from draftstore.engines.proposer import DraftRequest, Proposer
+from draftstore.engines.proposer import Proposer
 from draftstore.errors import EngineError
 from draftstore.live.target import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
@@ -23,13 +25,44 @@ VOCAB = 50
 NOBODY = TokenizerIdentity("nobody", "0" * 64)
 
 
-def proposer(config: EngineConfig | None = None, **settings: Any) -> Proposer:
-    settings = {"engine": "test", "vocab_size": VOCAB, "tokenizer": NOBODY, **settings}
-    return Proposer(EngineConfig() if config is None else config, **settings)
+class Asked(NamedTuple):
+    """A request for a draft: its key, its whole text, its budget and the options of `Proposer.start`."""
+
+    key: Hashable
+    ids: Any
+    budget: int
+    options: dict[str, Any]
 
 
-def asked(key: object, ids: list[int], **rest: Any) -> DraftRequest:
-    return DraftRequest(key, np.array(ids, np.int32), **rest)
+def asked(key: Hashable, ids: Any, budget: int = 1 << 40, **options: Any) -> Asked:
+    return Asked(key, ids, budget, options)
+
+
+class Drafts:
+    """A proposer for an engine with keys of requests."""
+
+    def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
+        settings = {"engine": "test", "vocab_size": VOCAB, "tokenizer": NOBODY, **settings}
+        self.made = Proposer(EngineConfig() if config is None else config, **settings)
+        self.known = dict[Hashable, int]()
+
+    def propose(self, requests: Sequence[Asked]) -> list[DraftTree]:
+        new, rows = list[int](), []
+        for key, ids, budget, options in requests:
+            if key in self.known:
+                new.extend(ids[len(self.made.texts.ids(self.known[key])) :])
+            else:
+                self.known[key] = self.made.start(ids, **options)
+            rows.append((self.known[key], len(new), budget))
+        slots, stops, budgets = np.array(rows, np.int64).reshape(-1, 3).T.copy()
+        trees = self.made.propose(slots, np.array(new, np.int32), stops, budgets).trees()
+        for key, slot in list(self.known.items()):
+            if slot in self.made.forgotten:
+                del self.known[key]
+        return trees
+
+    def forget(self, keys: Sequence[Hashable]) -> None:
+        self.made.forget([self.known.pop(key) for key in keys])
 
 
 steps = st.lists(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=4))), max_size=12)
@@ -39,7 +72,7 @@ steps = st.lists(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3
 def test_every_request_gets_what_a_session_of_its_own_proposes(
     history: list[list[tuple[int, list[int]]]],
 ) -> None:
-    drafts = proposer()
+    drafts = Drafts()
     texts: dict[int, list[int]] = {}
     with assemble(Sources(request=True), vocab_size=VOCAB, tokenizer=NOBODY) as alone:
         for step in history:
@@ -47,16 +80,16 @@ def test_every_request_gets_what_a_session_of_its_own_proposes(
                 texts[key] = [*texts.get(key, [1, 2, 1]), *new]
             keys = list(dict(step))
             trees = drafts.propose([asked(key, texts[key]) for key in keys])
-            assert trees == [alone.session(texts[key]).propose(drafts.budget) for key in keys]
+            assert trees == [alone.session(texts[key]).propose(drafts.made.budget) for key in keys]
 
 
 def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
-    drafts = proposer(EngineConfig(budget=2))
+    drafts = Drafts(EngineConfig(budget=2))
     (tree,) = drafts.propose([asked(0, [1, 2, 3, 4, 1, 2])])
     assert tree.tokens.tolist() == [3, 4]
     drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9])])
     drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9, 9])])
-    figures = drafts.figures
+    figures = drafts.made.figures
     assert [figures.total(name) for name in ("steps", "drafted_tokens", "accepted_tokens")] == [2, 2, 2]
     assert figures.by_label("accepted_tokens_per_position") == {"0": 1, "1": 1}
     assert figures.by_label("source_drafted_tokens") == {"request": 2}
@@ -72,24 +105,24 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
 
 
 def test_budgets_of_requests_cut_their_drafts() -> None:
-    drafts = proposer(EngineConfig(budget=3))
-    trees = drafts.propose([asked(key, [1, 2, 3, 4, 1, 2], budget=key) for key in range(6)])
-    assert [len(tree) for tree in trees] == [0, 1, 2, 3, 3, 3]
+    drafts = Drafts(EngineConfig(budget=3))
+    trees = drafts.propose([asked(key, [1, 2, 3, 4, 1, 2], budget=key - 1) for key in range(7)])
+    assert [len(tree) for tree in trees] == [0, 0, 1, 2, 3, 3, 3]
 
 
 def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftstore.engines.proposer.MAX_REMEMBERED_TOKENS", 1000)
-    drafts = proposer()
+    drafts = Drafts()
     for step in range(40):
         drafts.propose([asked("stays", [1] * (2000 + step)), asked(step, [step] * 200)])
-        assert len(drafts) <= 1 + 5 + 8
+        assert len(drafts.made) <= 1 + 5 + 8
     assert drafts.propose([asked(38, [38] * 200)])[0].tokens[:1].tolist() == [38]
 
 
 def test_ids_outside_the_vocabulary_such_as_images_separate_what_is_before_from_what_follows() -> None:
     image = VOCAB + 3
-    drafts = proposer(EngineConfig(live=LiveTarget("team")))
-    prompt = [1, 2, 3, 4, image, image, 9, 1, 2]
+    drafts = Drafts(EngineConfig(live=LiveTarget("team")))
+    prompt = [1, 2, 3, 4, image, -7, 9, 1, 2]
     predicted = lambda: np.array([2, 7, 8, image, 5, 6])  # noqa: E731
     (tree,) = drafts.propose([asked(0, prompt)])
     assert tree.tokens[:2].tolist() == [3, 4]
@@ -99,71 +132,87 @@ def test_ids_outside_the_vocabulary_such_as_images_separate_what_is_before_from_
     assert {7, 8} <= {*tree.tokens.tolist()}
     assert max(tree.tokens) < VOCAB
     drafts.forget([0, 1])
-    assert drafts.figures.failures == 0
+    assert drafts.made.figures.failures == 0
     (tree,) = drafts.propose([asked(2, [7, 9, 1])])
     assert tree.tokens[:3].tolist() == [2, 3, 4], "from the live store, with what followed the image"
 
 
-def test_no_failure_leaves_it(caplog: pytest.LogCaptureFixture) -> None:
-    drafts = proposer()
+def test_no_failure_leaves_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts = Drafts()
     assert not len(drafts.propose([asked(0, [1, 1], corpus="acme"), asked(1, [1, 2, 1])])[0])
     assert "no corpus 'acme'" in caplog.text
     for size in (2, 3):
         lost = asked(0, [1, 1, *[1] * size], corpus="acme")
         first, second = drafts.propose([lost, asked(1, [1, 2, 1] + [2] * size)])
         assert len(first) == 0 < len(second)
-    assert drafts.figures.failures == 1
+    assert drafts.made.figures.failures == 1
 
-    def breaks(*_: object) -> DraftTree:
-        raise MemoryError
+    broken = drafts.known[1]
+    propose, observe = RequestSource.propose, RequestSource.observe
 
-    text: Any = drafts.texts[1]
-    text.session.propose = breaks
-    trees = drafts.propose([asked(1, [1, 2, 1, 2, 2, 2, 2]), asked(2, [1, 2, 1])])
-    assert [len(tree) > 0 for tree in trees] == [False, True]
-    assert drafts.figures.failures == 2
+    def draft(source: RequestSource, slots: Any, budget: int, min_prob: float) -> Any:
+        if broken in slots.tolist():
+            raise MemoryError
+        return propose(source, slots, budget, min_prob)
+
+    def learn(source: RequestSource, places: Any, results: Any) -> Any:
+        observe(source, places, results)
+        return {place: MemoryError() for place in places.tolist() if results.slots[place] == broken}
+
+    monkeypatch.setattr(RequestSource, "propose", draft)
+    trees = drafts.propose([asked(1, [1, 2, 1, 2, 2, 2, 2]), asked(2, [1, 2, 1]), asked(3, [1, 1])])
+    assert [len(tree) > 0 for tree in trees] == [False, True, True]
+    assert drafts.made.figures.failures == 2
+    monkeypatch.setattr(RequestSource, "propose", propose)
+    monkeypatch.setattr(RequestSource, "observe", learn)
+    broken = drafts.known[3]
+    for size in (2, 3):
+        texts = [
+            asked(key, [*begin, *[1] * size])
+            for key, begin in ((1, [1, 2, 1, 2, 2, 2, 2]), (2, [1, 2, 1]), (3, [1, 1]))
+        ]
+        assert [len(tree) > 0 for tree in drafts.propose(texts)] == [False, True, False]
+    assert drafts.made.figures.failures == 3
     assert len(caplog.records) == 1  # one a minute
-
-
-def test_a_key_that_comes_back_with_another_text_begins_anew() -> None:
-    drafts = proposer()
-    drafts.propose([asked(0, [1, 2, 3, 1, 2])])
-    (tree,) = drafts.propose([asked(0, [7, 8, 9, 1, 3, 7, 8])])
-    assert tree.tokens[:1].tolist() == [9]
-    with assemble(Sources(request=True), vocab_size=VOCAB, tokenizer=NOBODY) as alone:
-        assert tree == alone.session([7, 8, 9, 1, 3, 7, 8]).propose(drafts.budget)
 
 
 @pytest.mark.parametrize(
     "strange",
     [
-        {"ids": None}, {"ids": np.array([0.5])}, {"ids": np.array([-1, 1], np.int32)}, {"ids": np.array([2**40])},
-        {"key": [1]}, {"corpus": []}, {"corpus": "a\nERROR forged" + "x" * 10_000}, {"budget": "4"}, {"budget": 2.5},
+        {"ids": None}, {"ids": [2**40]}, {"ids": "text"}, {"corpus": []},
+        {"corpus": "a\nERROR forged" + "x" * 10_000}, {"budget": -1 << 62}, {"prediction": lambda: 1 / 0, "budget": 0},
     ],
 )  # fmt: skip
 def test_whatever_is_asked_nothing_is_raised(
     strange: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafts = proposer()
-    right = asked(1, [1, 2, 1])
-    wrong: Any = asked(0, [1, 2, 1])._replace(**strange)
-    for _ in range(2):
-        first, second = drafts.propose([wrong, right])
-        assert len(first) == 0 < len(second)
-    assert len(drafts.propose([asked(0, [1, 2, 1])])[0]), "the same key with a right text"
+    made = Drafts().made
+    options: dict[str, Any] = {"ids": [1, 2, 1], "budget": 4} | strange
+    budget = options.pop("budget")
+    slots = np.array([made.start(**options), made.start([1, 2, 1])])
+    for stops in ([0, 0], [1, 2]):
+        batch = made.propose(slots, np.array([1] * stops[1]), np.array(stops), np.array([budget, 4]))
+        assert batch.sizes[0] == 0 < batch.sizes[1]
     assert all(len(message) < 500 and "\n" not in message for message in caplog.messages)
+
+
+def test_a_step_that_fails_has_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts = Drafts()
+    monkeypatch.setattr(drafts.made, "_draft", None)
+    assert [len(tree) for tree in drafts.propose([asked(1, [1, 2, 1]), asked(2, [1, 1])])] == [0, 0]
+    assert drafts.made.figures.failures == 1
 
 
 def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenizer) -> None:
     config = EngineConfig(request=False, corpora={"acme": Sources(stores=(small_store,), request=False)})
-    drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
+    drafts = Drafts(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 20)]
     for corpus, drafted in (("acme", True), ("", False), ("another", False), ("acme", True)):
-        trees = drafts.propose([DraftRequest(key, text, corpus) for key, text in enumerate(texts)])
+        trees = drafts.propose([asked((corpus, key), text, corpus=corpus) for key, text in enumerate(texts)])
         assert any(len(tree) for tree in trees) is drafted
-    assert drafts.figures.failures == len(texts)
-    assert drafts.sources == "drafts from nothing; corpus acme: rest:small"
-    drafts.close()
+    assert drafts.made.figures.failures == len(texts)
+    assert drafts.made.sources == "drafts from nothing; corpus acme: rest:small"
+    drafts.made.close()
 
 
 def test_what_needs_the_models_states_is_refused_at_the_start(
@@ -171,9 +220,9 @@ def test_what_needs_the_models_states_is_refused_at_the_start(
 ) -> None:
     about = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with pytest.raises(EngineError, match="drafts from hidden states, which engines do not expose"):
-        proposer(EngineConfig(stores=(small_dense,), request=False), **about)
+        Drafts(EngineConfig(stores=(small_dense,), request=False), **about)
     with pytest.raises(EngineError, match="drafts from candidates of the model"):
-        proposer(EngineConfig(recycling=True, request=False))
+        Drafts(EngineConfig(recycling=True, request=False))
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +232,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_answers_that_ended_draft_for_the_next_request_unless_it_wants_none() -> None:
     config = EngineConfig(request=False, live=LiveTarget("team"))
-    drafts = proposer(config)
+    drafts = Drafts(config)
 
     def drafted(key: int, ids: list[int], live: bool = True) -> list[int]:
         found: list[int] = drafts.propose([asked(key, ids, live=live)])[0].tokens.tolist()
@@ -192,7 +241,7 @@ def test_answers_that_ended_draft_for_the_next_request_unless_it_wants_none() ->
     answer = [*range(10, 30)]
     assert drafted(1, [1, 2, 10]) == []
     drafted(1, [1, 2, *answer])
-    drafts.complete(1, [1, 2, *answer, 30])  # the engine's last step
+    drafts.made.complete(drafts.known[1], 2, [*answer, 30])  # the engine's last step
     drafts.forget([1])
     assert drafted(2, [3, 10, 11])[:3] == [12, 13, 14]
     assert drafted(3, [3, 28, 29])[:1] == [30]
@@ -206,4 +255,4 @@ def test_answers_that_ended_draft_for_the_next_request_unless_it_wants_none() ->
     for step in range(3):  # 7 is in no step any more
         drafted(8, [step])
     assert drafted(9, [5, 45])[:2] == [46, 47]
-    drafts.close()
+    drafts.made.close()

@@ -22,6 +22,7 @@ from draftstore.live.target import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.batch import DraftBatch
 from tests.fakes.sglang_engine import Accepted, Batch, Engine, NgramWorker, Request, plain, server_args
 
 VOCAB, ROWS = 50, 6
@@ -116,7 +117,8 @@ def test_drafts_are_those_of_a_session_for_each_text(
             for each, more in zip(requests, rotated, strict=True)
         ]
         trees = [alone.session(text).propose(ROWS - 1) for text in whole]
-        expected = rows_and_mask(trees, [text[-1] for text in whole], ROWS)
+        batch = DraftBatch.of([(tree.tokens, tree.parents, tree.levels, 0, 0) for tree in trees])
+        expected = rows_and_mask(batch, [text[-1] for text in whole], ROWS)
         assert (tokens.tobytes(), mask.tobytes()) == (expected[0].tobytes(), expected[1].tobytes())
         for each, more in zip(requests, rotated, strict=True):
             each.output_ids.extend(more)
@@ -339,3 +341,15 @@ def test_a_request_that_cannot_be_read_costs_its_drafts_alone() -> None:
     assert mask.reshape(2, ROWS, ROWS)[0].sum() == ROWS * (ROWS + 1) // 2
     corpus.draft([Request("huge", [1]), Request("empty", [])], [[2**40], []])
     assert corpus.proposer.figures.failures == 2
+
+
+def test_an_id_that_is_used_again_and_a_request_that_was_away_are_read_from_the_start() -> None:
+    corpus, other = drafts(), Request("one", [7, 8, 9, 1, 3, 7, 8])
+    corpus.draft([Request("one", [1, 2, 3, 1, 2])], [[]])
+    assert corpus.draft([other], [[]])[0][1] == 9
+    for step in range(80):
+        corpus.draft([Request("two", [step % 5])], [[]])
+    assert len(corpus) == len(corpus.proposer) == 1
+    other.output_ids.extend([9, 7])
+    assert corpus.draft([other], [[]])[0][1] == 8
+    assert corpus.proposer.figures.failures == 0

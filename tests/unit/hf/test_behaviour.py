@@ -350,7 +350,7 @@ def test_settings_without_finite_probabilities_are_refused() -> None:
     ("tokens", "parents", "error", "words"),
     [
         ([3, VOCAB], [-1, 0], DecodingError, f"proposes token {VOCAB}, expected an id .* below {VOCAB}"),
-        ([3, -1], [-1, 0], DecodingError, "proposes token -1"),
+        ([3, -1], [-1, 0], DraftTreeError, "token -1"),
         ([3, 3], [1, -1], DraftTreeError, "node"),
     ],
 )

@@ -1,5 +1,6 @@
 """Individual parts of generation with drafts: the depth of drafts, texts, the most likely tokens."""
 
+import numpy as np
 import pytest
 import torch
 

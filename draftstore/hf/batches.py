@@ -67,7 +67,9 @@ class Batch:
         whole = takes_one(model)  # its rotations depend on the highest position in a pass
         self.most = 1 if whole else max(1, min(most, MAX_TEXTS))
         self._model = model
-        self._chunk = NO_LIMIT if whole else chunk or (CHUNK if self.most > 1 else CHUNK_ALONE)
+        self._chunk, self._chunk_alone = (
+            NO_LIMIT if whole else chunk or each for each in (CHUNK, CHUNK_ALONE)
+        )
         self._vocab_size, self._rereads_at = vocab_size(model), rereads_at(model)
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
@@ -162,12 +164,14 @@ class Batch:
     def _read(self) -> list[Outcome]:
         """Read up to a chunk of prompts, in order of arrival."""
         outcomes: list[Outcome] = []
-        left, alone = self._chunk if self._members else max(self._chunk, CHUNK_ALONE), 0
+        left, alone = self._chunk if self._members else self._chunk_alone, 0
         while left > 0 and self._reading and len(self._members) < self.most:
-            if len(group := [] if alone else self._short_prompts(left)) > 1:
+            group = [] if alone else self._short_prompts(left)
+            if len(group) > 1:
+                runner = self._reserve(max(len(member.prompt) for member in group))
                 try:
-                    outcomes += self._read_together(group)
-                    left -= sum(len(member.prompt) for member in group)
+                    outcomes += self._read_together(group, runner)
+                    left -= sum(member.past for member in group)
                 except Exception:  # noqa: BLE001 (of one text: each is read alone)
                     alone = len(group)
                 continue
@@ -197,21 +201,16 @@ class Batch:
         for member in itertools.islice(self._reading, self.most - len(self._members)):
             longest, total = max(longest, len(member.prompt)), total + len(member.prompt)
             wasteful = longest * (len(group) + 1) * MOST_SPARE > total
-            if (
-                member.past
-                or total > left
-                or wasteful
-                or member.prompt_candidates(self._vocab_size) is not None
-            ):
+            gathers = member.past == 0 and member.prompt_candidates(self._vocab_size) is not None
+            if member.past or gathers or wasteful or total > left:
                 break
             group.append(member)
         return group
 
-    def _read_together(self, group: Sequence[Member]) -> list[Outcome]:
+    def _read_together(self, group: Sequence[Member], runner: Runner) -> list[Outcome]:
         """Read the prompts of the next texts in one pass."""
         begin, first = perf_counter_ns(), len(self._members)
         wants = Wants(*map(any, zip(*(member.first_wants for member in group), strict=True)))
-        runner = self._reserve(max(len(member.prompt) for member in group))
         parts = runner.read_together(first, [member.prompt for member in group], wants)
         outcomes = []
         for slot, (member, rows) in enumerate(zip(group, parts, strict=True), first):

@@ -90,7 +90,12 @@ class DraftBatch(NamedTuple):
             return parts[0]
         width = max(part.tokens.shape[1] for part in parts)
         arrays: list[Any] = [
-            np.concatenate([np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in column])
+            np.concatenate(
+                [
+                    rows if rows.shape[1] == width else np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+                    for rows in column
+                ]
+            )
             for column in zip(*(part[:3] for part in parts), strict=True)
         ]
         arrays += map(np.concatenate, zip(*(part[3:6] for part in parts), strict=True))

@@ -1,6 +1,7 @@
 """Drafts for many texts in one call: each gets what it gets alone, by a slow oracle, whatever becomes of the others."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -10,26 +11,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
+from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.drafting import request
 from draftstore.drafting.contexts import ContextDrafter
-from draftstore.drafting.drafter import SEPARATOR, Session, check_budget, check_ids
+from draftstore.drafting.drafter import SEPARATOR, Drafter, Session, check_budget, check_ids
 from draftstore.drafting.history import LENGTHS, HistoryRule
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import SlotDrafter, Slots, start
 from draftstore.drafting.sources import IDS, Prefill, Results, SlotSource
-from draftstore.errors import TokenRangeError
+from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.recycling.drafter import RecyclingDrafter
+from draftstore.stores.rest.store import STRATEGIES, RestDrafter
+from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import RandomTrees, tree_of
-from tests.reference import Nodes, SlowText, UnclearError, nodes_of, tree_from
+from tests.reference import Nodes, SlowText, UnclearError, make_index, nodes_of, tree_from
 from tests.unit.drafting.test_drafter import VOCAB, Recorder, padded, store
 
 BAD, WORSE, WORST = 3, 4, 5
 """Tokens at which some drafters fail."""
 TOKENS = [*[0, 1, 2, 6, 7] * 6, BAD, WORSE, WORST, VOCAB - 1, SEPARATOR]
 RULE = HistoryRule(rows=2, beta=0.3)
+LONGEST = 100
+"""Maximum tokens of a real output."""
 DEAF: Nodes = [(1, -1, 5), (2, 0, 20)]
 PREDICTION = [1, 2, 1, 0, 2, 2]
 
@@ -369,3 +375,116 @@ def test_a_store_is_asked_once(mixed: bool) -> None:
     slots.propose(places, [16] * 5, [0.0] * 5)
     slots.propose(places, [16, 0, 16, 8, 16], [0.0] * 5)
     assert [len(contexts) for contexts, _, _ in recorder.calls] == [5, 3, 1]
+
+
+class Renamed(Recorder):
+    """A drafter of a release that may become another."""
+
+    @property
+    def source(self) -> tuple[str, int]:
+        return "release", self.hidden_size
+
+
+def test_texts_with_and_without_states_are_asked_about_apart() -> None:
+    """A release of the lookup service may become known between two texts."""
+    early, late, slots = Renamed(), Renamed(hidden_size=2), Slots()
+    texts = [start(early, [1], slots=slots), start(late, [2], slots=slots, hidden=np.ones(2, np.float32))]
+    assert [text.needs_hidden for text in texts] == [False, True]
+    slots.propose([text.slot for text in texts], [8, 8], [0.0, 0.0])
+    assert [each.calls[0][0][0][-1] for each in (early, late)] == [1, 2]
+    assert early.hidden is None
+    assert late.hidden is not None
+
+
+def test_a_text_that_is_refused_leaves_no_trace() -> None:
+    slots = Slots()
+    for wrong in ([VOCAB], [1, -1]):
+        with pytest.raises(TokenRangeError):
+            start(Mixture([RequestDrafter(VOCAB), Dense()]), wrong, slots=slots)
+    with pytest.raises(DraftstoreError, match="hidden states of shape"):
+        start(Mixture([RequestDrafter(VOCAB), Dense()]), [1], slots=slots, hidden=np.zeros(3, np.float32))
+    assert len(slots) == 0
+    assert start(RequestDrafter(VOCAB), [1], slots=slots).slot == 0
+
+
+def test_a_failure_is_counted_once_for_each_text() -> None:
+    slots, mixture = Slots(), Mixture([RequestDrafter(VOCAB), Fragile(), Deaf()])
+    places = [start(mixture, [place, BAD], slots=slots).slot for place in range(4)]
+    for _ in range(2):
+        slots.propose(places[:3], [9] * 3, [0.0] * 3)
+    assert mixture.faults.counts == [0, 3, 0]
+    for _ in range(2):
+        new = np.array([1, BAD, 1, BAD], np.int32)
+        assert slots.observe(places, new, np.arange(1, 5)) == {}
+    assert mixture.faults.counts == [0, 3, 2]
+    slots.observe(places, np.array([WORSE], np.int32), np.ones(4, np.int64))
+    assert mixture.faults.counts == [0, 3, 4], "all that could have learned it"
+
+
+def test_errors_have_the_places_of_their_texts() -> None:
+    slots = Slots()
+    drafters = RequestDrafter(VOCAB), Deaf(), Foreign(), RequestDrafter(VOCAB), None
+    places = [start(drafter, [0, 1, 0], slots=slots).slot for drafter in drafters]
+    new = np.array([1, VOCAB, BAD, 7, WORST, 1, VOCAB], np.int32)
+    errors = slots.observe(places, new, np.array([2, 3, 5, 6, 7]))
+    assert {place: type(error) for place, error in errors.items()} == {
+        0: TokenRangeError,
+        1: OSError,
+        2: OSError,
+    }
+    for place in (0, 3):
+        (tree,) = slots.propose([place], [1], [0.0]).trees()
+        assert tree.tokens.tolist() == [[1], [0]][place > 0], "one has learned nothing, the other all"
+
+
+def test_no_texts_are_no_work() -> None:
+    slots = Slots()
+    assert slots.propose([], [], []).trees() == []
+    assert slots.observe([], np.empty(0, np.int32), np.empty(0, np.int64)) == {}
+
+
+# -- real texts ----------------------------------------------------------------------------------------------
+
+
+def replayed(drafter: Drafter, recordings: Sequence[Recording], most: int) -> list[list[bytes]]:
+    """Return all drafts of recordings, of which the next joins when one has ended."""
+    drafts: list[list[bytes]] = [[] for _ in recordings]
+    waiting, running, slots = [*range(len(recordings))][::-1], dict[int, tuple[int, int]](), Slots()
+    while waiting or running:
+        while waiting and len(running) < most:
+            text = recordings[waiting[-1]]
+            slot = start(drafter, np.concatenate([text.prompt, text.output[:1]]), slots=slots).slot
+            running[waiting.pop()] = slot, 1
+        places = [slot for slot, _ in running.values()]
+        new = []
+        budgets = [16 + len(recordings[number].prompt) % 3 for number in running]
+        proposed = slots.propose(places, budgets, [0.0] * len(running))
+        for (number, (slot, done)), tree in zip([*running.items()], proposed.trees(), strict=True):
+            drafts[number].append(tree.to_bytes())
+            coming = recordings[number].output[done:LONGEST]
+            new.append(coming[: len(tree.accepted(coming)) + 1])
+            running[number] = slot, done + len(new[-1])
+        slots.observe(places, np.concatenate(new), np.cumsum([len(ids) for ids in new]))
+        for number, (slot, done) in [*running.items()]:
+            if done >= min(LONGEST, len(recordings[number].output)):
+                slots.leave(slot)
+                del running[number]
+    return drafts
+
+
+def test_real_texts_get_what_they_get_alone(data: Path) -> None:
+    tokenizer = load_tokenizer(data / "tokenizers" / "llama2")
+    recordings = [
+        recording
+        for name, model in [("alpaca_eval", "vicuna-7b-v1.5"), ("agent_tools", None), ("mbpp", None)]
+        for recording in read_recordings(
+            data / "replays" / f"{name}.jsonl.zst", tokenizer, model=model, limit=25
+        )
+        if len(recording.output) > 1
+    ]
+    index = make_index([[recording.output.tolist() for recording in recordings[::2]]], tokenizer.vocab_size)
+    drafters = RequestDrafter(tokenizer.vocab_size), RestDrafter(index, STRATEGIES["backoff"])
+    alone = [replayed(Mixture(drafters), [recording], 1)[0] for recording in recordings]
+    assert sum(len(tree) > 1 for drafts in alone for tree in drafts) > 1000
+    for most in (7, 64):
+        assert replayed(Mixture(drafters), recordings, most) == alone

@@ -13,6 +13,7 @@ many rows of each text as the largest draft needs: `draftstore.decoding.budget.t
               the last slot    the text whose prompt is being read
 """
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter_ns
@@ -35,7 +36,9 @@ from draftstore.trees.tree import DraftTree
 
 MAX_TEXTS = TEXTS[-1]
 CHUNK, CHUNK_ALONE = 512, 4096
-"""Tokens of prompts that are read between two passes; the second is for a single text, as no other text waits."""
+"""Tokens of prompts that are read between two passes; the second is for when no other text waits."""
+MOST_SPARE = 0.5
+"""Maximum share of spare rows in a pass over several prompts."""
 
 
 class Batch:
@@ -64,7 +67,9 @@ class Batch:
         whole = takes_one(model)  # its rotations depend on the highest position in a pass
         self.most = 1 if whole else max(1, min(most, MAX_TEXTS))
         self._model = model
-        self._chunk = NO_LIMIT if whole else chunk or (CHUNK if self.most > 1 else CHUNK_ALONE)
+        self._chunk, self._chunk_alone = (
+            NO_LIMIT if whole else chunk or each for each in (CHUNK, CHUNK_ALONE)
+        )
         self._vocab_size, self._rereads_at = vocab_size(model), rereads_at(model)
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
@@ -159,8 +164,18 @@ class Batch:
     def _read(self) -> list[Outcome]:
         """Read up to a chunk of prompts, in order of arrival."""
         outcomes: list[Outcome] = []
-        left = self._chunk
+        left, alone = self._chunk if self._members else self._chunk_alone, 0
         while left > 0 and self._reading and len(self._members) < self.most:
+            group = [] if alone else self._short_prompts(left)
+            if len(group) > 1:
+                runner = self._reserve(max(len(member.prompt) for member in group))
+                try:
+                    outcomes += self._read_together(group, runner)
+                    left -= sum(member.past for member in group)
+                except Exception:  # noqa: BLE001 (of one text: each is read alone)
+                    alone = len(group)
+                continue
+            alone = max(0, alone - 1)
             member = self._reading[0]
             begin = perf_counter_ns()
             tokens = member.prompt[member.past : member.past + left]
@@ -176,19 +191,43 @@ class Batch:
             left -= len(tokens)
             if member.past == len(member.prompt):
                 self._reading.popleft()
-                outcomes.append(self._begin(member, rows, begin))
+                outcomes.append(self._begin(member, rows, begin, slot))
         return outcomes
 
-    def _begin(self, member: Member, rows: Rows, begin: int) -> Outcome:
-        """Emit a text's first token; unless that ends the text, move it to its own slot."""
+    def _short_prompts(self, left: int) -> list[Member]:
+        """Return the next texts whose prompts one pass over at most `left` tokens reads without much waste."""
+        group: list[Member] = []
+        longest = total = 0
+        for member in itertools.islice(self._reading, self.most - len(self._members)):
+            longest, total = max(longest, len(member.prompt)), total + len(member.prompt)
+            wasteful = longest * (len(group) + 1) * MOST_SPARE > total
+            gathers = member.past == 0 and member.prompt_candidates(self._vocab_size) is not None
+            if member.past or gathers or wasteful or total > left:
+                break
+            group.append(member)
+        return group
+
+    def _read_together(self, group: Sequence[Member], runner: Runner) -> list[Outcome]:
+        """Read the prompts of the next texts in one pass."""
+        begin, first = perf_counter_ns(), len(self._members)
+        wants = Wants(*map(any, zip(*(member.first_wants for member in group), strict=True)))
+        parts = runner.read_together(first, [member.prompt for member in group], wants)
+        outcomes = []
+        for slot, (member, rows) in enumerate(zip(group, parts, strict=True), first):
+            self._reading.popleft()
+            member.past = len(member.prompt)
+            outcomes.append(self._begin(member, rows, begin, slot))
+        return outcomes
+
+    def _begin(self, member: Member, rows: Rows, begin: int, slot: int) -> Outcome:
+        """Emit the first token of a text in a slot; unless that ends the text, move it to the slot after the others."""
         filled = perf_counter_ns()
         try:
             accepted = member.begin(rows, self._model, self._room, self._slots)
         except Exception as error:  # noqa: BLE001 (of this text alone)
             return Outcome(member, None, error)
         if not member.over:
-            pool = self._runner.pool
-            pool.copy(pool.slots - 1, len(self._members), member.past)
+            self._runner.pool.copy(slot, len(self._members), member.past)
             self._members.append(member)
         done = perf_counter_ns()
         return Outcome(member, Step(DraftTree.empty(), [], accepted.tokens, 0, filled - begin, done - filled))

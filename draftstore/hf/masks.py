@@ -41,6 +41,7 @@ def views_of(config: Any) -> Views:
 def attention_masks(
     views: Views,
     past: torch.Tensor,
+    places: torch.Tensor,
     depths: torch.Tensor,
     among: torch.Tensor,
     width: int,
@@ -50,14 +51,14 @@ def attention_masks(
 
     Args:
         past: int64 [texts, 1], number of tokens of each text before the pass; they lie in columns 0, 1, ... in order.
+        places: int64 [texts, rows], the columns of the rows.
         depths: int64 [texts, rows].
-        among: bool [texts, rows, rows], which rows attend to which; its columns follow those of the past.
+        among: bool [texts, rows, rows], which rows attend to which.
         width: number of columns.
         dtype: the model's type.
     """
     texts, rows = depths.shape
     columns = torch.arange(width, device=past.device)
-    places = past + columns[:rows]
     seen = (
         (columns < past)[:, None]
         .expand(texts, rows, width)

@@ -169,7 +169,7 @@ class DraftedText(Text):
 
     def budget(self) -> int:
         """Return the maximum nodes of a draft now."""
-        return 0 if self._room() <= 0 or self._depth() == 0 else super().budget()
+        return 0 if self._depth() == 0 else max(0, min(self._room(), super().budget()))
 
     def cut(self, tree: DraftTree) -> DraftTree:
         """Return a draft within the limits; DecodingError if a token is not in the model's vocabulary."""

@@ -137,6 +137,32 @@ class Runner:
             whole = self._forward(slots, ids, before, depths, among, width, wants, 1, past, **keeps)
         return whole.rows(cache(whole.fetch), 0, 1)
 
+    def read_together(self, slot: int, prompts: Sequence[NDArray[np.int64]], wants: Wants) -> list[Rows]:
+        """Read the prompts of texts in slots from `slot` on in one pass; return the outputs of the last token of each.
+
+        Shorter ones have spare rows before them, whose keys lie after the text: the last row of each is its last token.
+        """
+        model = self._model()
+        assert model is not None
+        keeps = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+        texts, rows = len(prompts), max(map(len, prompts))
+        ids, depths, places = np.zeros((3, texts, rows), np.int64)
+        among = np.broadcast_to(np.eye(rows, dtype=np.bool_), (texts, rows, rows)).copy()
+        for text, tokens in enumerate(prompts):
+            spare = rows - len(tokens)
+            ids[text, spare:], depths[text, spare:] = tokens, np.arange(len(tokens))
+            places[text] = np.roll(np.arange(rows), spare)
+            among[text, spare:, spare:] = np.tri(len(tokens), dtype=np.bool_)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            tensors = [torch.from_numpy(each).to(self._device) for each in (ids, depths, places, among)]
+            past = torch.zeros((texts, 1), dtype=torch.int64, device=self._device)
+            slots = slice(slot, slot + texts)
+            whole = self._forward(
+                slots, tensors[0], past, tensors[1], tensors[3], rows, wants, 1, places=tensors[2], **keeps
+            )
+        fetch = cache(whole.fetch)
+        return [whole.rows(fetch, text, 1) for text in range(texts)]
+
     def _shape_of(self, entries: Sequence[Entry], wants: Wants) -> PassShape:
         texts, rows = len(entries), max(len(entry.tokens) for entry in entries)
         if self.graphs:
@@ -185,15 +211,18 @@ class Runner:
         width: int,
         wants: Wants,
         rows: int,
-        start: int | None,
+        start: int | None = None,
+        places: torch.Tensor | None = None,
         **keeps: int,
     ) -> Pass:
         """Run a pass over the texts of some slots; see `attention_masks` for the tensors."""
         model = self._model()
         assert model is not None
-        places = past + torch.arange(ids.shape[1], device=self._device) if start is None else start
-        self.pool.texts, self.pool.width, self.pool.places = slots, width, places
-        masks = attention_masks(self._views, past, depths, among, width, self._dtype)
+        if places is None:
+            places = past + torch.arange(ids.shape[1], device=self._device)
+        self.pool.texts, self.pool.width = slots, width
+        self.pool.places = places if start is None else start
+        masks = attention_masks(self._views, past, places, depths, among, width, self._dtype)
         with shared_keys(), last_hidden(model, wants.hidden) as hidden:
             outputs = model(
                 input_ids=ids,

@@ -84,7 +84,7 @@ class Breaking(LogitsProcessor):
 
 @pytest.mark.parametrize("where", ["prompt", "session", "observe", "processor"])
 def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, read = greedy()[:6], Runner.read
+    texts, read, read_together = greedy()[:6], Runner.read, Runner.read_together
     drafters: list[Adversary] = [Prophet(VOCAB, [text.text + GO_ON]) for text in texts]
     options: list[dict[str, Any]] = [{} for _ in texts]
     if where == "processor":
@@ -97,7 +97,13 @@ def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> 
             raise MemoryError(where)
         return read(runner, slot, tokens, *rest)
 
+    def scarce_together(runner: Runner, slot: int, prompts: Any, *rest: Any) -> Any:
+        if where == "prompt" and texts[3].prompt in [tuple(prompt.tolist()) for prompt in prompts]:
+            raise MemoryError(where)
+        return read_together(runner, slot, prompts, *rest)
+
     monkeypatch.setattr(Runner, "read", scarce)
+    monkeypatch.setattr(Runner, "read_together", scarce_together)
     batch = Batch(model_of("llama"))
     members = [
         member_of(text, drafter, **rest) for text, drafter, rest in zip(texts, drafters, options, strict=True)

@@ -75,14 +75,23 @@ class Dense(ContextDrafter):
 
 
 class Deaf(SlotDrafter):
-    """Cannot learn a bad token of one text, nor those of any text if one is worse."""
+    """Cannot learn a bad token of one text, nor those of any text if one is worse; `left` are the texts that left."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
 
     def open_source(self, slots: Slots) -> "DeafSource":
-        return DeafSource()
+        return DeafSource(self.left)
 
 
 class DeafSource(SlotSource):
     """The texts of `Deaf`."""
+
+    def __init__(self, left: list[int]) -> None:
+        self.left = left
+
+    def leave(self, slot: int) -> None:
+        self.left.append(slot)
 
     def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:
         pass
@@ -352,7 +361,7 @@ class World:
                 assert found == pytest.approx(np.array(text.slow.seen), rel=1e-6)
 
 
-@given(st.randoms(use_true_random=False), st.integers(0, 40))
+@given(st.randoms(use_true_random=False), st.integers(1, 60))
 def test_each_text_gets_what_it_gets_alone(random: Random, steps: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "SPARE", 3)
@@ -408,7 +417,8 @@ def test_a_text_that_is_refused_leaves_no_trace() -> None:
 
 
 def test_a_failure_is_counted_once_for_each_text() -> None:
-    slots, mixture = Slots(), Mixture([RequestDrafter(VOCAB), Fragile(), Deaf()])
+    slots, deaf = Slots(), Deaf()
+    mixture = Mixture([RequestDrafter(VOCAB), Fragile(), deaf])
     places = [start(mixture, [place, BAD], slots=slots).slot for place in range(4)]
     for _ in range(2):
         slots.propose(places[:3], [9] * 3, [0.0] * 3)
@@ -419,22 +429,31 @@ def test_a_failure_is_counted_once_for_each_text() -> None:
     assert mixture.faults.counts == [0, 3, 2]
     slots.observe(places, np.array([WORSE], np.int32), np.ones(4, np.int64))
     assert mixture.faults.counts == [0, 3, 4], "all that could have learned it"
+    for place in places:
+        slots.leave(place)
+    assert sorted(deaf.left) == places
+
+
+def test_a_draft_does_not_outlive_its_source() -> None:
+    session = Mixture([RequestDrafter(VOCAB), Fragile()]).session([7])
+    for last, reason in ((BAD, ""), (7, "failed"), (7, "failed")):
+        session.propose(9)
+        assert session.slots.outcomes(session.slot)[1] == (int(not reason), 0, reason)
+        session.observe([6, last])
 
 
 def test_errors_have_the_places_of_their_texts() -> None:
     slots = Slots()
-    drafters = RequestDrafter(VOCAB), Deaf(), Foreign(), RequestDrafter(VOCAB), None
+    drafters = RequestDrafter(VOCAB), Deaf(), Foreign(), RequestDrafter(VOCAB), None, Dense()
     places = [start(drafter, [0, 1, 0], slots=slots).slot for drafter in drafters]
-    new = np.array([1, VOCAB, BAD, 7, WORST, 1, VOCAB], np.int32)
-    errors = slots.observe(places, new, np.array([2, 3, 5, 6, 7]))
-    assert {place: type(error) for place, error in errors.items()} == {
-        0: TokenRangeError,
-        1: OSError,
-        2: OSError,
-    }
-    for place in (0, 3):
-        (tree,) = slots.propose([place], [1], [0.0]).trees()
-        assert tree.tokens.tolist() == [[1], [0]][place > 0], "one has learned nothing, the other all"
+    slots.observe(places[5:], np.zeros(1, np.int32), np.ones(1, np.int64), hidden=np.full((1, 2), 8.0))
+    new = np.array([1, VOCAB, BAD, 7, WORST, 1, VOCAB, VOCAB], np.int32)
+    errors = slots.observe(places, new, np.array([2, 3, 5, 6, 7, 8]), hidden=np.full((6, 2), 4.0))
+    wrong = {0: TokenRangeError, 1: OSError, 2: OSError, 5: TokenRangeError}
+    assert {place: type(error) for place, error in errors.items()} == wrong
+    for place, token in {0: 1, 3: 0, 5: 8}.items():
+        (tree,) = slots.propose([places[place]], [1], [0.0]).trees()
+        assert tree.tokens.tolist() == [token], "only the second has learned what came"
 
 
 def test_no_texts_are_no_work() -> None:

@@ -126,7 +126,9 @@ class Runner:
         """
         model = self._model()
         assert model is not None
-        keeps = {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
+        keeps: Any = (
+            {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
+        )
         count = len(tokens)
         with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
             ids = torch.from_numpy(tokens).to(self._device)[None]

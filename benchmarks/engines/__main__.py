@@ -150,7 +150,7 @@ def main() -> None:
                 asked = cell | {"drafter": name, "batch": batch, "settings": settings.get(name, {})}
                 figures = measure_in_turn(children if name in settings else other, asked)
                 if "missing" not in figures:
-                    rows.append({"texts": batch, "drafts from": name} | figures)
+                    rows.append({"texts": batch, "drafts_from": name} | figures)
     show_rows(f"{args.engine}: microseconds of a step", rows)
     finish(args.out, f"engine_{args.engine}", about | {"steps": rows})
 

@@ -63,11 +63,8 @@ class Proposer:
     ) -> None:
         """Open all sources; with `chain`, drafts are the best paths of at most that many nodes."""
         self.budget = config.budget
-        self._vocab_size, self._min_prob, self._chain = (
-            vocab_size,
-            config.min_prob,
-            -1 if chain is None else chain,
-        )
+        self._vocab_size, self._min_prob = vocab_size, config.min_prob
+        self._chain = -1 if chain is None else chain
         self._steps = 0
         self._warned_at = -WARNING_PAUSE
         with ExitStack() as opened:
@@ -83,7 +80,7 @@ class Proposer:
         self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
-        self.figures.steps[:], self.figures.sources[:] = 0, 0
+        self._steps, self.figures.steps[:], self.figures.sources[:] = 0, 0, 0
 
     @property
     def sources(self) -> str:
@@ -121,7 +118,7 @@ class Proposer:
             live: whether to draft from the live store, if there is one, and to append the answer to it.
             prediction: returns the ids, int32 [any], expected after the prompt.
         """
-        text, place, labels = as_input(np.empty(0), np.int32), 0, list[int]()
+        text, place, labels = np.empty(0, np.int32), 0, list[int]()
         try:
             text = as_input(ids, np.int32).reshape(-1)  # type: ignore[arg-type]
             sources = self._sources(corpus, live, prediction)
@@ -171,16 +168,21 @@ class Proposer:
         try:
             slots, ids, stops = as_input(slots, np.int64), as_input(ids, np.int32), as_input(stops, np.int64)
             budgets = np.minimum(budgets, self.budget)
-            self._learn(slots, ids, stops, budgets)
-            return self._draft(slots, budgets)
+            waiting = self._learn(slots, ids, stops, budgets)
+            batch = self._draft(slots, budgets)
+            for slot in waiting:  # or it has ended
+                self._remember(slot)
+            if self._steps % 8 == 0:
+                self._forget_old()
+            return batch  # noqa: TRY300 (nothing above may raise either)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("no drafts in a step", error)
             return DraftBatch.empty(len(slots))
 
     def _learn(
         self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64], budgets: NDArray[np.int64]
-    ) -> None:  # fmt: skip
-        """Append new ids, count what became of drafts, and set the budgets of texts without drafts to 0."""
+    ) -> list[int]:  # fmt: skip
+        """Append new ids, count what became of drafts, set budgets of texts without drafts to 0; see `Texts.follow`."""
         learned, known, ends, waiting = self.texts.follow(
             slots, ids, stops, budgets, self._steps, self._vocab_size, self.figures.steps
         )
@@ -189,10 +191,8 @@ class Proposer:
             self._lose(texts[place], error)
             budgets[slots == texts[place]] = 0
         self.figures.count_sources(self._slots, self.texts, self._labels, learned)
-        for slot in waiting.tolist():  # or it has ended
-            self._remember(slot)
-        if self._steps % 8 == 0:
-            self._forget_old()
+        found: list[int] = waiting.tolist()
+        return found
 
     def _draft(self, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
         # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.

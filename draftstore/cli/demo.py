@@ -19,7 +19,7 @@ from draftstore.hf.planning import Effort, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.hf.smollm import fetch_smollm
 from draftstore.options import Shown
-from draftstore.storage.cache import cache_folder
+from draftstore.storage.files import cache_folder
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel

@@ -25,8 +25,7 @@ from pydantic import Field
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.options import Bytes, Options
 from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams
-from draftstore.storage.access import denied_bits, deny
-from draftstore.storage.files import replacing
+from draftstore.storage.files import denied_bits, deny, replacing
 from draftstore.storage.locks import StoreLease
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from draftstore.storage.progress import OnProgress, Progress, silent

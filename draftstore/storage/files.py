@@ -1,11 +1,13 @@
-"""Atomic files: writes, hashes, publishing by rename, and locked directories."""
+"""Files: identities by content, permissions, atomic writes, publishing by rename, and locked directories."""
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,6 +24,24 @@ Text: TypeAlias = InstanceOf[str]
 HASH_CHUNK = 1 << 22
 LOCK_SECONDS = 1.0
 """Time to wait for a lock: a child of a killed build inherits it and holds it until its exec."""
+SMALL_BYTES = 1 << 20
+"""Size up to which `file_identity` reads a file every time."""
+SETTLED_NS = 2 * 10**9
+"""Minimum age of a change for the times to reveal a later one: file system timestamps are coarse."""
+_READABLE = ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO))
+
+
+def cache_folder(name: str) -> Path:
+    """Return draftstore's folder of this name under `XDG_CACHE_HOME`, by default ~/.cache; it need not exist."""
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "draftstore" / name
+
+
+def expanded(path: str) -> Path:
+    """Return a path with `~` replaced by the user's home; as in containers, that is / for users without one."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path.replace("~", "", 1))
 
 
 def hash_file(path: Path) -> str:
@@ -31,6 +51,39 @@ def hash_file(path: Path) -> str:
         while chunk := file.read(HASH_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def file_identity(path: Path) -> str:
+    """Return the SHA-256 of a file, or its size and mtime if it cannot be read.
+
+    The hash of a large file is cached in `~/.cache/draftstore/hashes` and valid while its size, inode, mtime and ctime
+    are unchanged: the mtime can be set back, the ctime cannot. A copy with a new ctime is read again and found equal.
+    """
+    status = path.stat()
+    state = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    try:
+        if status.st_size <= SMALL_BYTES:
+            return hash_file(path)
+        kept = cache_folder("hashes") / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
+        if (found := _cached_hash(kept)) is not None and found.get("state") == state:
+            return str(found["sha256"])
+        digest = hash_file(path)
+    except OSError:
+        return f"{status.st_size} bytes of {status.st_mtime_ns}"
+    if time.time_ns() - status.st_ctime_ns > SETTLED_NS:
+        with suppress(OSError):  # without it the file is read again
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(kept, {"path": str(path), "state": state, "sha256": digest})
+    return digest
+
+
+def _cached_hash(kept: Path) -> dict[str, object] | None:
+    """Return a cached hash, or None if it is missing or damaged."""
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("sha256"), str) else None
 
 
 def fsync_path(path: Path) -> None:
@@ -171,3 +224,31 @@ def locked_directory(path: Path) -> Iterator[None]:
             ) from None
     with held:
         yield
+
+
+def denied_bits(sources: Iterable[Path]) -> int:
+    """Return the group and other permissions that any source denies, as mode bits.
+
+    A file whose group differs from this process's also denies the group, unless others may read it. A missing file,
+    such as a deleted log segment, denies everything.
+    """
+    bits = 0
+    for path in sources:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return stat.S_IRWXG | stat.S_IRWXO
+        for readable, whole in _READABLE:
+            if not found.st_mode & readable:
+                bits |= whole
+        if bits & stat.S_IRWXO and found.st_gid != os.getegid():
+            bits |= stat.S_IRWXG
+    return bits
+
+
+def deny(directory: Path, bits: int) -> None:
+    """Remove permissions from a directory and everything in it."""
+    for path in [directory, *directory.rglob("*")]:
+        mode = path.stat().st_mode
+        if mode & bits:
+            path.chmod(stat.S_IMODE(mode) & ~bits)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftstore.errors import BuildError, DraftstoreError, StoreError
-from draftstore.storage.access import denied_bits, deny
 from draftstore.storage.files import (
+    denied_bits,
+    deny,
     json_text,
     locked_directory,
     publish,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.errors import CorpusError, TruncatedCorpusError
-from draftstore.storage.identity import file_identity
+from draftstore.storage.files import file_identity
 from draftstore.storage.report import HIDDEN, LINKS, ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.streams import COMPRESSION_SUFFIXES
 from draftstore.text.records import (

@@ -31,8 +31,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
-from draftstore.storage.files import Text, escaped, load_json, replacing
-from draftstore.storage.identity import file_identity
+from draftstore.storage.files import Text, escaped, file_identity, load_json, replacing
 from draftstore.storage.progress import OnProgress, ignore
 from draftstore.storage.report import HIDDEN, LINKS, ReadReport
 from draftstore.text.corpus import read_files

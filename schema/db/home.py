@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.errors import DraftstoreError, MissingExtraError
-from draftstore.storage.cache import expanded
+from draftstore.storage.files import expanded
 from schema.db.errors import EmbeddedServerError
 
 HOME_VARIABLE = "DRAFTSTORE_HOME"

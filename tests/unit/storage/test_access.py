@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftstore.storage.access import denied_bits
+from draftstore.storage.files import denied_bits
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.rest.build import RestOptions, build_rest

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from draftstore.storage import identity
-from draftstore.storage.files import hash_file
-from draftstore.storage.identity import SMALL_BYTES, file_identity
+from draftstore.storage import files
+from draftstore.storage.files import SMALL_BYTES, file_identity, hash_file
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep hashes here, also those of files that were just written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(identity, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(files, "SETTLED_NS", -(10**12))
     return tmp_path / "cache" / "draftstore" / "hashes"
 
 
@@ -35,7 +34,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         seen.append(path)
         return hash_file(path)
 
-    monkeypatch.setattr(identity, "hash_file", read)
+    monkeypatch.setattr(files, "hash_file", read)
     return seen
 
 
@@ -100,6 +99,6 @@ def test_without_a_cache_files_are_read_every_time(
 
 
 def test_what_changed_just_now_is_not_kept(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "SETTLED_NS", 10**12)
+    monkeypatch.setattr(files, "SETTLED_NS", 10**12)
     file_identity(large)
     assert not cache.exists()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import CorpusError, TruncatedCorpusError
-from draftstore.storage.identity import file_identity
+from draftstore.storage.files import file_identity
 from draftstore.storage.report import LINKS
 from draftstore.text.digests import stack_digests
 from draftstore.text.fragments import Fragment

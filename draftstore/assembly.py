@@ -35,8 +35,7 @@ from draftstore.recycling.store import KIND as RECYCLING
 from draftstore.recycling.store import open_drafter
 from draftstore.remote.client import DEADLINE, RemoteStore
 from draftstore.storage.locks import StoreLease
-from draftstore.storage.manifest import TokenizerIdentity, load_manifest
-from draftstore.storage.watching import WatchedFiles
+from draftstore.storage.manifest import TokenizerIdentity, WatchedFiles, load_manifest
 from draftstore.stores.crest.entries import Backend
 from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore

@@ -11,8 +11,13 @@ from typing import Any
 from draftstore.errors import StoreError
 from draftstore.remote.wire import DraftRequest, short_hash
 from draftstore.storage.locks import StoreLease
-from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest, manifest_digest
-from draftstore.storage.watching import WatchedFiles
+from draftstore.storage.manifest import (
+    TOKENIZER_FOLDER,
+    Manifest,
+    WatchedFiles,
+    load_manifest,
+    manifest_digest,
+)
 from draftstore.stores.crest.entries import POSTGRES
 from draftstore.stores.registry import kind_of, open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from draftstore.errors import MissingPluginError
-from draftstore.storage.manifest import load_manifest
+from draftstore.storage.manifest import WatchedFiles, load_manifest
 from draftstore.storage.plugins import load_plugin
-from draftstore.storage.watching import WatchedFiles
 
 
 def test_a_file_that_is_cut_is_noticed(small_store: Path, tmp_path: Path) -> None:

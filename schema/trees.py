@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, manifest_digest
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.crest.entries import Entries
 from schema.db.database import ask, connect_reader
 from schema.db.failures import database_errors

@@ -8,7 +8,7 @@ import numpy as np
 from draftstore.search.expand import MAX_ROWS, Rule
 from draftstore.search.ngrams import MAX_N
 from draftstore.search.suffix import SuffixIndex
-from draftstore.storage.progress import ignore
+from draftstore.storage.report import ignore
 from draftstore.stores.crest.counts import DEFAULT_MAX_N
 from draftstore.stores.crest.entries import LmdbEntries
 from draftstore.stores.crest.envelope import Envelope

@@ -44,7 +44,7 @@ from benchmarks.measure import (
 from benchmarks.quality.replays import REPLAYS
 from benchmarks.report import describe_machine, finish, show_table
 from draftstore.search.suffix import index_segment
-from draftstore.storage.progress import OnProgress
+from draftstore.storage.report import OnProgress
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
 from draftstore.text.tokenizer import load_tokenizer

@@ -20,7 +20,7 @@ from draftstore.hf.answering import batch_member
 from draftstore.hf.batches import Batch
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.requests import GenerationRequest, Sampling
-from draftstore.storage.progress import OnProgress
+from draftstore.storage.report import OnProgress
 
 
 def decode_answers(

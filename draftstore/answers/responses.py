@@ -28,8 +28,7 @@ from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.options import Options
 from draftstore.storage.files import hash_file, locked_directory, remove, replacing, write_json
 from draftstore.storage.manifest import model_name
-from draftstore.storage.progress import OnProgress, ignore
-from draftstore.storage.report import RecordProblem
+from draftstore.storage.report import OnProgress, RecordProblem, ignore
 from draftstore.storage.streams import write_lines
 from draftstore.stores.building import ModelChoice, Weights
 from draftstore.text.records import kind_of_name

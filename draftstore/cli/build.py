@@ -12,8 +12,7 @@ from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
 from draftstore.errors import counted
 from draftstore.hf.building import materials
-from draftstore.storage.progress import Progress
-from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
+from draftstore.storage.report import Progress, ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.building import TextSources
 from draftstore.stores.kind import Builder

@@ -30,7 +30,7 @@ from draftstore.cli.output import console, printable
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest
-from draftstore.storage.progress import Progress
+from draftstore.storage.report import Progress
 from draftstore.stores.crest.entries import Backend
 from draftstore.stores.registry import Store, open_store, strategies_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer

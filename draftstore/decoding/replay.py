@@ -28,7 +28,7 @@ from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import start
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.text.chat import Message, as_messages
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer

@@ -28,7 +28,7 @@ from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams
 from draftstore.storage.files import denied_bits, deny, replacing
 from draftstore.storage.locks import StoreLease
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
-from draftstore.storage.progress import OnProgress, Progress, silent
+from draftstore.storage.report import OnProgress, Progress, silent
 from draftstore.stores.crest.counts import KIND as COUNTS
 from draftstore.stores.crest.counts import parquet_name
 from draftstore.stores.rest.store import KIND as REST

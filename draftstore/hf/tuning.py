@@ -28,7 +28,7 @@ from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import Entry, Wants
 from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, new_runner
 from draftstore.storage.files import cache_folder
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.trees.tree import DraftTree
 
 WARM_UPS, ATTEMPTS = 2, 4

@@ -16,8 +16,7 @@ from draftstore.recycling.store import KIND, MATRIX_FILE
 from draftstore.search.ngrams import count_ngrams
 from draftstore.storage.files import remove
 from draftstore.storage.manifest import MANIFEST_NAME, manifest_digest, model_name, save_manifest
-from draftstore.storage.progress import Progress, silent
-from draftstore.storage.report import ReadReport
+from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.build import RestSources

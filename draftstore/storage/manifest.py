@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from draftstore.errors import StoreError, TokenizerError
 from draftstore.storage.files import Text, hash_file, json_text, load_json, write_atomic
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"

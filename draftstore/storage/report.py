@@ -1,8 +1,8 @@
-"""A report on reading texts: the number of documents, what was skipped, and why."""
+"""What long work reports: the progress of its steps, and what was skipped of the texts it read, and why."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, Self
 
 from pydantic import TypeAdapter
 
@@ -17,6 +17,26 @@ MAX_PROBLEMS = 20
 """Maximum number of bad records in a report."""
 FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
 """The fields recorded as JSON values in `Manifest.corpus`; the number of documents is elsewhere in the manifest."""
+
+
+class OnProgress(Protocol):
+    """Takes the progress of one step."""
+
+    def __call__(self, done: int, total: int | None, detail: str = "", /) -> None:
+        """Report the amount done, the total (None if unknown), and further details."""
+
+
+Progress = Callable[[str, str], OnProgress]
+"""Returns the callback of a step, given its name and the unit of its amounts: `progress("sorting", "tokens")`."""
+
+
+def ignore(_done: int, _total: int | None, _detail: str = "") -> None:
+    """Report nothing about a step."""
+
+
+def silent(_step: str, _unit: str) -> OnProgress:
+    """Report nothing about any step."""
+    return ignore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,8 +38,7 @@ from draftstore.storage.manifest import (
     load_manifest,
     read_manifest,
 )
-from draftstore.storage.progress import OnProgress, ignore
-from draftstore.storage.report import ReadReport
+from draftstore.storage.report import OnProgress, ReadReport, ignore
 
 PLAN = "build.json"
 STORE = "store"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, verify_files
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.kind import Builder, Kind, Store
 
 __all__ = ["KINDS", "Store", "builder_of", "kind_of", "open_store", "strategies_of", "verify_store"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError, counted
 from draftstore.storage.files import fsync_path, load_json, write_json
 from draftstore.storage.manifest import FileEntry
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (

@@ -32,8 +32,7 @@ from pydantic.dataclasses import dataclass
 
 from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
 from draftstore.storage.files import Text, escaped, file_identity, load_json, replacing
-from draftstore.storage.progress import OnProgress, ignore
-from draftstore.storage.report import HIDDEN, LINKS, ReadReport
+from draftstore.storage.report import HIDDEN, LINKS, OnProgress, ReadReport, ignore
 from draftstore.text.corpus import read_files
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, answer_digest, digest_keys, split_digests
 from draftstore.text.fragments import Finder

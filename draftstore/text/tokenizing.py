@@ -33,8 +33,7 @@ from draftstore.storage.manifest import (
     load_manifest,
     save_manifest,
 )
-from draftstore.storage.progress import OnProgress, ignore
-from draftstore.storage.report import REPORTS, ReadReport
+from draftstore.storage.report import REPORTS, OnProgress, ReadReport, ignore
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
 from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, read_corpus

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.options import require_name
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
 from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, Check, RefusedError, Verdict, judge

@@ -29,7 +29,7 @@ from draftstore.errors import CorpusError, EarlierVersionError
 from draftstore.options import Bytes, Duration, Options, Shown, require_name
 from draftstore.storage.files import escaped
 from draftstore.storage.mirroring import is_url, mirror
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
 from draftstore.text.digests import IDENTITY
 from draftstore.text.records import read_documents

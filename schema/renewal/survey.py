@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, NoTextError, TokenizerError
-from draftstore.storage.progress import OnProgress
+from draftstore.storage.report import OnProgress
 from draftstore.stores.rest.updating import Contents
 from draftstore.text.digests import digest_keys
 from draftstore.text.encoding import tokenize_corpus

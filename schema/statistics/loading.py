@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.crest.counts import KIND as NGRAMS
 from draftstore.stores.crest.entries import Entries, entries_digest
 from draftstore.stores.crest.store import KIND as CREST

@@ -15,7 +15,7 @@ import psycopg
 
 from draftstore.errors import TokenRangeError
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.crest.store import KEPT_FILE
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.db.partitions import copy_statement, filling, loading

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from draftstore.storage.progress import OnProgress, Progress
+from draftstore.storage.report import OnProgress, Progress
 
 
 def calling(**steps: Callable[[int, int | None], object]) -> Progress:

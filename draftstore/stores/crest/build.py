@@ -19,8 +19,7 @@ from draftstore.options import EXPERT, Bytes, Options, Shown
 from draftstore.search.ngrams import MAX_N
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
-from draftstore.storage.progress import Progress, silent
-from draftstore.storage.report import ReadReport
+from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
 from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
 from draftstore.stores.crest.entries import (

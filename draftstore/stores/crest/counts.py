@@ -26,8 +26,7 @@ from draftstore.storage.manifest import (
     manifest_digest,
     save_manifest,
 )
-from draftstore.storage.progress import Progress, silent
-from draftstore.storage.report import ReadReport
+from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
 from draftstore.stores.rest.store import RestStore
 

@@ -25,7 +25,7 @@ from draftstore.search.cutting import Trees, cut_trees
 from draftstore.search.documents import count_documents, document_table
 from draftstore.search.ngrams import NgramTable, count_ngrams
 from draftstore.search.suffix import SuffixIndex
-from draftstore.storage.progress import OnProgress, ignore
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.trees.tree import LEVEL_PROBS
 
 POOL_FACTOR = 4

@@ -17,8 +17,7 @@ from draftstore.errors import BuildError
 from draftstore.options import EXPERT, Options
 from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
-from draftstore.storage.progress import Progress, silent
-from draftstore.storage.report import ReadReport
+from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.building import ModelSources
 from draftstore.stores.dresd.embedding import (

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.storage.files import fsync_path, map_file, remove, write_atomic
-from draftstore.storage.progress import OnProgress
+from draftstore.storage.report import OnProgress
 from draftstore.storage.staging import once, require_space
 from draftstore.stores.dresd.kernels.passages import Passages
 from draftstore.stores.dresd.projection import Moments, Projection, fit, unit

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.storage.progress import OnProgress
+from draftstore.storage.report import OnProgress
 from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.passages import BEHIND, Passages
 

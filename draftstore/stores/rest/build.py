@@ -12,8 +12,7 @@ from pydantic import Field
 
 from draftstore.options import EXPERT, Options, Shown
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
-from draftstore.storage.progress import Progress, silent
-from draftstore.storage.report import ReadReport
+from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.building import TOKENIZER, TOKENIZERS, TextSources, Workers
 from draftstore.stores.kind import Builder

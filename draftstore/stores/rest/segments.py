@@ -16,7 +16,7 @@ from draftstore.errors import BuildError
 from draftstore.processes import end_with_parent
 from draftstore.search.suffix import index_segment, segment_table
 from draftstore.storage.files import remove, write_at
-from draftstore.storage.progress import OnProgress
+from draftstore.storage.report import OnProgress
 from draftstore.storage.staging import require_space
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.merging import Rows, merge_segment
 from draftstore.storage.files import write_at
-from draftstore.storage.progress import Progress, silent
-from draftstore.storage.report import ReadReport
+from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.segments import Piece, cut_segments, lay_out, read_segments, sort_segments

@@ -1,23 +1,26 @@
 import dataclasses
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftstore.errors import StoreError, TokenizerError
+from draftstore.errors import MissingPluginError, StoreError, TokenizerError
 from draftstore.storage.files import hash_file
 from draftstore.storage.manifest import (
     FileEntry,
     Manifest,
     TokenizerIdentity,
+    WatchedFiles,
     load_manifest,
     manifest_digest,
     model_name,
     save_manifest,
     verify_files,
 )
+from draftstore.storage.plugins import load_plugin
 
 ABC = FileEntry(3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
 MANIFEST = Manifest(
@@ -177,3 +180,30 @@ def test_missing_and_cut_files_are_refused(small_store: Path, tmp_path: Path, da
             load_manifest(store)
         [problem] = verify_files(store, manifest)
         assert problem.startswith(str(store / name))
+
+
+def test_a_file_that_is_cut_is_noticed(small_store: Path, tmp_path: Path) -> None:
+    store, manifest = shutil.copytree(small_store, tmp_path / "copy"), load_manifest(small_store)
+    keys = store / "keys.bin"
+    with closing(WatchedFiles(store, manifest)) as files:
+        assert files.check() is None
+        (store / "tokenizer" / "tokenizer.json").write_bytes(b"")  # nobody maps it
+        with keys.open("ab") as file:
+            file.write(b"longer")
+        assert files.check() is None
+        keys.write_bytes(b"cut")
+        assert (
+            files.check()
+            == files.damage
+            == (f"{keys} was truncated: stores are replaced, never written to; build it again")
+        )
+    assert files.damage is not None
+    keys.unlink()
+    with pytest.raises(OSError, match="No such file"):
+        WatchedFiles(store, manifest)
+
+
+def test_a_plugin_that_is_not_installed_is_named() -> None:
+    with pytest.raises(MissingPluginError, match="the stone is not installed here: install draftstore-serv"):
+        load_plugin("draftstore.backends", "stone", "the stone")
+    assert callable(load_plugin("draftstore.backends", "postgres", "PostgreSQL"))

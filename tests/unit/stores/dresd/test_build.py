@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError
 from draftstore.storage.manifest import load_manifest, verify_files
-from draftstore.storage.progress import Progress, silent
+from draftstore.storage.report import Progress, silent
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.dresd import build as dresd_build
 from draftstore.stores.dresd.build import DresdOptions, build_dresd

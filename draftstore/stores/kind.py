@@ -1,7 +1,7 @@
 """The interface of a kind of store: how its stores are built, opened, verified, described and warmed up.
 
-Each kind has a module `kind` in its package with an object `STORE_KIND`, listed in `draftstore.stores.registry`.
-Commands and services use these objects and do not depend on particular kinds.
+Each kind has an object `STORE_KIND` in a module that `draftstore.stores.registry` lists. Commands and services use
+these objects and do not depend on particular kinds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

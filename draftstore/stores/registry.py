@@ -12,9 +12,9 @@ from draftstore.stores.kind import Builder, Kind, Store
 __all__ = ["KINDS", "Store", "builder_of", "kind_of", "open_store", "strategies_of", "verify_store"]
 
 KINDS = {
-    "rest": "draftstore.stores.rest.kind",
-    "crest": "draftstore.stores.crest.kind",
-    "dresd": "draftstore.stores.dresd.kind",
+    "rest": "draftstore.stores.rest.store",
+    "crest": "draftstore.stores.crest.store",
+    "dresd": "draftstore.stores.dresd.store",
     "recycling": "draftstore.recycling.store",
 }
 """Module of each kind, whose `STORE_KIND` is imported on first use."""

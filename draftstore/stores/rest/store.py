@@ -25,12 +25,14 @@ from numpy.typing import NDArray
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_request
 from draftstore.errors import StoreError, require_limits
+from draftstore.jit import read_only
 from draftstore.search.expand import Rule, draft_batch
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.stores.kind import CONTEXT_TOKENS, Samples, sample_contexts, strategy_named
+from draftstore.stores.kind import CONTEXT_TOKENS, Kind, Samples, sample_contexts, strategy_named
 from draftstore.text.digests import DIGEST_BYTES
+from draftstore.text.tokens import sentinel, token_dtype
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
 
@@ -217,3 +219,41 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
                 f"segment {segment} of {path} holds id {found}, expected ids below {index.vocab_size:,}: "
                 "the store is damaged, build it again"
             )
+
+
+class RestKind(Kind):
+    """Token corpora with suffix arrays."""
+
+    title = "REST"
+    strategies = tuple(STRATEGIES)
+    builder = "draftstore.stores.rest.build"
+
+    def open_files(self, path: Path) -> RestStore:
+        """Open a store."""
+        return RestStore.open(path)
+
+    def load_kernels(self) -> None:
+        """Compile the kernels for both widths of ids, for single contexts and batches."""
+        contexts = np.full((2, CONTEXT_TOKENS), -1, np.int32)
+        for vocab_size in (1, 1 << 16):
+            for rule in STRATEGIES.values():
+                drafter = RestDrafter(_smallest_index(vocab_size), rule)
+                drafter.warm_up()
+                for count in (1, 2):
+                    drafter.draft_batch(contexts[:count]).encode_trees()
+
+
+def _smallest_index(vocab_size: int) -> SuffixIndex:
+    dtype = token_dtype(vocab_size)
+    return SuffixIndex(
+        read_only(np.full(1, sentinel(dtype), dtype)),
+        read_only(np.zeros(1, np.int32)),
+        read_only(np.zeros(1, np.int64)),
+        read_only(np.zeros((1, vocab_size + 1), np.int32)),
+        read_only(segment_table(np.ones(1, np.int64))[:-1]),
+        vocab_size,
+        *key_layout(vocab_size),
+    )
+
+
+STORE_KIND = RestKind(KIND)

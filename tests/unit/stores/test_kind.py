@@ -11,7 +11,7 @@ import pytest
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import load_manifest
-from draftstore.stores.crest import kind as crest_kind
+from draftstore.stores.crest import store as crest_store
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.crest.entries import LMDB_FILE, LmdbEntries
 from draftstore.stores.registry import open_store, verify_store
@@ -72,7 +72,7 @@ def test_entries_elsewhere_are_verified(
     manifest.parameters["backends"] = ["lmdb", "postgres"]
     whole = dict(LmdbEntries(store / LMDB_FILE).items())
     elsewhere = Elsewhere(whole)
-    monkeypatch.setattr(crest_kind, "open_entries", lambda *_: elsewhere)
+    monkeypatch.setattr(crest_store, "open_entries", lambda *_: elsewhere)
     assert verify_store(store, manifest) == []
     key = sorted(whole)[7]
     for changed in ({**whole, key: whole[key] + b"\0"}, {**whole, b"\xff\xfe": b"one more"}):

@@ -12,9 +12,8 @@ from prefect import Flow, get_run_logger
 from draftstore.answers.responses import Responder
 from draftstore.errors import BuildError
 from draftstore.options import Options
-from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.counts import CountOptions
-from draftstore.stores.kind import Builder
+from draftstore.stores.kind import Builder, ModelSources, Workers
 from draftstore.stores.registry import builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources
 from draftstore.stores.rest.store import KIND as REST

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from draftstore.answers.responses import Batching, ResponseOptions
 from draftstore.errors import DraftstoreError
 from draftstore.options import NAME, Options, Shown
-from draftstore.stores.building import TOKENIZER, TOKENIZERS
+from draftstore.stores.kind import TOKENIZER, TOKENIZERS
 from draftstore.text.tokenizing import CORPUS, CorpusOptions, ReadOptions
 from schema.catalogue.gates import CHECKS
 

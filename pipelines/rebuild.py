@@ -15,11 +15,11 @@ from prefect import get_run_logger
 from pydantic import Field
 
 from draftstore.errors import DraftstoreError
-from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.build import CrestOptions, Share, TreeOptions
 from draftstore.stores.crest.store import KIND as CREST
 from draftstore.stores.dresd.build import DresdOptions, VectorOptions
 from draftstore.stores.dresd.store import KIND as DRESD
+from draftstore.stores.kind import ModelSources, Workers
 from draftstore.stores.rest.build import Segments
 from pipelines import steps
 from pipelines.parameters import Checks, Head, flow_of

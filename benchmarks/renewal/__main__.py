@@ -41,8 +41,8 @@ from benchmarks.measure import progress
 from benchmarks.renewal.growth import TESTS, measure_growth
 from benchmarks.report import describe_machine, save, show_rows
 from draftstore.storage.streams import read_lines
-from draftstore.stores.building import Workers
 from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.kind import Workers
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
 from schema.collections.collecting import NewSource, add_sources, list_collections

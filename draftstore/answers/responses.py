@@ -30,7 +30,7 @@ from draftstore.storage.files import hash_file, locked_directory, remove, replac
 from draftstore.storage.manifest import model_name
 from draftstore.storage.report import OnProgress, RecordProblem, ignore
 from draftstore.storage.streams import write_lines
-from draftstore.stores.building import ModelChoice, Weights
+from draftstore.stores.kind import ModelChoice, Weights
 from draftstore.text.records import kind_of_name
 
 __all__ = ["ResponseOptions", "Responses", "make_responses", "weights_fingerprint"]

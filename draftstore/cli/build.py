@@ -14,8 +14,7 @@ from draftstore.errors import counted
 from draftstore.hf.building import materials
 from draftstore.storage.report import Progress, ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
-from draftstore.stores.building import TextSources
-from draftstore.stores.kind import Builder
+from draftstore.stores.kind import Builder, TextSources
 from draftstore.stores.registry import KINDS, builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources, build_rest
 from draftstore.text.tokenizer import load_tokenizer

@@ -3,7 +3,7 @@
 from typing import Any
 
 from draftstore.hf.loading import load_model
-from draftstore.stores.building import ModelSources, Workers
+from draftstore.stores.kind import ModelSources, Workers
 
 
 def materials(by: Workers | ModelSources, **given: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field
 from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs_extra
 from draftstore.options import Shown
 from draftstore.storage.manifest import model_name
-from draftstore.stores.building import Device, ModelChoice, Weights
+from draftstore.stores.kind import Device, ModelChoice, Weights
 from draftstore.text.gguf import GGUF_SUFFIX, converted
 from draftstore.text.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
 

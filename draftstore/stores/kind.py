@@ -1,4 +1,4 @@
-"""The interface of a kind of store: how its stores are built, opened, verified, described and warmed up.
+"""The interface of a kind of store: what its stores are built from, how they are opened, verified and warmed up.
 
 Each kind has an object `STORE_KIND` in a module that `draftstore.stores.registry` lists. Commands and services use
 these objects and do not depend on particular kinds.
@@ -6,22 +6,23 @@ these objects and do not depend on particular kinds.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import DraftstoreError, StoreError
-from draftstore.options import Options
+from draftstore.options import Options, Shown
 from draftstore.storage.manifest import Manifest
 from draftstore.storage.staging import BuildResult
 
 CONTEXT_TOKENS = 16
 """Tokens of a sample context; no drafter uses more."""
-
-
 T = TypeVar("T")
+TOKENIZER = "A folder with tokenizer.json, that file, or a name on the Hugging Face hub."
+TOKENIZERS = ["/models/llama-2", "lmsys/vicuna-7b-v1.5"]
 
 
 class Samples(NamedTuple):
@@ -59,8 +60,7 @@ class Builder(NamedTuple):
 
     Attributes:
         options: what determines the bytes of a store besides its sources, and the store's `name`.
-        sources: `TextSources` or `ModelSources` of `draftstore.stores.building`, or `RestSources` of
-            `draftstore.stores.rest.build`.
+        sources: `TextSources`, `ModelSources`, or `RestSources` of `draftstore.stores.rest.build`.
         build: called with options and the keywords `out`, `overwrite`, `progress`, and those of
             `draftstore.hf.building.materials`.
         help: help of the command.
@@ -147,3 +147,52 @@ def sample_contexts(rows: Sequence[NDArray[Any]], vocab_size: int) -> NDArray[np
     for context, row in zip(contexts, rows, strict=True):
         context[CONTEXT_TOKENS - len(row) :] = np.where(row < vocab_size, row, -1)
     return contexts
+
+
+class Workers(Options):
+    """How much of this machine a build uses."""
+
+    workers: Annotated[int | None, Shown(unset="all cores")] = Field(
+        None, ge=1, le=1024, description="Number of sorting processes and of threads.", examples=[4]
+    )
+
+
+class TextSources(Workers):
+    """Sources of a store built from the corpus that the options name (`CorpusOptions`)."""
+
+    tokenizer: Annotated[str, Shown(metavar="T")] = Field(
+        min_length=1, description=TOKENIZER, examples=TOKENIZERS
+    )
+
+
+Weights = Annotated[
+    Literal["auto", "float32", "float64", "bfloat16", "float16"] | None, Shown(unset="auto; on CPUs float32")
+]
+"""Data type of a model's weights."""
+
+
+class Device(Options):
+    """Where a model runs."""
+
+    device: Annotated[str | None, Shown(unset="the GPU, if there is one", metavar="D")] = Field(
+        None, min_length=1, description="Device: cpu, cuda, cuda:1, ...", examples=["cpu", "cuda", "cuda:1"]
+    )
+
+
+class ModelChoice(Device):
+    """A model and where it runs."""
+
+    model: Annotated[str, Shown(metavar="M")] = Field(
+        min_length=1,
+        description="Model: a directory, a hub name organisation/model, or a GGUF file.",
+        examples=["/models/SmolLM2-135M-Instruct", "org/model"],
+    )
+
+
+class ModelSources(ModelChoice):
+    """Sources of a store built from the corpus that the options name and a model that reads it."""
+
+    model_dtype: Weights = Field(None, description="Data type of the weights.")
+    batch_tokens: Annotated[int | None, Shown(unset="2,048 on CPUs, 16,384 on GPUs", expert=True)] = Field(
+        None, ge=1, description="Number of tokens per model batch; fewer take less memory.", examples=[16_384]
+    )

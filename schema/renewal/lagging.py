@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import load_manifest
-from draftstore.stores.building import ModelSources
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.dresd.build import DresdOptions
+from draftstore.stores.kind import ModelSources
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizing import made_with
 from schema.catalogue.lineage import store_digests

@@ -19,10 +19,10 @@ from draftstore.answers.responses import weights_fingerprint
 from draftstore.hf.building import materials
 from draftstore.options import Options
 from draftstore.storage.manifest import FORMAT_VERSION, load_manifest, manifest_digest, model_name
-from draftstore.stores.building import ModelSources, Workers
 from draftstore.stores.crest.counts import KIND as NGRAMS
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.crest.entries import POSTGRES
+from draftstore.stores.kind import ModelSources, Workers
 from draftstore.stores.registry import builder_of
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.text.tokenizer import TextTokenizer

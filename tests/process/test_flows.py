@@ -28,9 +28,9 @@ from draftstore.live.log import Document, Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.options import OptionsError
 from draftstore.storage.manifest import load_manifest, verify_files
-from draftstore.stores.building import Workers
 from draftstore.stores.crest import build as crest_module
 from draftstore.stores.crest.build import build_crest
+from draftstore.stores.kind import Workers
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest import build as rest_module
 from draftstore.stores.rest.build import RestOptions, build_rest

@@ -12,8 +12,8 @@ from sqlalchemy.orm import sessionmaker
 from tokenizers import Tokenizer
 
 from draftstore.errors import CorpusError, DraftstoreError
-from draftstore.stores.building import Workers
 from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.kind import Workers
 from draftstore.stores.rest import updating
 from draftstore.text.digests import digest_keys, identify, stack_digests
 from draftstore.text.records import Document

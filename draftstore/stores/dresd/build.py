@@ -19,7 +19,6 @@ from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.building import ModelSources
 from draftstore.stores.dresd.embedding import (
     HALF,
     VECTORS,
@@ -38,7 +37,7 @@ from draftstore.stores.dresd.kernels.passages import Passages, find_passages
 from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.dresd.quality import figures
 from draftstore.stores.dresd.store import KIND, DresdStore
-from draftstore.stores.kind import Builder
+from draftstore.stores.kind import Builder, ModelSources
 from draftstore.stores.rest.store import DOCUMENTS_FILE
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import CorpusOptions, TextBuild

@@ -14,8 +14,7 @@ from draftstore.options import EXPERT, Options, Shown
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.building import TOKENIZER, TOKENIZERS, TextSources, Workers
-from draftstore.stores.kind import Builder
+from draftstore.stores.kind import TOKENIZER, TOKENIZERS, Builder, TextSources, Workers
 from draftstore.stores.rest.segments import cut_segments, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND
 from draftstore.text.tokenizer import TextTokenizer

@@ -21,7 +21,7 @@ from draftstore.decoding.replay import Recording
 from draftstore.errors import ModelError
 from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.passes import last_hidden
-from draftstore.stores.dresd.kernels.windows import cut_windows
+from draftstore.stores.dresd.kernels.passages import cut_windows
 from draftstore.stores.dresd.projection import Projection
 
 MAX_LENGTH = 1024

@@ -14,7 +14,7 @@ from draftstore.errors import ModelError
 from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.passes import last_hidden
 from draftstore.hf.states import ModelStates, StateReader, weights_digest
-from draftstore.stores.dresd.kernels.windows import cut_windows
+from draftstore.stores.dresd.kernels.passages import cut_windows
 from draftstore.stores.dresd.projection import Projection
 from tests.fakes.hf_models import build, tiny
 

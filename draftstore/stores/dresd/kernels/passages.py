@@ -7,19 +7,17 @@ chats with one template begin alike, and many occur twice. So each document keep
 
     documents   a b c d e #    a b c x y z #        with 1 instead of 21: entries at 0 1 2 and 2
 
-The windows (draftstore.stores.dresd.kernels.windows) with entries are read in blocks, the unit in which a build
-resumes.
+The windows with entries are read in blocks, the unit in which a build resumes.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.jit import kernel
-from draftstore.stores.dresd.kernels.windows import cut_windows
 
 BLOCK_TOKENS = 1 << 16
 """Tokens of a block, give or take a window."""
@@ -33,6 +31,8 @@ BEHIND = 2
 _DOCUMENT, _START, _FIRST, _STOP = range(4)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHARED = np.int64(-1)
+OVERLAP = 4
+"""Windows overlap by one part in this many, for context."""
 
 
 class Passages(NamedTuple):
@@ -201,3 +201,24 @@ def _grow(keys, documents, counts):
             slot = _find(wide, keys[old])
             wide[slot], moved[slot], counted[slot] = keys[old], documents[old], counts[old]
     return wide, moved, counted
+
+
+class Window(NamedTuple):
+    """A window of a text: start of reading, first position whose state is used (those before are context), and end."""
+
+    start: int
+    first: int
+    stop: int
+
+
+def cut_windows(length: int, size: int) -> Iterator[Window]:
+    """Yield the windows of a text, each of at most `size` positions; their used positions cover it exactly once.
+
+    11 positions in windows of 8 are [0, 8), used from 0, and [6, 11), used from 8.
+    """
+    first = 0
+    while first < length:
+        start = max(first - size // OVERLAP, 0)
+        stop = min(start + size, length)
+        yield Window(start, first, stop)
+        first = stop

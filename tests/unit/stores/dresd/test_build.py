@@ -16,7 +16,7 @@ from draftstore.storage.staging import BuildResult
 from draftstore.stores.dresd import build as dresd_build
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
 from draftstore.stores.dresd.kernels import clusters, passages
-from draftstore.stores.dresd.kernels.windows import cut_windows
+from draftstore.stores.dresd.kernels.passages import cut_windows
 from draftstore.stores.dresd.projection import unit
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer

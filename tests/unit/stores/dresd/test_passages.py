@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.stores.dresd.kernels import passages as passages_module
-from draftstore.stores.dresd.kernels.passages import Passages, find_passages
-from draftstore.stores.dresd.kernels.windows import OVERLAP, cut_windows
+from draftstore.stores.dresd.kernels.passages import OVERLAP, Passages, cut_windows, find_passages
 from tests.reference import dense_places
 
 END = 65_535

@@ -6,7 +6,7 @@
     vectors = unit(projection.apply(states))
 
 A dense store holds the unit vectors of its entries in this space, and compares by cosine. Queries are projected by
-`draftstore.stores.dresd.kernels.cosines`.
+`draftstore.stores.dresd.kernels.nearest`.
 "DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025, section 3.
 """
 

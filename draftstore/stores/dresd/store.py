@@ -33,9 +33,8 @@ from draftstore.errors import DraftstoreError, StoreError, require_limits
 from draftstore.jit import as_input, read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
-from draftstore.stores.dresd.kernels.cosines import project
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, draft_trees
-from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
+from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, project
 from draftstore.stores.dresd.projection import Projection
 from draftstore.stores.kind import CONTEXT_TOKENS, Kind, Samples, sample_contexts, strategy_named
 from draftstore.text.tokens import sentinel, token_dtype

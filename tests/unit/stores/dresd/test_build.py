@@ -14,8 +14,10 @@ from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import Progress, silent
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.dresd import build as dresd_build
+from draftstore.stores.dresd import grouping
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
-from draftstore.stores.dresd.kernels import clusters, passages
+from draftstore.stores.dresd.grouping import cluster
+from draftstore.stores.dresd.kernels import passages
 from draftstore.stores.dresd.kernels.passages import cut_windows
 from draftstore.stores.dresd.projection import unit
 from draftstore.stores.dresd.store import DresdStore
@@ -37,7 +39,7 @@ def small_blocks() -> Any:
     """Let blocks and large groups be small, so that tests see many of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passages, "BLOCK_TOKENS", 300)
-        patch.setattr(clusters, "LARGE", 40)
+        patch.setattr(grouping, "LARGE", 40)
         yield
 
 
@@ -109,7 +111,7 @@ def require_entries(
     for token in range(store.manifest.vocab_size):
         lists = store.index.group_lists[token : token + 2]
         size = groups[token + 1] - groups[token]
-        assert lists[1] - lists[0] == clusters.lists_for(int(size))
+        assert lists[1] - lists[0] == grouping.lists_for(int(size))
         order = [found[entry] for entry in range(groups[token], groups[token + 1])]
         if lists[0] == lists[1]:
             assert order == sorted(order)
@@ -264,3 +266,29 @@ def test_a_killed_build_ends_with_the_same_bytes(tmp_path: Path, out: Path) -> N
     assert contents(out) == contents(tmp_path / "whole")
     assert load_manifest(out).parameters == load_manifest(tmp_path / "whole").parameters
     assert names(out.parent) == ["store"]
+
+
+def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
+    return unit(np.random.default_rng(seed).standard_normal((count, dims)).astype(np.float32))
+
+
+@given(
+    count=st.integers(1, 300),
+    dims=st.sampled_from([1, 2, 8, 64]),
+    different=st.integers(1, 300),
+    share=st.floats(0.0, 1.0),
+    seed=st.integers(0, 9),
+)
+def test_every_vector_is_in_the_list_of_its_nearest_centroid(
+    count: int, dims: int, different: int, share: float, seed: int
+) -> None:
+    vectors = directions(different, dims, seed)[np.arange(count) % different]
+    lists = 1 + int(share * (count - 1))
+    centroids, assignment = cluster(vectors, lists, seed)
+    assert centroids.dtype == np.float32
+    assert centroids.shape == (lists, dims)
+    assert assignment.dtype == np.int32
+    assert assignment.shape == (count,)
+    assert np.linalg.norm(centroids, axis=1) == pytest.approx(np.ones(lists), abs=1e-5)
+    similarities = vectors @ centroids.T
+    assert (similarities[np.arange(count), assignment] >= similarities.max(axis=1) - 1e-5).all()

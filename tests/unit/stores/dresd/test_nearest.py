@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from draftstore.jit import read_only
 from draftstore.stores.dresd.grouping import to_half
-from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, search
+from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, project, search
 from draftstore.stores.dresd.projection import unit
 from tests import reference
+from tests.fakes.dense_stores import make_projection
 
 
 def make_index(
@@ -128,3 +129,14 @@ def test_the_lists_with_the_nearest_centroids_are_visited(
             entries = {e for number in visited for e in range(ends[number] - cut[number], ends[number])}
         assert rows_of(found, row) == reference.nearest_entries(vectors.astype(float), entries, query, k)
         assert found.sizes[row] == sizes[token]
+
+
+@given(size=st.integers(1, 70), dims=st.integers(1, 9), batch=st.integers(1, 5), seed=st.integers(0, 99))
+def test_a_state_gives_the_same_query_in_every_batch(size: int, dims: int, batch: int, seed: int) -> None:
+    projection = make_projection(size, dims, seed)
+    states = np.random.default_rng(seed).standard_normal((batch, size)).astype(np.float16)
+    found = project(projection.weights, projection.bias, states.astype(np.float32))
+    np.testing.assert_allclose(found, projection.apply(states), rtol=1e-4, atol=1e-4)
+    for state, query in zip(states.astype(np.float32), found, strict=True):
+        [alone] = project(projection.weights, projection.bias, state[None])
+        np.testing.assert_array_equal(alone, query, strict=True)

@@ -18,9 +18,8 @@ from draftstore.storage.manifest import (
     verify_files,
 )
 from draftstore.stores.dresd.files import FILES
-from draftstore.stores.dresd.kernels.cosines import project
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
-from draftstore.stores.dresd.kernels.nearest import ALL, search
+from draftstore.stores.dresd.kernels.nearest import ALL, project, search
 from draftstore.stores.dresd.store import STRATEGIES, DresdStore
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree

@@ -42,7 +42,8 @@ Backend = Annotated[
 FIRST_MAP = 1 << 24
 """Initial map size of a new LMDB file, in bytes; doubled when the map is full."""
 META = struct.Struct("=10xH4xII16xI44x4xHHQQ16xQQ")
-"""A meta page of LMDB: page flags; magic, version; page size; flags, depth, branch and leaf pages and root of the tree; last page."""
+"""A meta page of LMDB: page flags; magic, version; page size; flags, depth, branch and leaf pages and root of the tree;
+last page."""
 MAGIC, VERSION, NO_PAGE = 0xBEEFC0DE, 1, 2**64 - 1
 BRANCH, LEAF, META_PAGE = 1, 2, 8
 

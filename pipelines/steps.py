@@ -65,9 +65,9 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
     home = data_home()
     if not corpus.paths:
         corpus = corpus.changed(paths=[write_demonstration(home)])
-    options = CorpusOptions.of(corpus, corpus=tuple(corpus.paths), name=name).settled()
+    texts = CorpusOptions.of(corpus, corpus=tuple(corpus.paths)).texts()
     return making.make_tokens(
-        ledger, options, resolve_tokenizer(tokenizer, home), corpus.model_dump(mode="json")
+        ledger, name, texts, resolve_tokenizer(tokenizer, home), corpus.model_dump(mode="json")
     )
 
 

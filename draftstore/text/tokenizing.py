@@ -1,6 +1,6 @@
 """Builds from text, in three steps, and stores of token shards.
 
-    build = TextBuild(options, tokenizer, {"kind": "rest"})
+    build = TextBuild(options.texts(), options.name, tokenizer, {"kind": "rest"})
     build.plan                   everything that determines the bytes of the store
     build.fill(partial)          writes the corpus as token shards, resuming after the last finished shard
     build.seal(store, ...)       completes the store with the tokenizer and the manifest
@@ -17,9 +17,9 @@ reading the texts again.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, read_corpus
 from draftstore.text.digests import IDENTITY
 from draftstore.text.encoding import tokenize_corpus
-from draftstore.text.records import Document
+from draftstore.text.records import Document, Render
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, open_shards, token_dtype
 
@@ -54,20 +54,31 @@ CORPUS = (
 )
 
 
-class Gathered(NamedTuple):
-    """Documents chosen by the caller, instead of files to read.
+class BuildTexts(NamedTuple):
+    """The texts of one or several builds, as they are now.
 
     Attributes:
-        read: returns the documents.
-        order: identity of their order and ids; if it changes, an interrupted build tokenizes them again.
-        files: files of the documents; the store is readable only by users who may read all of them.
+        inputs: identity of the texts and of how they are read.
+        read: returns the documents; renders conversations with the first argument, and adds to the report.
+        place: names them in errors.
+        files: returns their files; the store is readable only by users who may read all of them.
         facts: additions to `Manifest.corpus`, besides the fingerprint.
+        order: identity of the documents' order and ids, if `inputs` does not determine it; if it changes, an
+            interrupted build tokenizes them again.
+        shards: existing store of their token shards (`build_tokens`) to use instead of reading them; None: read them.
     """
 
-    read: Callable[[], Iterator[Document]]
-    order: str
-    files: tuple[Path, ...]
+    inputs: str
+    read: Callable[[Render, ReadReport], Iterator[Document]]
+    place: str
+    files: Callable[[], Sequence[Path]]
     facts: dict[str, Any]
+    order: str = ""
+    shards: Path | None = None
+
+    def plan(self, tokenizer: TextTokenizer) -> dict[str, Any]:
+        """Return everything that determines their ids, as JSON values; part of the plan of builds from text."""
+        return {"inputs": self.inputs, **made_with(tokenizer)}
 
 
 class ReadOptions(Options):
@@ -104,41 +115,24 @@ class Named(Options):
 
 
 class CorpusOptions(ReadOptions, Named):
-    """A corpus and the name of its store.
-
-    Attributes:
-        fingerprint: identity of the corpus files and of how they are read, set by `settled`; None: every build computes
-            it.
-        gathered: the documents themselves, identified by `fingerprint`; None: read from the files.
-    """
+    """A corpus and the name of its store."""
 
     corpus: Annotated[tuple[Path, ...], Shown(metavar="PATH...")] = Field(description=CORPUS)
-    fingerprint: Annotated[str | None, Shown(hidden=True)] = None
-    gathered: Annotated[Gathered | None, Shown(hidden=True)] = None
 
-    @property
-    def how(self) -> dict[str, Any]:
-        """How files are read: arguments of `read_files`."""
-        return {"column": self.column, "strict": self.strict, "allow_truncated": self.allow_truncated}
+    def texts(self) -> BuildTexts:
+        """Return the texts of the corpus, with its current identity; CorpusError if a file is missing or unknown."""
+        how = {"column": self.column, "strict": self.strict, "allow_truncated": self.allow_truncated}
 
-    def files(self) -> list[Path]:
-        """Return the files of the corpus."""
-        if self.gathered is not None:
-            return list(self.gathered.files)
-        return [file.path for file in find_files(self.corpus, self.patterns)]
+        def read(render: Render, report: ReadReport) -> Iterator[Document]:
+            return read_corpus(self.corpus, render=render, report=report, glob=self.patterns, **how)
 
-    def inputs(self) -> str:
-        """Return the identity of the corpus files and of how they are read."""
-        return self.fingerprint or corpus_fingerprint(self.corpus, glob=self.patterns, **self.how)
-
-    def settled(self) -> Self:
-        """Return a copy with the current identity of the corpus, for several builds of one corpus."""
-        return self.model_copy(update={"fingerprint": self.inputs()})
-
-
-def corpus_plan(options: CorpusOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return everything that determines the ids of a corpus, as JSON values; part of the plan of builds from text."""
-    return {"inputs": options.inputs(), **made_with(tokenizer)}
+        return BuildTexts(
+            corpus_fingerprint(self.corpus, glob=self.patterns, **how),
+            read,
+            ", ".join(map(str, self.corpus)),
+            lambda: [file.path for file in find_files(self.corpus, self.patterns)],
+            {"sources": [str(path) for path in self.corpus]},
+        )
 
 
 def made_with(tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -161,26 +155,26 @@ class TextBuild:
 
     def __init__(
         self,
-        options: CorpusOptions,
+        texts: BuildTexts,
+        name: str,
         tokenizer: TextTokenizer,
         plan: dict[str, Any],
         *,
-        taken: Path | None = None,
         on_progress: OnProgress = ignore,
     ) -> None:
         """Plan a build.
 
         Args:
-            options: corpus and how it is read.
+            texts: the corpus.
+            name: display name of the store.
             tokenizer: its tokenizer; copied into the store.
             plan: everything else that determines the bytes of the store, including `kind`.
-            taken: existing store of the corpus's shards (`build_tokens`) to use instead of the texts.
             on_progress: called with the tokens so far.
         """
-        self.plan = {**plan, **corpus_plan(options, tokenizer)}
+        self.plan = {**plan, **texts.plan(tokenizer)}
         self.report = ReadReport()
-        self._options, self._tokenizer = options, tokenizer
-        self._taken, self._on_progress = taken, on_progress
+        self._texts, self._name, self._tokenizer = texts, name, tokenizer
+        self._on_progress = on_progress
 
     def fill(self, partial: Path) -> TokenShards:
         """Tokenize the corpus in a build's working directory, resuming from any finished shards.
@@ -191,7 +185,9 @@ class TextBuild:
             BuildError: its shards belong to another corpus or tokenizer.
         """
         try:
-            shards = self._take(partial) if self._taken else self._tokenize(partial)
+            shards = (
+                self._take(partial, self._texts.shards) if self._texts.shards else self._tokenize(partial)
+            )
         except NoTextError as error:
             reasons = self.report.absence()
             raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
@@ -201,10 +197,9 @@ class TextBuild:
         self._shards = shards
         return shards
 
-    def _take(self, partial: Path) -> TokenShards:
-        source = Path(self._taken or "")
+    def _take(self, partial: Path, source: Path) -> TokenShards:
         found = load_manifest(source, KIND).parameters["plan"]
-        for key, value in corpus_plan(self._options, self._tokenizer).items():
+        for key, value in self._texts.plan(self._tokenizer).items():
             if found.get(key) != value:
                 raise BuildError(
                     f"the shards in {source} differ in {key} from this build: tokenize the corpus again"
@@ -214,35 +209,31 @@ class TextBuild:
         return open_shards(source)
 
     def _tokenize(self, partial: Path) -> TokenShards:
-        options, tokenizer, gathered = self._options, self._tokenizer, self._options.gathered
-        origin = json.dumps(corpus_plan(options, tokenizer)) + (f" {gathered.order}" if gathered else "")
-        identity: dict[str, Any] = {
-            "corpus_fingerprint": origin,
-            "source": options.name if gathered else ", ".join(map(str, options.corpus)),
-        }
-        documents = gathered.read() if gathered else read_corpus(
-            options.corpus, render=tokenizer.render_document, report=self.report, glob=options.patterns, **options.how
-        )  # fmt: skip
+        texts, tokenizer = self._texts, self._tokenizer
         return tokenize_corpus(
-            documents, tokenizer, partial / SHARDS, **identity, on_progress=self._on_progress
+            texts.read(tokenizer.render_document, self.report),
+            tokenizer,
+            partial / SHARDS,
+            corpus_fingerprint=json.dumps(texts.plan(tokenizer)) + (f" {texts.order}" if texts.order else ""),
+            source=texts.place,
+            on_progress=self._on_progress,
         )
 
     def seal(
         self, store: Path, parameters: dict[str, Any], counts: dict[str, int], **options: Any
     ) -> Manifest:
         """Complete the store (`seal_store`), adding the plan to its parameters, documents and tokens to its counts."""
-        corpus, shards = self._options, self._shards
+        shards = self._shards
         content = [entry.sha256 for shard in shards.shards for _, entry in sorted(shard.files.items())]
         facts = {
             "fingerprint": hashlib.sha256("".join(content).encode()).hexdigest(),
-            "sources": [str(path) for path in corpus.corpus],
             "characters": shards.character_count,
             **self.report.facts(),
-            **(corpus.gathered.facts if corpus.gathered else {}),
+            **self._texts.facts,
         }
         counts = {"documents": shards.document_count, "tokens": shards.token_count, **counts}
         parameters = {"plan": self.plan, **parameters}
-        return seal_store(store, corpus.name, self._tokenizer, parameters, facts, counts, **options)
+        return seal_store(store, self._name, self._tokenizer, parameters, facts, counts, **options)
 
 
 def seal_store(
@@ -284,7 +275,8 @@ def seal_store(
 
 
 def build_tokens(
-    options: CorpusOptions,
+    texts: BuildTexts,
+    name: str,
     tokenizer: TextTokenizer,
     out: Path,
     *,
@@ -294,7 +286,7 @@ def build_tokens(
     """Tokenize a corpus into a store of shards, or resume an interrupted call.
 
     Args:
-        options: see `TextBuild`, also for `tokenizer` and `on_progress`.
+        texts: see `TextBuild`, also for `name`, `tokenizer` and `on_progress`.
         out: directory of the store; its parent is created if missing.
         overwrite: whether to replace an existing store.
 
@@ -302,7 +294,7 @@ def build_tokens(
         BuildError: `out` is something else, or another build is running there.
         CorpusError: the corpus cannot be read or has no text.
     """
-    build = TextBuild(options, tokenizer, {"kind": KIND}, on_progress=on_progress)
+    build = TextBuild(texts, name, tokenizer, {"kind": KIND}, on_progress=on_progress)
 
     def fill(partial: Path) -> ReadReport:
         shards, store = build.fill(partial), partial / STORE
@@ -313,4 +305,4 @@ def build_tokens(
         build.seal(store, {}, {"entries": len(shards.shards)})
         return build.report
 
-    return build_store(out, build.plan, options.name, overwrite, fill, sources=options.files)
+    return build_store(out, build.plan, name, overwrite, fill, sources=texts.files)

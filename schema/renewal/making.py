@@ -27,7 +27,7 @@ from draftstore.stores.registry import builder_of
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import KIND as TOKENS
-from draftstore.text.tokenizing import CorpusOptions, build_tokens, corpus_plan
+from draftstore.text.tokenizing import BuildTexts, CorpusOptions, build_tokens
 from schema.db.home import data_home
 from schema.renewal.ledger import Built, Ledger, Request
 from schema.renewal.progress import StepLogs
@@ -43,7 +43,7 @@ class Tokens:
     """The token shards of a corpus and their settings, shared by all stores built from them."""
 
     built: Built
-    options: CorpusOptions
+    texts: BuildTexts
     tokenizer: TextTokenizer
     parameters: dict[str, Any]  # for the catalogue
 
@@ -56,29 +56,28 @@ def store_path(home: Path, kind: str, name: str, **made_of: object) -> Path:
 
 
 def make_tokens(
-    ledger: Ledger, options: CorpusOptions, tokenizer: TextTokenizer, parameters: dict[str, Any]
+    ledger: Ledger, name: str, texts: BuildTexts, tokenizer: TextTokenizer, parameters: dict[str, Any]
 ) -> Tokens:
-    """Find or make the token shards of the texts that `options` name."""
-    path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
+    """Find or make the token shards of some texts under a name."""
+    path = store_path(data_home(), TOKENS, name, **texts.plan(tokenizer))
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_tokens(options, tokenizer, path, on_progress=logs.step("tokenizing", "tokens"))
+        build_tokens(texts, name, tokenizer, path, on_progress=logs.step("tokenizing", "tokens"))
 
-    built = ledger.build(Request(TOKENS, options.name, path, parameters), make)
-    return Tokens(built, options, tokenizer, parameters)
+    built = ledger.build(Request(TOKENS, name, path, parameters), make)
+    return Tokens(built, texts._replace(shards=built.path), tokenizer, parameters)
 
 
 def make_store(ledger: Ledger, kind: str, options: Any, by: Sources, source: Tokens | Built) -> Built:
     """Find or build a store of a kind from the token shards of a corpus, or from a REST store.
 
-    `source` determines how texts are read, not `options`; `by` is the number of processes or the model that reads them.
+    `source` determines the texts, not `options`; `by` is the number of processes or the model that reads them.
     """
     builder = builder_of(kind)
     assert builder is not None
     own = parameters_of(options, by)
     if isinstance(source, Tokens):
-        options = options.model_copy(update={**dict(source.options), "name": options.name})
-        made_of, parameters = corpus_plan(options, source.tokenizer), source.parameters | own
+        made_of, parameters = source.texts.plan(source.tokenizer), source.parameters | own
     else:
         made_of, parameters = {"source": manifest_digest(source.path)}, own
     path = store_path(data_home(), kind, options.name, **made_of, **own)
@@ -86,7 +85,7 @@ def make_store(ledger: Ledger, kind: str, options: Any, by: Sources, source: Tok
 
     def make(build_id: int, logs: StepLogs) -> None:
         if isinstance(source, Tokens):
-            made = materials(by, tokenizer=source.tokenizer, tokens=source.built.path)
+            made = materials(by, tokenizer=source.tokenizer, texts=source.texts)
         else:
             made = materials(by, rest=source.path)
         builder.build(options, out=path, progress=logs.step, **made)

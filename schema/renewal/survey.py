@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from draftstore.text.digests import digest_keys
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.text.tokenizing import CorpusOptions, Gathered, made_with
+from draftstore.text.tokenizing import BuildTexts, made_with
 from draftstore.text.tokens import TokenShards, open_shards
 from schema.collections.collecting import (
     get_collection,
@@ -113,13 +112,12 @@ def tokenize_some(
 def tokenize_all(ledger: Ledger, surveyed: Survey) -> Tokens:
     """Find or make the token shards of all documents of a collection, in the order of its sources."""
     contents = surveyed.contents
-    gathered = Gathered(
-        partial(documents_of, surveyed.scan, contents.digests),
-        surveyed.order_of(contents.digests),
-        contents.sources,
+    texts = BuildTexts(
+        contents.fingerprint,
+        lambda _render, _report: documents_of(surveyed.scan, contents.digests),
+        contents.name,
+        lambda: contents.sources,
         contents.corpus,
+        surveyed.order_of(contents.digests),
     )
-    options = CorpusOptions(
-        corpus=(), name=contents.name, fingerprint=contents.fingerprint, gathered=gathered
-    )
-    return make_tokens(ledger, options, surveyed.tokenizer, {"collection": contents.name})
+    return make_tokens(ledger, contents.name, texts, surveyed.tokenizer, {"collection": contents.name})

@@ -40,7 +40,7 @@ from draftstore.stores.dresd.store import KIND, DresdStore
 from draftstore.stores.kind import Builder, ModelSources
 from draftstore.stores.rest.store import DOCUMENTS_FILE
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CorpusOptions, TextBuild
+from draftstore.text.tokenizing import BuildTexts, CorpusOptions, TextBuild
 from draftstore.text.tokens import TokenShards, document_starts, write_closed
 
 QUERIES = 512
@@ -85,7 +85,7 @@ def build_dresd(
     source: StateSource,
     out: Path,
     *,
-    tokens: Path | None = None,
+    texts: BuildTexts | None = None,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
@@ -95,7 +95,7 @@ def build_dresd(
         options: what to build.
         tokenizer: the model's tokenizer; a copy goes into the store.
         out: directory of the store; its parent is created if missing.
-        tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
+        texts: the corpus; None: that of the options.
         overwrite: whether to replace an existing store, even one of the same build.
         progress: receives the progress of each step.
 
@@ -109,11 +109,12 @@ def build_dresd(
             "fewer",
             "dims",
         )
+    texts = texts or options.texts()
     build = TextBuild(
-        options,
+        texts,
+        options.name,
         tokenizer,
         _plan(options, tokenizer, source),
-        taken=tokens,
         on_progress=progress("tokenizing", "tokens"),
     )
     window = build.plan["max_length"] - len(tokenizer.bos_ids)
@@ -159,7 +160,7 @@ def build_dresd(
         save_manifest(store, manifest)
         return build.report
 
-    return build_store(out, build.plan, options.name, overwrite, fill, sources=options.files)
+    return build_store(out, build.plan, options.name, overwrite, fill, sources=texts.files)
 
 
 def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:

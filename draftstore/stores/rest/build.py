@@ -18,7 +18,7 @@ from draftstore.stores.kind import TOKENIZER, TOKENIZERS, Builder, TextSources, 
 from draftstore.stores.rest.segments import cut_segments, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CORPUS, CorpusOptions, TextBuild
+from draftstore.text.tokenizing import CORPUS, BuildTexts, CorpusOptions, TextBuild
 
 SEGMENT_TOKENS = 1 << 28
 """Default tokens of a segment: sorting takes nine bytes of memory per token, 2.4 GB."""
@@ -60,7 +60,7 @@ def build_rest(
     tokenizer: TextTokenizer,
     out: Path,
     *,
-    tokens: Path | None = None,
+    texts: BuildTexts | None = None,
     overwrite: bool = False,
     workers: int | None = None,
     progress: Progress = silent,
@@ -71,7 +71,7 @@ def build_rest(
         options: what to build.
         tokenizer: its tokenizer; a copy goes into the store.
         out: directory of the store; its parent is created if missing.
-        tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
+        texts: the corpus; None: that of the options.
         overwrite: whether to replace an existing store, even one of the same build.
         workers: processes that sort segments; default: all cores.
         progress: receives the progress of each step.
@@ -81,11 +81,12 @@ def build_rest(
         CorpusError: the corpus cannot be read or has no text.
     """
     parameters = {"segment_tokens": options.segment_tokens}
+    texts = texts or options.texts()
     build = TextBuild(
-        options,
+        texts,
+        options.name,
         tokenizer,
         {"kind": KIND, **parameters},
-        taken=tokens,
         on_progress=progress("tokenizing", "tokens"),
     )
 
@@ -100,7 +101,7 @@ def build_rest(
         build.seal(store, parameters, counts, on_bytes=progress("hashing", "bytes"))
         return build.report
 
-    return build_store(out, build.plan, options.name, overwrite, fill, sources=options.files)
+    return build_store(out, build.plan, options.name, overwrite, fill, sources=texts.files)
 
 
 HELP = """Build a REST store: the corpus as token ids with suffix arrays.

@@ -42,7 +42,7 @@ def test_a_store_of_private_texts_is_private(tmp_path: Path, small_tokenizer: Te
     def look(*_: object) -> None:
         during.add((tmp_path / ".chat.partial").stat().st_mode & 0o777)
 
-    build_tokens(CorpusOptions(corpus=corpus, name="chat"), small_tokenizer, tmp_path / "tokens")
+    build_tokens(CorpusOptions(corpus=corpus).texts(), "chat", small_tokenizer, tmp_path / "tokens")
     options = RestOptions(corpus=corpus, name="chat")
     build_rest(options, small_tokenizer, tmp_path / "chat", workers=1, progress=calling(hashing=look))
     assert during == {0o700}

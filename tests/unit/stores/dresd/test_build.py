@@ -61,14 +61,13 @@ def build(
     out: Path,
     source: HashedStates | None = None,
     progress: Progress = silent,
-    tokens: Path | None = None,
     **changes: Any,
 ) -> BuildResult:
     """Build a small store; `overwrite` and the fields of DresdOptions may differ."""
     overwrite = changes.pop("overwrite", False)
     options = DresdOptions(corpus=(corpus,), **{"name": "test", "dims": DIMS, "sample": 700, **changes})
     source = source or HashedStates()
-    return build_dresd(options, tokenizer, source, out, tokens=tokens, overwrite=overwrite, progress=progress)
+    return build_dresd(options, tokenizer, source, out, overwrite=overwrite, progress=progress)
 
 
 def documents_of(store: DresdStore) -> list[list[int]]:

@@ -1,5 +1,6 @@
-"""`draftstore query`: a drawing of one draft tree."""
+"""`draftstore query`: one draft tree, drawn as text."""
 
+from functools import cache
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -15,7 +16,6 @@ from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import DraftstoreError, counted
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.registry import kind_of
-from draftstore.text.drawing import TreeText
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
@@ -108,3 +108,42 @@ def describe(draft: Draft, matched: str, micros: float) -> str:
         f"{counted(len(draft.tree), 'node')} in {micros:.0f} µs; longest match "
         f"{counted(draft.match_length, 'token')}, {counted(draft.match_count, 'time')}: {matched!r}"
     )
+
+
+class TreeText:
+    """Draws draft trees.
+
+        0.600…0.300  ␣cat·␣sat
+        ├─ 0.250  ␣on
+        └─ 0.050  ␣down
+        0.100  ␣dog
+
+    A run without branches takes one line, with its first and last probabilities.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._token_text = cache(tokenizer.token_text)
+
+    def draw(self, tree: DraftTree) -> str:
+        """Return a tree as lines, without a trailing newline."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents.tolist()):
+            children.setdefault(parent, []).append(node)
+        probs, tokens = tree.probs.tolist(), tree.tokens.tolist()
+        lines = []
+        to_draw = [("", "", node) for node in reversed(children.get(-1, []))]
+        while to_draw:
+            lead, below, node = to_draw.pop()
+            run = [node]
+            while len(children.get(run[-1], [])) == 1:
+                run.append(children[run[-1]][0])
+            until = f"…{probs[run[-1]]:.3f}" if len(run) > 1 else ""
+            text = "·".join(self._token_text(tokens[item]) for item in run)
+            lines.append(f"{lead}{probs[node]:.3f}{until}  {text}")
+            grown = children.get(run[-1], [])
+            for child in reversed(grown):
+                last = child == grown[-1]
+                to_draw.append(
+                    (below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "), child)
+                )
+        return "\n".join(lines)

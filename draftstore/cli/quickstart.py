@@ -11,7 +11,7 @@ from pydantic import Field
 from draftstore.cli.common import progress_bars, status, warm
 from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
-from draftstore.cli.query import describe, timed_draft
+from draftstore.cli.query import TreeText, describe, timed_draft
 from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
 from draftstore.errors import counted
@@ -21,7 +21,6 @@ from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.registry import Store
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
-from draftstore.text.drawing import TreeText
 from draftstore.text.python_source import (
     HELD_OUT,
     Source,

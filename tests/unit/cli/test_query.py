@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from draftstore.text.drawing import TreeText
+from draftstore.cli.query import TreeText
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.calls import CALL, CALL_END, written_calls
+from draftstore.text.chat import CALL, CALL_END, written_calls
 
 DIGEST_BYTES = 16
 """Among 10^12 different documents, two share a digest with probability 10^-15."""

@@ -14,8 +14,8 @@ from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs
 from draftstore.options import Shown
 from draftstore.storage.manifest import model_name
 from draftstore.stores.kind import Device, ModelChoice, Weights
-from draftstore.text.gguf import GGUF_SUFFIX, converted
-from draftstore.text.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizer_files import GGUF_SUFFIX, TOKENIZER_FILE, converted
 
 if TYPE_CHECKING:
     import torch

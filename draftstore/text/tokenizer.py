@@ -7,7 +7,6 @@ tokenizer is loaded: opening a store and drafting from it do not need it.
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -31,18 +30,22 @@ from draftstore.text.chat import (
     reads_parts,
     render_template,
 )
-from draftstore.text.gguf import GGUF_SUFFIX, read_gguf
 from draftstore.text.pieces import exact_piece, visible_piece
+from draftstore.text.tokenizer_files import (
+    CONFIG_FILE,
+    FILES,
+    GGUF_SUFFIX,
+    PROCESSOR_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    main_file,
+    read_gguf,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
 CONFIG = TypeAdapter(dict[str, Any])
-PROCESSOR_FILE = "chat_template.json"  # of models that can also read images
-FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE, PROCESSOR_FILE)
 LONG_TEXT = 1 << 14
 """Characters above which a text is encoded as a batch: only that releases the GIL."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -274,7 +277,7 @@ def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
         TokenizerError: not found, unreachable, or a broken file.
         MissingExtraError: `tokenizers` is not installed, or, for a GGUF file, a package of the extra `hf`.
     """
-    main, path = _main_file(str(spec)), Path(spec)
+    main, path = main_file(str(spec)), Path(spec)
     gguf = main.suffix == GGUF_SUFFIX
     if gguf:
         files = read_gguf(main)
@@ -290,41 +293,6 @@ def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
     return TextTokenizer(
         backend, name or model_name(path.parent if path == main and not gguf else path), files
     )
-
-
-def _main_file(spec: str) -> Path:
-    """Return the file with a tokenizer's vocabulary: `tokenizer.json`, or else a GGUF file."""
-    path = Path(spec)
-    if path.is_file():
-        return path
-    folder = path if path.is_dir() else _download(spec)
-    if (folder / TOKENIZER_FILE).is_file():
-        return folder / TOKENIZER_FILE
-    files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
-    if len(files) != 1:
-        several = f"{len(files)} {GGUF_SUFFIX} files: name one of them"
-        advice = several if files else "pass a folder or a hub name with a fast tokenizer"
-        raise TokenizerError(f"{folder} has no {TOKENIZER_FILE}: {advice}")
-    return files[0]
-
-
-def _download(name: str) -> Path:
-    """Return the local folder of a hub model's tokenizer files, downloading missing ones."""
-    accepted = f"a folder with {TOKENIZER_FILE}, such a file, a GGUF file, or a hub name organisation/model"
-    if name.startswith((".", "/", "~")) or name.endswith((".json", GGUF_SUFFIX, "/")):
-        raise TokenizerError(f"no such file or folder: {name}: pass {accepted}")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise TokenizerError(f"no tokenizer at {name!r}: pass {accepted}")
-    with needs_extra("huggingface_hub"):
-        from huggingface_hub import snapshot_download
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TokenizerError(
-            f"{name!r} is neither a local folder nor a tokenizer on the hub ({reason}): pass {accepted}; "
-            "a gated model needs `hf auth login` first"
-        ) from None
 
 
 def _parsed(data: bytes, file: str, name: str) -> dict[str, Any]:

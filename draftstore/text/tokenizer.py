@@ -7,9 +7,10 @@ tokenizer is loaded: opening a store and drafting from it do not need it.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ from draftstore.text.chat import (
     reads_parts,
     render_template,
 )
-from draftstore.text.pieces import exact_piece, visible_piece
 from draftstore.text.tokenizer_files import (
     CONFIG_FILE,
     FILES,
@@ -44,6 +44,7 @@ from draftstore.text.tokenizer_files import (
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
 
 CONFIG = TypeAdapter(dict[str, Any])
 LONG_TEXT = 1 << 14
@@ -330,3 +331,48 @@ def _without_unset(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [_without_unset(inner) for inner in value]
     return value
+
+
+def visible_piece(piece: str, byte_level: bool) -> str:
+    """Return a vocabulary entry as text without blanks, line breaks or control characters."""
+    return _shown(_piece_bytes(piece, byte_level).decode("utf-8", errors="surrogateescape"))
+
+
+def exact_piece(piece: str, byte_level: bool) -> str | None:
+    """Return a vocabulary entry as exact text; None if it is only part of a character."""
+    try:
+        return _piece_bytes(piece, byte_level).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte for each character of the byte-level BPE alphabet."""
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in itself]
+    return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _piece_bytes(piece: str, byte_level: bool) -> bytes:
+    """Return the bytes of a vocabulary entry: byte-level, a byte such as `<0x0A>`, or text with `▁` for spaces."""
+    if byte_level:
+        alphabet = _byte_alphabet()
+        return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in piece)
+    if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()
+
+
+def _shown(text: str) -> str:
+    """Show spaces as `␣` and invisible characters as `repr` does; bytes are given as surrogates."""
+    parts = []
+    for character in text:
+        code = ord(character)
+        if character == " ":
+            parts.append("␣")
+        elif 0xDC80 <= code <= 0xDCFF:
+            parts.append(f"\\x{code - 0xDC00:02x}")
+        else:
+            parts.append(repr(character)[1:-1] if character != "'" else character)
+    return "".join(parts)

@@ -121,7 +121,11 @@ class CorpusOptions(ReadOptions, Named):
 
     def texts(self) -> BuildTexts:
         """Return the texts of the corpus, with its current identity; CorpusError if a file is missing or unknown."""
-        how = {"column": self.column, "strict": self.strict, "allow_truncated": self.allow_truncated}
+        how: dict[str, Any] = {
+            "column": self.column,
+            "strict": self.strict,
+            "allow_truncated": self.allow_truncated,
+        }
 
         def read(render: Render, report: ReadReport) -> Iterator[Document]:
             return read_corpus(self.corpus, render=render, report=report, glob=self.patterns, **how)

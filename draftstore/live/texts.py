@@ -24,7 +24,7 @@ THOUGHT = "</think>"
 
 @dataclasses.dataclass(frozen=True)
 class LiveTexts:
-    """How the segments of a log are found and read; see `draftstore.text.sources.Source`."""
+    """How the segments of a log are found and read; see `draftstore.text.corpus.Source`."""
 
     folder: Path
     tokenizer: TextTokenizer

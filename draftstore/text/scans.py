@@ -33,11 +33,10 @@ from pydantic.dataclasses import dataclass
 from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
 from draftstore.storage.files import Text, escaped, file_identity, load_json, replacing
 from draftstore.storage.report import HIDDEN, LINKS, OnProgress, ReadReport, ignore
-from draftstore.text.corpus import read_files
+from draftstore.text.corpus import Source, read_files
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, answer_digest, digest_keys, split_digests
 from draftstore.text.fragments import Finder
 from draftstore.text.records import CorpusFile, Document
-from draftstore.text.sources import Source
 
 with needs_extra("polars"):
     import polars as pl

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from sqlalchemy import select
 
 from draftstore.errors import CorpusError
+from draftstore.text.corpus import GLOB_SIGNS
 from draftstore.text.scans import open_scan
-from draftstore.text.sources import GLOB_SIGNS
 from schema.catalogue.builds import storable
 from schema.catalogue.gates import Candidate
 from schema.catalogue.pruning import prune

@@ -30,11 +30,10 @@ from draftstore.options import Bytes, Duration, Options, Shown, require_name
 from draftstore.storage.files import escaped
 from draftstore.storage.mirroring import is_url, mirror
 from draftstore.storage.report import OnProgress, ignore
-from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS
+from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS, Source, no_template
 from draftstore.text.digests import IDENTITY
 from draftstore.text.records import read_documents
 from draftstore.text.scans import Scan, require_current, scan_sources
-from draftstore.text.sources import Source, no_template
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, wanted_digests

@@ -14,8 +14,8 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, counted
+from draftstore.text.corpus import GLOB_SIGNS
 from draftstore.text.scans import open_scan
-from draftstore.text.sources import GLOB_SIGNS
 from schema import catalogue
 from schema.catalogue.lineage import descends_from, document_keys, source_places
 from schema.collections.collecting import get_collection, list_collections

@@ -12,10 +12,9 @@ import pytest
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.report import HIDDEN, LINKS, ReadReport
 from draftstore.text.chat import Message
-from draftstore.text.corpus import corpus_fingerprint, find_files, read_corpus
+from draftstore.text.corpus import Source, corpus_fingerprint, find_files, read_corpus
 from draftstore.text.digests import identify
 from draftstore.text.records import Document, read_json_records
-from draftstore.text.sources import Source
 from tests.unit.storage.test_streams import PACKED, PACKERS
 
 

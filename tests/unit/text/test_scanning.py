@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.files import file_identity
 from draftstore.storage.report import LINKS
+from draftstore.text.corpus import Source, log_files
 from draftstore.text.digests import stack_digests
 from draftstore.text.fragments import Fragment
 from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
-from draftstore.text.sources import Source, log_files
 from draftstore.text.wanted import Removal
 from tests.reference import plain_digest
 

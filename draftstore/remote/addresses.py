@@ -1,4 +1,4 @@
-"""Addresses of the lookup service.
+"""Addresses of the lookup service, its default socket, and requirements of Unix sockets.
 
 Addresses are `unix:/run/draftstore.sock`, `/run/draftstore.sock`, `tcp://10.0.0.7:7781`, `10.0.0.7:7781`,
 `[::1]:7781`, or `tls://drafts.example:7781`, which is encrypted. A Unix socket with `*` in its name denotes the sockets
@@ -7,16 +7,19 @@ of several services for the same files.
 
 import os
 import socket
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from draftstore.errors import DraftstoreError
-from draftstore.remote.sockets import MAX_SOCKET_PATH, check_owner
 
 DEFAULT_PORT = 7781
 _EXPECTED = "expected unix:/path, /path, tcp://host:port, tls://host:port or host:port"
 _SCHEMES = ("tcp://", "tls://")
+MAX_SOCKET_PATH = 107
+"""Maximum bytes of a Unix socket's path."""
 
 
 class Address(NamedTuple):
@@ -87,3 +90,31 @@ def _port_at(text: str) -> Address:
     if not host or not port or extra or any(letter.isspace() for letter in host):
         raise DraftstoreError(f"the address {text!r} has no host and port: {_EXPECTED}")
     return Address(host=host, port=port, tls=text.startswith("tls://"))
+
+
+def default_socket() -> Path:
+    """Return the default socket of `draftstore serve` and its clients: $DRAFTSTORE_SOCKET or a per-user path."""
+    if given := os.environ.get("DRAFTSTORE_SOCKET"):
+        return Path(given)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "draftstore.sock"
+    return own_folder() / "lookup.sock"
+
+
+def own_folder() -> Path:
+    """Return this user's folder in the directory for temporary files; it need not exist."""
+    return Path(tempfile.gettempdir()) / f"draftstore-{os.getuid()}"
+
+
+def check_owner(path: str) -> None:
+    """Refuse a socket in `own_folder` if another user owns the folder: anyone could create one of that name.
+
+    Raises:
+        PermissionError: the folder is not this user's, or others may write in it.
+    """
+    folder = own_folder()
+    if Path(path).parent != folder:
+        return
+    found = folder.lstat()
+    if found.st_uid not in (0, os.getuid()) or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} belongs to another user, or others may write in it")

@@ -18,7 +18,7 @@
 **The service never blocks decoding.** Without an answer within the deadline, a call returns empty drafts, whatever
 happens to the service; `draft` and `propose` raise only for arguments that a local store also refuses. Every tree is
 validated: a malicious service can slow decoding down, but cannot change the model's output. After failures, requests
-pause for a while (`draftstore.remote.quiet`); the logger `draftstore.remote.client` warns of each kind of problem at
+pause for a while (`draftstore.remote.counters`); the logger `draftstore.remote.client` warns of each kind of problem at
 most once every five minutes. Drafts from a tokenizer other than `tokenizer=` (or that of the first answer) are refused.
 A dense release needs hidden states of the model: `check()` reads their size; without it, there are no drafts.
 
@@ -49,12 +49,19 @@ from draftstore.drafting.drafter import NO_MATCH, check_request, check_states
 from draftstore.errors import DraftstoreError, LookupServiceError, require_vocabulary
 from draftstore.live.log import MAX_DOCUMENT
 from draftstore.remote import wire
-from draftstore.remote.addresses import Address
-from draftstore.remote.answers import RequestFailed, check_answer, read_drafts, read_releases
-from draftstore.remote.connection import Connection, Tls, client_context, open_connection, open_in_thread
-from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.quiet import Quiet
-from draftstore.remote.sockets import default_socket
+from draftstore.remote.addresses import Address, default_socket
+from draftstore.remote.connection import (
+    Connection,
+    RequestFailed,
+    Tls,
+    check_answer,
+    client_context,
+    open_connection,
+    open_in_thread,
+    read_drafts,
+    read_releases,
+)
+from draftstore.remote.counters import Counters, Outcome, Pauses
 from draftstore.remote.wire import AppendRequest, Operation
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees import batch as batches
@@ -215,7 +222,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self._tokenizer = None if tokenizer is None else wire.short_hash(tokenizer.fingerprint)
         self._fingerprint = None if tokenizer is None else tokenizer.fingerprint
         self._target_model = target_model
-        self._quiet, self._append_quiet = Quiet(), Quiet()
+        self._pauses, self._append_pauses = Pauses(), Pauses()
         self._warned: dict[tuple[str, Outcome], float] = {}
         self._closed = False
         self._begin_process()
@@ -237,7 +244,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         number, nothing = next(self._ids), np.full((1, self.context_size), -1, np.int32)
         data = wire.encode_request(number, self.name, nothing, 1, 0.0, strategy)
         self._ask(Operation.DRAFT, number, data, seconds, lambda payload: self._read(payload, 1, 1))
-        self._quiet.succeed()
+        self._pauses.succeed()
         found = next((release for release in self.releases(seconds) if release.get("name") == self.name), {})
         model, size, hidden = (found.get(key) for key in ("target_model", "vocab_size", "hidden_size"))
         if model is not None and self._target_model not in (None, model):
@@ -267,7 +274,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         """Return drafts for all contexts, in as many requests as they need, or why there are none. Never raises."""
         self._notice_fork()
         batch, end, parts = len(contexts), monotonic() + self.deadline, list[DraftBatch]()
-        if self._closed or self._quiet.holds:
+        if self._closed or self._pauses.holds:
             self.counters.failed(Outcome.SKIPPED, batch)
             return Outcome.SKIPPED
         row = 4 * contexts.shape[1] + (0 if hidden is None else 2 * hidden.shape[1])
@@ -284,9 +291,9 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
                 parts.append(self._read(check_answer(answer, Operation.DRAFT, number), asked, budget))
         except RequestFailed as trouble:
             self.counters.failed(trouble.outcome, batch)
-            self._fail(trouble, self._quiet, "no drafts of")
+            self._fail(trouble, self._pauses, "no drafts of")
             return trouble.outcome
-        self._quiet.succeed()
+        self._pauses.succeed()
         drafts = DraftBatch.joined(parts)
         self.counters.answered(drafts.sizes.tolist())
         return drafts
@@ -303,16 +310,16 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
         """
         self._notice_fork()
-        if not self._closed and not self._append_quiet.holds:
+        if not self._closed and not self._append_pauses.holds:
             end = monotonic() + max(self.deadline, APPEND_SECONDS) + TOKEN_SECONDS * len(ids)
             cut = max(0, len(ids) - MAX_DOCUMENT)
             data = self._append_frame([(ids[cut:], max(0, lead - cut))], (digest,) if digest else ())
             try:
                 check_answer(self._send(data[1], end).receive(MAX_LIST, end), Operation.APPEND, data[0])
             except RequestFailed as trouble:
-                self._fail(trouble, self._append_quiet, "no answers are remembered by")
+                self._fail(trouble, self._append_pauses, "no answers are remembered by")
             else:
-                self._append_quiet.succeed()
+                self._append_pauses.succeed()
                 self.counters.add("appended")
                 return True
         self.counters.add("lost")
@@ -392,20 +399,20 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             )
         return drafts
 
-    def _fail(self, trouble: RequestFailed, quiet: Quiet, effect: str) -> None:
+    def _fail(self, trouble: RequestFailed, pauses: Pauses, effect: str) -> None:
         """Pause requests after a failed call if that helps, and warn."""
         outcome = trouble.outcome
         self._thread.connection = None
         self._number += 1
         wait = min(trouble.failure.retry_after, LONGEST_PAUSE) if trouble.failure else 0.0
         if outcome in _REFUSALS:
-            quiet.pause(REFUSAL_SECONDS)
+            pauses.pause(REFUSAL_SECONDS)
         elif outcome in _OURS:
-            quiet.succeed()  # the service works; another request may succeed
+            pauses.succeed()  # the service works; another request may succeed
         elif wait > 0 and outcome in (Outcome.BUSY, Outcome.UNAVAILABLE):
-            quiet.pause(wait)
+            pauses.pause(wait)
             return
-        elif quiet.fail(refused=outcome is Outcome.UNREACHABLE):
+        elif pauses.fail(refused=outcome is Outcome.UNREACHABLE):
             self.counters.add("pauses")
         else:
             return

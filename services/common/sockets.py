@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from draftstore.errors import LookupServiceError
-from draftstore.remote.sockets import MAX_SOCKET_PATH, check_owner
+from draftstore.remote.addresses import MAX_SOCKET_PATH, check_owner
 from draftstore.storage.locks import Lock, lock
 from services.common.addresses import ListenAddress
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from draftstore.errors import LookupServiceError
 from draftstore.live.target import LiveTarget
 from draftstore.options import EXPERT, Shown, parsed
-from draftstore.remote.sockets import default_socket
+from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import Backend
 from draftstore.trees.frontier import MAX_BUDGET
 from services.common.addresses import LOOPBACK, Access, ListenAddress

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from draftstore.errors import DraftstoreError
-from draftstore.remote import sockets
-from draftstore.remote.addresses import Address
-from draftstore.remote.sockets import check_owner, default_socket, own_folder
+from draftstore.remote import addresses
+from draftstore.remote.addresses import Address, check_owner, default_socket, own_folder
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_where_service_and_client_meet(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_the_folder_of_someone_else_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "draftstore-x"
-    monkeypatch.setattr(sockets, "own_folder", lambda: folder)
+    monkeypatch.setattr(addresses, "own_folder", lambda: folder)
     check_owner(str(tmp_path / "elsewhere" / "s"))
     with pytest.raises(FileNotFoundError):
         check_owner(str(folder / "s"))

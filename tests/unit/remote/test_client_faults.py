@@ -13,11 +13,9 @@ import pytest
 from draftstore.errors import LookupServiceError
 from draftstore.remote import client as clients
 from draftstore.remote import wire
-from draftstore.remote.answers import RequestFailed
 from draftstore.remote.client import RemoteStore
-from draftstore.remote.connection import Connection
-from draftstore.remote.counters import Outcome
-from draftstore.remote.quiet import Quiet
+from draftstore.remote.connection import Connection, RequestFailed
+from draftstore.remote.counters import FAILURES, FIRST, LONGEST, Outcome, Pauses
 from draftstore.remote.wire import Status
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.store import RestStore
@@ -49,14 +47,14 @@ def contexts(small_store: Path) -> np.ndarray:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time of pauses, which passes only when a test says so."""
     time_now = [100.0]
-    monkeypatch.setattr(clients, "Quiet", lambda: Quiet(lambda: time_now[0]))
+    monkeypatch.setattr(clients, "Pauses", lambda: Pauses(lambda: time_now[0]))
     return time_now
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every call ask, whatever happened before."""
-    monkeypatch.setattr(Quiet, "holds", False)
+    monkeypatch.setattr(Pauses, "holds", False)
 
 
 def client_of(service: Service, deadline: float = SHORT, **more: Any) -> RemoteStore:
@@ -273,3 +271,47 @@ def test_a_list_of_releases_has_at_most_a_megabyte(store: RestStore) -> None:
         document += b" "
         with pytest.raises(LookupServiceError, match="expected at most 1,048,576"):
             client.releases()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make() -> tuple[Pauses, Clock]:
+    clock = Clock()
+    return Pauses(clock), clock
+
+
+def length_of(pauses: Pauses, clock: Clock) -> float:
+    """Return the seconds until the pause is over."""
+    start = clock.now
+    while pauses.holds:
+        clock.now += 0.001
+    return clock.now - start
+
+
+def test_a_pause_begins_after_three_failures_in_a_row_or_a_refused_connection() -> None:
+    pauses, _ = make()
+    for _ in range(10):  # never three in a row
+        assert not any(pauses.fail() for _ in range(FAILURES - 1))
+        pauses.succeed()
+    assert [pauses.fail() for _ in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
+    assert pauses.holds
+    assert make()[0].fail(refused=True)
+
+
+def test_it_doubles_with_every_failure_up_to_the_longest_and_an_answer_starts_over() -> None:
+    pauses, clock = make()
+    pauses.fail(refused=True)
+    for expected in [FIRST * 2**i for i in range(7)] + [LONGEST] * 3:
+        assert not pauses.fail()  # of another thread in the same moment
+        assert length_of(pauses, clock) == pytest.approx(expected, abs=0.0011)
+        assert pauses.fail()
+    pauses.succeed()
+    assert length_of(pauses, clock) == 0
+    assert not pauses.fail()
+    assert pauses.fail(refused=True)
+    assert length_of(pauses, clock) == pytest.approx(FIRST, abs=0.0011)

@@ -14,7 +14,7 @@ import pytest
 from draftstore.errors import LookupServiceError
 from draftstore.remote import wire
 from draftstore.remote.client import RemoteStore
-from draftstore.remote.quiet import Quiet
+from draftstore.remote.counters import Pauses
 from draftstore.remote.wire import HEADER, Operation, Status
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.registry import open_store
@@ -191,7 +191,7 @@ def answers_anything(seed: int) -> Behaviour:
 
 
 def test_any_answers(small_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Quiet, "holds", False)
+    monkeypatch.setattr(Pauses, "holds", False)
     contexts = contexts_of(small_store, 242)
     with closing(RestStore.open(small_store)) as store, Service(store, answers_anything(2)) as service:
         identity = TokenizerIdentity("small", TOKENIZER)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from draftstore.remote import wire
-from draftstore.remote.answers import RequestFailed, check_answer, read_drafts, read_releases
+from draftstore.remote.connection import RequestFailed, check_answer, read_drafts, read_releases
 from draftstore.remote.counters import Outcome
 from draftstore.remote.wire import ANSWER, Failure, Frame, Operation, Status
 from draftstore.trees.batch import DraftBatch

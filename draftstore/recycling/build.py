@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from draftstore.options import Shown
-from draftstore.recycling.paths import WIDTH
+from draftstore.recycling.kernels import WIDTH
 from draftstore.recycling.store import KIND, MATRIX_FILE
 from draftstore.search.ngrams import count_ngrams
 from draftstore.storage.files import remove

@@ -1,7 +1,7 @@
 """The drafter of Token Recycling: a matrix with the 8 most likely successors of each token when the model last saw it.
 
-A draft is a static tree (`draftstore.recycling.paths`) filled from the matrix: the child of rank r of a node with token
-t is matrix[t, r]. After each pass the rows of all verified tokens are updated, including rejected ones.
+A draft is a static tree (`recycling.kernels`) filled from the matrix: the child of rank r of a node with token t is
+matrix[t, r]. After each pass the rows of all verified tokens are updated, including rejected ones.
 
     drafter = RecyclingDrafter(model.config.vocab_size)      # or draftstore.recycling.store.open_drafter(...)
     session = drafter.session(prompt_ids, candidates=top8)   # the matrix is shared: the next text starts warm
@@ -23,8 +23,7 @@ from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
 from draftstore.drafting.sources import Prefill, Results, SlotSource
 from draftstore.errors import DraftstoreError, require_vocabulary
 from draftstore.jit import as_input, read_only
-from draftstore.recycling.kernels import fill_trees, learn, write_rows
-from draftstore.recycling.paths import PATHS, WIDTH
+from draftstore.recycling.kernels import PATHS, WIDTH, fill_trees, learn, write_rows
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 

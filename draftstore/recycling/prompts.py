@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftstore.recycling.paths import WIDTH
+from draftstore.recycling.kernels import WIDTH
 
 SLICE = 2**25
 """Logits in memory at a time: 128 MiB in float32. Each slice reads the head's weights once."""

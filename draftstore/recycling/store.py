@@ -14,7 +14,7 @@ import numpy as np
 
 from draftstore.errors import StoreError
 from draftstore.recycling.drafter import RecyclingDrafter
-from draftstore.recycling.paths import WIDTH
+from draftstore.recycling.kernels import WIDTH
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
 from draftstore.stores.kind import Kind
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.recycling.drafter import RecyclingDrafter
-from draftstore.recycling.paths import GUESS_RATES, PATHS, RATES
+from draftstore.recycling.kernels import GUESS_RATES, PATHS, RATES
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests import reference
 from tests.reference import Rows, UnclearError, nodes_of

@@ -27,8 +27,7 @@ from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
 from draftstore.live.log import Document, Vocabulary
 from draftstore.live.memory import CONTEXT_SIZE
-from draftstore.live.store import LiveStore
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.options import Number, Options, Shown, parsed
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.recycling.store import KIND as RECYCLING

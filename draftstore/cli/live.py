@@ -9,14 +9,14 @@ from draftstore.cli.common import STORE
 from draftstore.cli.output import json_option, print_fields, print_json
 from draftstore.errors import DraftstoreError
 from draftstore.live import log
-from draftstore.live.target import LEAST
+from draftstore.live.store import LEAST_TOKENS
 
 
 @click.command()
 @click.argument("directory", type=STORE)
 @click.option(
     "--tokens",
-    type=click.IntRange(LEAST, 2**31 - 1),
+    type=click.IntRange(LEAST_TOKENS, 2**31 - 1),
     help="Keep the log for a memory of so many tokens at most: the oldest documents beyond are deleted, now and later.",
 )
 @json_option

@@ -10,12 +10,14 @@ that were taken down or are now in a published store.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import filterfalse
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from draftstore.drafting.drafter import check_ids
 from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError
@@ -36,6 +38,7 @@ from draftstore.live.log import (
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.live.removing import TakeDowns, last_change
 from draftstore.live.texts import identified, tokenizer_of
+from draftstore.options import NAME
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.tokenizer import TextTokenizer
 
@@ -44,6 +47,9 @@ FOLLOW_SECONDS = 0.25
 WARN_SECONDS = 60.0
 UNLOGGED = 1000
 """Maximum documents that could not be logged but are kept when memory is reloaded from the log."""
+_TARGET = re.compile(rf"({NAME})(?:=(.+?))?(?::(\d{{1,10}}))?")
+LEAST_TOKENS = 1024
+"""Tokens of the smallest memory."""
 
 
 class LiveStore:
@@ -316,3 +322,26 @@ def _mismatch(found: Vocabulary, wanted: Vocabulary) -> TokenizerError:
         f"this live store holds ids of the tokenizer {found.fingerprint[:12]} with {found.size:,} ids, found "
         f"{wanted.fingerprint[:12]} with {wanted.size:,}: use a separate live store for this model"
     )
+
+
+class LiveTarget(NamedTuple):
+    """A live store as options name it: its name, the folder of its log, if any, and the maximum tokens in memory.
+
+    `NAME`, `NAME=DIR`, `NAME:TOKENS` or `NAME=DIR:TOKENS`.
+    """
+
+    name: str
+    folder: Path | None = None
+    tokens: int = TOKENS
+
+    @classmethod
+    def parse(cls, text: str) -> "LiveTarget":
+        """Return the live store of an option; DraftstoreError if it is invalid."""
+        found = _TARGET.fullmatch(text)
+        if found is None or not LEAST_TOKENS <= int(found[3] or TOKENS) < 2**31:
+            raise DraftstoreError(
+                f"{text!r} is not a live store: expected NAME, NAME=DIR or NAME=DIR:TOKENS, such as "
+                f"team=live/team:{TOKENS}, with at least {LEAST_TOKENS:,} tokens"
+            )
+        folder = Path(found[2]).expanduser() if found[2] else None
+        return cls(found[1], folder, int(found[3] or TOKENS))

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from draftstore.errors import LookupServiceError
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.options import EXPERT, Shown, parsed
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import Backend

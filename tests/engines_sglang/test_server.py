@@ -17,7 +17,7 @@ import pytest
 
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.decoding.replay import Recording, replay
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.engines_sglang.server import DRAFTS, Answer, Server, launched

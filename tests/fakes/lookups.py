@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.remote import wire
 from draftstore.stores.registry import open_store
 from services.common.permissions import Permissions

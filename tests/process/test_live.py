@@ -12,7 +12,7 @@ import pytest
 
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.live.log import read_since, segments
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from tests.fakes.served import Service, served
 from tests.fakes.workers import served_worker

@@ -5,8 +5,7 @@ from typing import Any
 
 from draftstore.live.log import Document, Vocabulary
 from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
-from draftstore.live.store import LiveStore
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.remote.wire import AppendRequest, DraftRequest, short_hash
 from draftstore.trees.batch import DraftBatch
 

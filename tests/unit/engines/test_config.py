@@ -7,7 +7,7 @@ import pytest
 from draftstore.assembly import Sources
 from draftstore.engines.config import CONFIG_VARIABLE, EngineConfig
 from draftstore.errors import EngineError
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 
 
 def test_a_file_names_stores_beside_it_and_corpora(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from draftstore.drafting.request import RequestSource
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import Proposer
 from draftstore.errors import EngineError
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree

@@ -18,7 +18,7 @@ from draftstore.engines.proposer import Proposer
 from draftstore.engines.sglang import BatchDrafts, StoreDrafts, settle
 from draftstore.errors import EngineError, TokenizerError
 from draftstore.live.log import read_since, segments
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer

@@ -9,7 +9,7 @@ import pytest
 from draftstore.errors import LookupServiceError
 from draftstore.live.log import documents, segments
 from draftstore.live.memory import warm_up
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.remote import wire
 from draftstore.remote.client import RemoteStore
 from draftstore.remote.wire import AppendRequest, Status

@@ -13,7 +13,7 @@ from draftstore.decoding.curve import CostCurve
 from draftstore.errors import DraftstoreError
 from draftstore.hf.loading import ModelOptions
 from draftstore.hf.planning import Effort
-from draftstore.live.target import LiveTarget
+from draftstore.live.store import LiveTarget
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.worker.settings import WorkerSettings

@@ -30,7 +30,7 @@ from draftstore.live.log import (
     save,
     segments,
 )
-from draftstore.live.texts import answer_of, identified, tokenizer_of
+from draftstore.live.source import answer_of, identified, tokenizer_of
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.fragments import Finder, Fragment

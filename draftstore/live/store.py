@@ -37,7 +37,7 @@ from draftstore.live.log import (
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.live.removing import TakeDowns, last_change
-from draftstore.live.texts import identified, tokenizer_of
+from draftstore.live.source import identified, tokenizer_of
 from draftstore.options import NAME
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.tokenizer import TextTokenizer

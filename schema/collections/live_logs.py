@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from draftstore.errors import DraftstoreError, TokenizerError
 from draftstore.live.log import documents, segments
 from draftstore.live.removing import Held, TakeDowns, still_held, take_down
-from draftstore.live.texts import LiveTexts, adopt, identified, tokenizer_of
+from draftstore.live.source import LiveTexts, adopt, identified, tokenizer_of
 from draftstore.text.digests import split_digests
 from draftstore.text.scans import Scan
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer

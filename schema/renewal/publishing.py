@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from draftstore.live import log
-from draftstore.live.texts import identified
+from draftstore.live.source import identified
 from draftstore.text.digests import answer_digest
 from schema import catalogue
 from schema.catalogue.gates import replay_rows

@@ -25,8 +25,8 @@ from draftstore.errors import TokenizerError, TokenRangeError
 from draftstore.live import log
 from draftstore.live.log import LIVE, REST, Document, Vocabulary, Writer
 from draftstore.live.removing import Held, TakeDowns, still_held, take_down
+from draftstore.live.source import adopt
 from draftstore.live.store import LiveStore
-from draftstore.live.texts import adopt
 from draftstore.text.digests import answer_digest, identify
 from draftstore.text.fragments import Fragment
 from draftstore.text.tokenizer import TextTokenizer
@@ -335,7 +335,7 @@ from pathlib import Path
 import numpy as np
 from draftstore.live.log import Document, Vocabulary
 from draftstore.live.store import LiveStore
-from draftstore.live.texts import tokenizer_of
+from draftstore.live.source import tokenizer_of
 store, tokenizer = LiveStore(10_000, Path(sys.argv[1])), tokenizer_of(Path(sys.argv[1]))
 store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
 for line in sys.stdin:

@@ -22,8 +22,6 @@ SHAREGPT = {
 """Roles by the names that ShareGPT and its relatives give them; others stay."""
 DOCUMENT_DATE = datetime(2026, 1, 1)
 """The date at which conversations of corpora are rendered: a document's text does not depend on the day of a build."""
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-"""Tags around a call: `{"name": "f", "arguments": {"x": 1}}`."""
 
 
 def as_messages(value: Sequence[Any], key: str) -> list[Message]:
@@ -173,15 +171,3 @@ def compile_template(template: str) -> Callable[..., str]:
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
     return environment.from_string(template).render
-
-
-def written_calls(text: str) -> list[dict[str, Any]]:
-    """Return the calls in an answer, `name` and `arguments`; none if one of them is not JSON with a name."""
-    calls = []
-    for piece in text.split(CALL)[1:]:
-        try:
-            call = json.loads(piece.partition(CALL_END)[0])
-            calls.append({"name": str(call["name"]), "arguments": call.get("arguments", {})})
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return []
-    return calls

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.chat import CALL, CALL_END, written_calls
-
 DIGEST_BYTES = 16
 """Among 10^12 different documents, two share a digest with probability 10^-15."""
 IDENTITY = 2
 """Version of the digests; in version 1, a document was known by its rendered text."""
 QUESTIONERS = frozenset({"", "developer", "function", "human", "system", "tool", "user"})
 """Roles whose turns are not answers."""
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+"""Tags around a tool call in an answer, as Qwen, Hermes and others write it: `{"name": "f", "arguments": {"x": 1}}`."""
 JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
 
 
@@ -85,6 +85,18 @@ def _said(message: Mapping[str, Any]) -> str:
     if not calls:
         return content
     return "\n".join(filter(None, (content.rstrip(), JSON.encode(_pruned(calls)))))
+
+
+def written_calls(text: str) -> list[dict[str, Any]]:
+    """Return the tool calls in an answer, `name` and `arguments`; none if one of them is not JSON with a name."""
+    calls = []
+    for piece in text.split(CALL)[1:]:
+        try:
+            call = json.loads(piece.partition(CALL_END)[0])
+            calls.append({"name": str(call["name"]), "arguments": call.get("arguments", {})})
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return []
+    return calls
 
 
 def _pruned(value: Any) -> Any:

@@ -11,7 +11,7 @@ from draftstore.decoding.incremental import Pieces
 from draftstore.decoding.loop import Step, Tally
 from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest
-from draftstore.text.chat import CALL
+from draftstore.text.digests import CALL
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.problems import ApiError
 from services.worker.texts import StopStrings, parse_calls

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from draftstore.text.chat import written_calls
+from draftstore.text.digests import written_calls
 
 
 class StopStrings:

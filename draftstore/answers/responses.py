@@ -8,6 +8,9 @@ next to the file records its plan and figures.
 
 Until the file is finished, answers are in a journal in `.NAME.partial` next to it, so that a killed run resumes after
 its last answer. A journal is named by a hash of its plan: a different model, prompts or settings get another journal.
+
+Answers join a batch as room becomes available, longest prompts first. Each has its own random numbers, so neither the
+batch nor an interruption changes samples, except for rounding.
 """
 
 import hashlib
@@ -16,15 +19,20 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
-from draftstore.answers.journal import Journal, StoredAnswer
 from draftstore.answers.prompts import Prompt, ResponseOptions, read_prompts
-from draftstore.errors import BuildError, CorpusError, DraftstoreError, NoTextError
+from draftstore.decoding.conversation import answer_lead
+from draftstore.decoding.incremental import Pieces
+from draftstore.decoding.planners import Fixed
+from draftstore.errors import BuildError, CorpusError, DraftstoreError, ModelError, NoTextError, counted
 from draftstore.hf.loading import LoadedModel, load_model
+from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.options import Options
 from draftstore.storage.files import hash_file, locked_directory, remove, replacing, write_json
 from draftstore.storage.manifest import model_name
@@ -164,8 +172,6 @@ def _make(
     on_progress: OnProgress,
 ) -> Responses:
     """Decode the answers missing from the journal, and publish all: first their origin, then the file by a rename."""
-    from draftstore.answers.decoding import decode_answers
-
     prompts, counts, problems = read_prompts(options, loaded)
     digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
     with closing(Journal(work / f"{digest}.answers")) as journal:
@@ -202,3 +208,110 @@ def _lines(
             else:
                 record["messages"] = [*content, {"role": "assistant", "content": text}]
             yield json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+class StoredAnswer(NamedTuple):
+    """One answer: its number, text, token count, and whether the model ended it, rather than a limit."""
+
+    number: int
+    text: str
+    tokens: int
+    ended: bool
+
+
+class Journal:
+    """Finished answers by number, in `answers` and in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the journal of an earlier run; an incomplete last line is removed."""
+        self.answers: dict[int, StoredAnswer] = {}
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        whole = 0
+        for line in self._file:
+            try:
+                answer = StoredAnswer(*json.loads(line[: line.index(b"\n")]))
+            except (TypeError, ValueError):
+                break
+            self.answers[answer.number] = answer
+            whole += len(line)
+        self._file.truncate(whole)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def add(self, answer: StoredAnswer) -> None:
+        """Append an answer, which is on disk on return; after an OSError, the next run removes the partial line."""
+        self._file.write(json.dumps(answer).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.answers[answer.number] = answer
+
+
+def decode_answers(
+    options: ResponseOptions,
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    journal: Journal,
+    most: int,
+    on_progress: OnProgress,
+) -> None:
+    """Decode answers missing from a journal, at most `most` at once; ModelError if they do not fit into memory."""
+    left = [number for number in range(len(prompts)) if number not in journal.answers]
+    left.sort(key=lambda number: -len(prompts[number].ids))
+    requests = {number: _request(options, prompts[number], number) for number in left}
+    decoded = 0
+    on_progress(len(journal.answers), len(prompts), counted(decoded, "token"))
+    for number, tokens in _together(loaded, requests, most) if requests else ():
+        decoded += len(tokens)
+        limited = len(tokens) == options.max_tokens
+        journal.add(_finish(loaded, prompts[number], number, tokens, limited))
+        on_progress(len(journal.answers), len(prompts), counted(decoded, "token"))
+
+
+def _request(options: ResponseOptions, prompt: Prompt, number: int) -> GenerationRequest:
+    seed = int(np.random.SeedSequence((options.seed, number)).generate_state(1, np.uint64)[0])
+    sampling = Sampling(options.temperature, options.top_p, seed=seed)
+    return GenerationRequest(prompt.ids, options.max_tokens, sampling)
+
+
+def _together(
+    loaded: LoadedModel, requests: dict[int, GenerationRequest], most: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Decode answers in a batch; yield the number and the tokens of each when it ends."""
+    from draftstore.hf.answering import batch_member  # imports torch
+    from draftstore.hf.batches import Batch
+
+    longest = max(len(request.prompt) + request.max_tokens for request in requests.values())
+    left, members = iter(requests.items()), {}
+    with closing(Batch(loaded.model, most=most)) as batch:
+        if longest > batch.positions:
+            raise ModelError(
+                f"no memory for {batch.most} answers of up to {longest:,} tokens with prompts: decode fewer together"
+            )
+        while True:
+            for number, request in islice(left, batch.most - len(batch)):
+                member = batch_member(loaded, request, drafter=None, planner=Fixed(0))
+                batch.join(member)
+                members[member] = number
+            if not members:
+                return
+            for member, step, error in batch.step():
+                if step is None:
+                    raise error or ModelError("an answer failed")
+                if member.over:
+                    yield members.pop(member), member.text.ids[len(member.prompt) :].tolist()
+
+
+def _finish(
+    loaded: LoadedModel, prompt: Prompt, number: int, tokens: list[int], limited: bool
+) -> StoredAnswer:
+    """Return an answer's text: what the ids add to the prompt, without end token and lead-in."""
+    ended = tokens[-1] in loaded.ends
+    tokens, ended = (tokens[:-1] if ended else tokens), ended or not limited
+    pieces = Pieces(loaded.text, prompt.ids)
+    text = "".join([pieces.push(token) for token in tokens]) + pieces.finish()
+    return StoredAnswer(
+        number, text.removeprefix(answer_lead(loaded.text, prompt.content)), len(tokens), ended
+    )

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftstore.answers import decoding, responses
-from draftstore.answers.journal import Journal, StoredAnswer
-from draftstore.answers.responses import ResponseOptions, Responses, make_responses
+from draftstore.answers import responses
+from draftstore.answers.responses import Journal, ResponseOptions, Responses, StoredAnswer, make_responses
 from draftstore.decoding.replay import read_recordings
 from draftstore.errors import BuildError, CorpusError, NoTextError
 from draftstore.hf import load_model
@@ -219,7 +218,7 @@ def say(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Sequence[int]]) -> No
     def decode(loaded: LoadedModel, requests: Any, _most: int) -> Any:
         return zip(requests, [[*answer, loaded.ends[0]] for answer in answers], strict=True)
 
-    monkeypatch.setattr(decoding, "_together", decode)
+    monkeypatch.setattr(responses, "_together", decode)
 
 
 def test_empty_answers_and_special_tokens_are_left_out(

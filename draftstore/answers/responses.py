@@ -72,6 +72,45 @@ class Responses(NamedTuple):
     reused: bool
 
 
+class StoredAnswer(NamedTuple):
+    """One answer: its number, text, token count, and whether the model ended it, rather than a limit."""
+
+    number: int
+    text: str
+    tokens: int
+    ended: bool
+
+
+class Journal:
+    """Finished answers by number, in `answers` and in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the journal of an earlier run; an incomplete last line is removed."""
+        self.answers: dict[int, StoredAnswer] = {}
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        whole = 0
+        for line in self._file:
+            try:
+                answer = StoredAnswer(*json.loads(line[: line.index(b"\n")]))
+            except (TypeError, ValueError):
+                break
+            self.answers[answer.number] = answer
+            whole += len(line)
+        self._file.truncate(whole)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def add(self, answer: StoredAnswer) -> None:
+        """Append an answer, which is on disk on return; after an OSError, the next run removes the partial line."""
+        self._file.write(json.dumps(answer).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.answers[answer.number] = answer
+
+
 def make_responses(
     options: ResponseOptions,
     model: str | Path,
@@ -208,45 +247,6 @@ def _lines(
             else:
                 record["messages"] = [*content, {"role": "assistant", "content": text}]
             yield json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace")
-
-
-class StoredAnswer(NamedTuple):
-    """One answer: its number, text, token count, and whether the model ended it, rather than a limit."""
-
-    number: int
-    text: str
-    tokens: int
-    ended: bool
-
-
-class Journal:
-    """Finished answers by number, in `answers` and in a file."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the journal of an earlier run; an incomplete last line is removed."""
-        self.answers: dict[int, StoredAnswer] = {}
-        self._file = path.open("a+b")
-        self._file.seek(0)
-        whole = 0
-        for line in self._file:
-            try:
-                answer = StoredAnswer(*json.loads(line[: line.index(b"\n")]))
-            except (TypeError, ValueError):
-                break
-            self.answers[answer.number] = answer
-            whole += len(line)
-        self._file.truncate(whole)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def add(self, answer: StoredAnswer) -> None:
-        """Append an answer, which is on disk on return; after an OSError, the next run removes the partial line."""
-        self._file.write(json.dumps(answer).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.answers[answer.number] = answer
 
 
 def decode_answers(

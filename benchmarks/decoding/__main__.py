@@ -35,9 +35,8 @@ from benchmarks.decoding.ways import LOOP, PLAIN, Answers, Way, answer, differen
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.smollm import add_model_argument, smollm
-from draftstore.decoding.budget import CostPlanner
+from draftstore.decoding.budget import CostPlanner, Fixed, Planner
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftstore.decoding.budget import Planner
 from draftstore.decoding.loop import Step, Tally
-from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf import generate
 

@@ -16,7 +16,7 @@ from benchmarks.cells import Figures
 from benchmarks.decoding.ways import PLAIN, Answers, Way, answer, differences
 from benchmarks.gpu.forced import Picks
 from benchmarks.gpu.passes import DEVICE
-from draftstore.decoding.planners import Fixed
+from draftstore.decoding.budget import Fixed
 from draftstore.decoding.replay import Recording
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.exactness import Forced

@@ -19,9 +19,8 @@ from benchmarks.decoding.ways import LOOP, Way
 from benchmarks.gpu import compare
 from benchmarks.gpu.forced import LARGE, TINY, Picks, force, random_model
 from benchmarks.gpu.passes import ATTENTION, CUDA, Passes, ceilings
-from draftstore.decoding.budget import CostPlanner
+from draftstore.decoding.budget import CostPlanner, Fixed
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.planners import Fixed
 from draftstore.decoding.replay import Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture

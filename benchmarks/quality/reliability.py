@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.decoding.budget import Fixed
 from draftstore.decoding.loop import Step, Text, decode
-from draftstore.decoding.planners import Fixed
 from draftstore.decoding.replay import RecordedModel, Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import start

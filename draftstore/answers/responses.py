@@ -27,9 +27,8 @@ import numpy as np
 from pydantic import Field
 
 from draftstore.answers.prompts import Prompt, ResponseOptions, read_prompts
-from draftstore.decoding.conversation import answer_lead
-from draftstore.decoding.incremental import Pieces
-from draftstore.decoding.planners import Fixed
+from draftstore.decoding.budget import Fixed
+from draftstore.decoding.conversation import Pieces, answer_lead
 from draftstore.errors import BuildError, CorpusError, DraftstoreError, ModelError, NoTextError, counted
 from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.hf.requests import GenerationRequest, Sampling

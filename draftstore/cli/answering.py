@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from draftstore.cli.output import printable
-from draftstore.decoding.incremental import Pieces
+from draftstore.decoding.budget import Fixed, Planner
+from draftstore.decoding.conversation import Pieces
 from draftstore.decoding.loop import Step, Tally
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DraftstoreError
 from draftstore.hf.requests import GenerationRequest

@@ -12,8 +12,8 @@ from draftstore.cli.answering import TimedAnswer, answer, check_positions, first
 from draftstore.cli.common import progress_bars, status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
+from draftstore.decoding.budget import Planner
 from draftstore.decoding.conversation import encode_conversation
-from draftstore.decoding.planners import Planner
 from draftstore.hf.loading import Loading
 from draftstore.hf.planning import Effort, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling

@@ -14,8 +14,7 @@ from draftstore.cli.answering import Printer, TimedAnswer, answer, check_positio
 from draftstore.cli.common import status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import console, json_option, print_json, print_table, say
-from draftstore.decoding.conversation import Content, encode_conversation
-from draftstore.decoding.incremental import Pieces
+from draftstore.decoding.conversation import Content, Pieces, encode_conversation
 from draftstore.errors import DraftstoreError, counted
 from draftstore.hf.loading import ModelOptions
 from draftstore.hf.planning import Effort, choose_plan

@@ -1,4 +1,4 @@
-"""How much of a draft to verify: the number of nodes that yields the most tokens per second.
+"""How much of a draft to verify: planners, of which `CostPlanner` takes what yields the most tokens per second.
 
 A pass over k nodes of a draft yields 1 + (accepted nodes) tokens and takes `curve.cost(k + 1)` seconds. The planner
 verifies the first k nodes, with the k that maximises
@@ -19,18 +19,17 @@ Costs come from the curve, never from a clock: the same text and the same drafts
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.errors import DraftTreeError
 from draftstore.jit import as_input, kernel, leaf_kernel
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import LEVEL_PROBS, LEVELS_PER_OCTAVE, DraftTree
+from draftstore.trees.tree import LEVEL_PROBS, LEVELS_PER_OCTAVE, DraftTree, best_chain
 from draftstore.trees.walk import steps_below, walk
 
 BANDS = 6
@@ -40,6 +39,46 @@ PRIOR: NDArray[np.float64] = np.array([[2.0], [1.0]])
 FORGETTING = 0.5 ** (1 / 300)
 """Decay of everything learned, per token of text: one half after 300."""
 _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
+
+
+class Planner(Protocol):
+    """Chooses how much of a draft to verify."""
+
+    def begin(self) -> None:
+        """Start a new text."""
+
+    def budget(self) -> int:
+        """Return the maximum useful nodes of a draft; 0 skips drafting."""
+
+    def trim(self, tree: DraftTree) -> DraftTree:
+        """Return the prefix of a tree to verify."""
+
+    def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
+        """Learn from a draft's outcome."""
+
+
+class Fixed:
+    """The planner that verifies whole drafts, or the best chain of each, up to a budget."""
+
+    def __init__(self, budget: int = BUDGET, chain: int | None = None) -> None:
+        """Request up to `budget` nodes; with `chain`, verify a single path of at most that many nodes."""
+        self._budget = budget
+        self._chain = chain
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def budget(self) -> int:
+        """Return the maximum nodes."""
+        return self._budget
+
+    def trim(self, tree: DraftTree) -> DraftTree:
+        """Return the tree, cut to the budget and, if requested, to a chain."""
+        tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
+        return tree if self._chain is None else best_chain(tree, self._chain)
+
+    def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
+        """Learn nothing."""
 
 
 class CostPlanner:

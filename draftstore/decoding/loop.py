@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance, accept
-from draftstore.decoding.budget import trim_together
-from draftstore.decoding.planners import Planner
+from draftstore.decoding.budget import Planner, trim_together
 from draftstore.drafting.outcomes import SourceOutcome
 from draftstore.drafting.slots import SlotSession
 from draftstore.trees.tree import DraftTree

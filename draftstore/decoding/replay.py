@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
+from draftstore.decoding.budget import Fixed, Planner
 from draftstore.decoding.conversation import encode_conversation
 from draftstore.decoding.loop import Step, Tally, Text, decode
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import start
 from draftstore.errors import CorpusError, ReplayError, TokenizerError

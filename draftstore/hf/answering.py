@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from draftstore.decoding.budget import capped
-from draftstore.decoding.planners import Planner
+from draftstore.decoding.budget import Planner, capped
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf.generation import seeded
 from draftstore.hf.loading import LoadedModel

@@ -23,8 +23,8 @@ from transformers.generation.logits_process import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from draftstore.decoding.budget import Fixed, Planner
 from draftstore.decoding.loop import Step
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError

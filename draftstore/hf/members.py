@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from transformers.generation.configuration_utils import GenerationConfig
 
 from draftstore.decoding.acceptance import Acceptance, accept, check_tree
+from draftstore.decoding.budget import Planner
 from draftstore.decoding.loop import Step, Text
-from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, SlotSession, start
 from draftstore.errors import DecodingError

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
 
-from draftstore.decoding.budget import CostPlanner
+from draftstore.decoding.budget import CostPlanner, Fixed, Planner
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.errors import counted
 from draftstore.options import Options, Shown
 from draftstore.trees.frontier import BUDGET, MAX_BUDGET

@@ -7,7 +7,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
-from draftstore.decoding.incremental import Pieces
+from draftstore.decoding.conversation import Pieces
 from draftstore.decoding.loop import Step, Tally
 from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest

@@ -9,8 +9,8 @@ import numpy as np
 from transformers.utils import logging as transformers_log
 
 from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.decoding.budget import Planner
 from draftstore.decoding.grammars import Grammars
-from draftstore.decoding.planners import Planner
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, ModelError

@@ -17,8 +17,7 @@ from draftstore.cli.answering import (
     check_positions,
 )
 from draftstore.cli.generate import Question
-from draftstore.decoding.conversation import encode_conversation
-from draftstore.decoding.incremental import Pieces
+from draftstore.decoding.conversation import Pieces, encode_conversation
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
 from draftstore.hf import exactness, load_model

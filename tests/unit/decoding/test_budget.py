@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.budget import BANDS, FORGETTING, PRIOR, CostPlanner, capped, trim_together
+from draftstore.decoding.budget import (
+    BANDS,
+    FORGETTING,
+    PRIOR,
+    CostPlanner,
+    Fixed,
+    Planner,
+    capped,
+    trim_together,
+)
 from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.loop import Text, decode
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.decoding.replay import RecordedModel
 from draftstore.drafting.slots import start
 from draftstore.errors import DraftTreeError

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
+from draftstore.decoding.budget import Fixed, Planner
 from draftstore.decoding.loop import Step, Text, decode, step
-from draftstore.decoding.planners import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, start
 from draftstore.trees.tree import DraftTree

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from draftstore.decoding.budget import Fixed
 from draftstore.decoding.loop import Step
-from draftstore.decoding.planners import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError

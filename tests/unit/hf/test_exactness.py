@@ -9,7 +9,7 @@ import transformers
 from packaging.version import Version
 from transformers import T5Config, T5ForConditionalGeneration
 
-from draftstore.decoding.planners import Fixed
+from draftstore.decoding.budget import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError

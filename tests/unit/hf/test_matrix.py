@@ -16,8 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.decoding.budget import CostPlanner
-from draftstore.decoding.planners import Fixed, Planner
+from draftstore.decoding.budget import CostPlanner, Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter

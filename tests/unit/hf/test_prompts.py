@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.decoding.planners import Fixed
+from draftstore.decoding.budget import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf import generate
 from draftstore.hf.batches import Batch

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
-from draftstore.decoding.planners import Fixed
+from draftstore.decoding.budget import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate, pools, runner

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from draftstore.decoding.planners import Fixed
+from draftstore.decoding.budget import Fixed
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.answering import batch_member, generation_arguments
 from draftstore.hf.generation import batch_for, check_model, decode_all

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.decoding.incremental import BROKEN, Pieces
+from draftstore.decoding.conversation import BROKEN, Pieces
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 LINES = [

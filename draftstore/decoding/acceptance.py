@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
 from draftstore.jit import as_input
-from draftstore.trees.tree import DraftTree, child_of
-from draftstore.trees.walk import find_fault
+from draftstore.trees.tree import DraftTree, child_of, find_fault
 
 Choose = Callable[[int, Sequence[int]], int]
 """`choose(row, emitted)`: the token that the model emits at a row (0 = the root, i + 1 = node i) of the verified

@@ -29,8 +29,7 @@ from draftstore.decoding.curve import CostCurve
 from draftstore.errors import DraftTreeError
 from draftstore.jit import as_input, kernel, leaf_kernel
 from draftstore.trees.frontier import BUDGET
-from draftstore.trees.tree import LEVEL_PROBS, LEVELS_PER_OCTAVE, DraftTree, best_chain
-from draftstore.trees.walk import steps_below, walk
+from draftstore.trees.tree import LEVEL_PROBS, LEVELS_PER_OCTAVE, DraftTree, best_chain, steps_below, walk
 
 BANDS = 6
 """Bands of probabilities given the parent, an octave each; the last one includes all lower values."""

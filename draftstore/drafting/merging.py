@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from draftstore.drafting.drafter import SEPARATOR
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.trees.frontier import MAX_DEPTH, Frontier, new_frontier, unpack_nodes
-from draftstore.trees.tree import LEVEL_PROBS
+from draftstore.trees.tree import LEVEL_PROBS, steps_below, walk
 from draftstore.trees.trie import keep_best, new_trie, place_node
-from draftstore.trees.walk import steps_below, walk
 
 TRUST = 3.0
 """Initial counts of expected and correct tokens of every source."""
@@ -134,7 +133,7 @@ def learn_texts(contexts, tokens, parents, levels, sizes, seen, matched, waiting
 
 @leaf_kernel
 def _count_children(state, node, child):
-    """Count the expected and correct tokens among a node's children; see `draftstore.trees.walk.walk`."""
+    """Count the expected and correct tokens among a node's children; see `draftstore.trees.tree.walk`."""
     parents, levels, seen = state
     expected = 0.0
     for i in range(node + 1, len(parents)):

@@ -8,8 +8,7 @@ from draftstore.drafting.drafter import SEPARATOR
 from draftstore.drafting.slots import enlarged
 from draftstore.jit import as_input, kernel, leaf_kernel, pointer
 from draftstore.trees.batch import DraftBatch
-from draftstore.trees.tree import best_chains
-from draftstore.trees.walk import walk
+from draftstore.trees.tree import best_chains, walk
 
 SPARE = 256
 """Spare room after a text in tokens, in addition to a quarter of its length."""

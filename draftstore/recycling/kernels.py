@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.trees.frontier import MAX_DEPTH, enter, grow, new_frontier, token_of, unpack_nodes
-from draftstore.trees.walk import walk
+from draftstore.trees.tree import walk
 
 WIDTH = 8
 """Candidates per token: ranks are 0 to 7."""

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
-from draftstore.engines.masks import rows_and_mask
 from draftstore.engines.proposer import Proposer
 from draftstore.errors import EngineError
-from draftstore.trees.batch import DraftBatch
+from draftstore.trees.batch import DraftBatch, rows_and_mask
 
 LOG = logging.getLogger(__name__)
 NAME = "DRAFTSTORE"
@@ -131,7 +130,7 @@ class BatchDrafts:
     def draft(
         self, requests: Sequence[Any], pending: Sequence[Sequence[int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the arrays of a step, see `draftstore.engines.masks.rows_and_mask`.
+        """Return the arrays of a step, see `draftstore.trees.batch.rows_and_mask`.
 
         Args:
             requests: `Req` of SGLang, or objects with its `rid`, `origin_input_ids_unpadded`, `output_ids`, `tokenizer`

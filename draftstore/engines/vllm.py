@@ -18,7 +18,7 @@ from draftstore.assembly import Sources
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.proposer import Proposer
-from draftstore.engines.rows import Rows
+from draftstore.engines.texts import Rows
 from draftstore.errors import EngineError
 
 LOG = logging.getLogger("vllm.draftstore")  # vLLM shows the output of loggers below its own

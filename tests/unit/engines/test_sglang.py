@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from draftstore.assembly import Sources
 from draftstore.drafting.request import RequestDrafter
 from draftstore.engines.config import EngineConfig
-from draftstore.engines.masks import rows_and_mask
 from draftstore.engines.proposer import Proposer
 from draftstore.engines.sglang import BatchDrafts, StoreDrafts, settle
 from draftstore.errors import EngineError, TokenizerError
@@ -22,7 +21,7 @@ from draftstore.live.store import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.trees.batch import DraftBatch
+from draftstore.trees.batch import DraftBatch, rows_and_mask
 from tests.fakes.sglang_engine import Accepted, Batch, Engine, NgramWorker, Request, plain, server_args
 
 VOCAB, ROWS = 50, 6

@@ -1,6 +1,7 @@
 """Batched drafts of many contexts: the same bytes as one tree at a time, and nothing malformed gets through."""
 
 import struct
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
-from draftstore.trees.batch import DraftBatch, decode_drafts
+from draftstore.trees.batch import DraftBatch, decode_drafts, rows_and_mask
 from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_tree import ANIMALS, trees
@@ -127,3 +129,31 @@ def test_wrong_batches_name_the_tree() -> None:
         decoded(data + data[:-1], two, most + 1)
     with pytest.raises(DraftTreeError, match="more than the 2 trees take"):
         decoded(data + data + b"\0", two, most + 1)
+
+
+def expected(tree: DraftTree, last: int, rows: int) -> tuple[list[int], NDArray[np.bool_]]:
+    """Return the rows of one text, slowly: a path from row 0 for each row."""
+    above, tokens = [-1], [last]
+    for row in range(1, rows):
+        above.append(int(tree.parents[row - 1]) + 1 if row <= len(tree) else row - 1)
+        tokens.append(int(tree.tokens[row - 1]) if row <= len(tree) else tokens[-1])
+    mask = np.zeros((rows, rows), np.bool_)
+    for row in range(rows):
+        column = row
+        while column >= 0:
+            mask[row, column] = True
+            column = above[column]
+    return tokens, mask
+
+
+@given(st.lists(trees(12), max_size=4), st.integers(1, 16))
+def test_arrays_are_those_of_the_reference(drafts: Sequence[DraftTree], rows: int) -> None:
+    lasts = [100 + place for place in range(len(drafts))]
+    batch = DraftBatch.of([(tree.tokens, tree.parents, tree.levels, 0, 0) for tree in drafts])
+    tokens, mask = rows_and_mask(batch, lasts, rows)
+    assert (tokens.dtype, mask.dtype) == (np.dtype("int64"), np.dtype("bool"))
+    assert (tokens.shape, mask.shape) == ((len(drafts) * rows,), (len(drafts) * rows * rows,))
+    for place, (draft, last) in enumerate(zip(drafts, lasts, strict=True)):
+        want_tokens, want_mask = expected(draft, last, rows)
+        assert tokens.reshape(-1, rows)[place].tolist() == want_tokens
+        assert mask.reshape(-1, rows, rows)[place].tobytes() == want_mask.tobytes()

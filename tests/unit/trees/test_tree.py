@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
 from draftstore.trees.codec import MAX_NODES
-from draftstore.trees.tree import LEVEL_BOUNDS, LEVEL_PROBS, DraftTree, highest_level, level_of
+from draftstore.trees.tree import LEVEL_BOUNDS, LEVEL_PROBS, DraftTree, best_chain, highest_level, level_of
 from tests.fakes.adversaries import Path
 from tests.fakes.adversaries import tree_of as tree_from_paths
 from tests.reference import Nodes, nodes_of, paths_of
@@ -213,3 +213,15 @@ def test_a_tree_is_cut_to_a_depth(tree: DraftTree) -> None:
         cut.validate()
         levels = paths_of(nodes_of(tree))
         assert paths_of(nodes_of(cut)) == {path: levels[path] for path in levels if len(path) <= depth}
+
+
+@given(trees(12), st.integers(0, 7) | st.none())
+def test_no_other_path_promises_more(tree: DraftTree, longest: int | None) -> None:
+    chain = best_chain(tree, longest)
+    chain.validate()
+    assert chain.parents.tolist() == list(range(-1, len(chain) - 1))
+    depth = len(tree) if longest is None else longest
+    cut = [path[:depth] for path in map(tree.path, range(len(tree)))]
+    sums = [float(tree.probs[path].sum(dtype=float)) for path in cut if path]
+    assert abs(float(chain.probs.sum(dtype=float)) - max(sums, default=0.0)) < 1e-6
+    assert chain.tokens.tolist() in [tree.tokens[path].tolist() for path in cut] or not len(chain)

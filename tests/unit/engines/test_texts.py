@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.engines.rows import TAIL, Rows
-from draftstore.engines.texts import Texts
+from draftstore.engines.texts import TAIL, Rows, Texts
 from draftstore.errors import EngineError
 
 Row = tuple[int, list[int], int]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.common import DATA_VARIABLE, Workspace
 from benchmarks.measure import progress
-from draftstore.hf.smollm import fetch_smollm
+from draftstore.cli.demo import fetch_smollm
 
 NAME = "SmolLM2-135M-Instruct"
 TOKENIZER = "smollm2"

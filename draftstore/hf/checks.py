@@ -8,8 +8,8 @@ from transformers.generation.configuration_utils import GenerationConfig, Genera
 from transformers.generation.utils import GenerationMixin
 
 from draftstore.errors import DecodingError
+from draftstore.hf.attention import CHUNKED, FULL, SLIDING, views_of
 from draftstore.hf.loading import positions_of
-from draftstore.hf.masks import CHUNKED, FULL, SLIDING, views_of
 
 ATTENTION = ("sdpa", "eager")
 """Attention implementations that accept a custom mask."""

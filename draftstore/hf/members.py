@@ -16,9 +16,8 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, SlotSession, start
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, depth_limit, vocab_size
-from draftstore.hf.choosing import Chooser, Ids
+from draftstore.hf.choosing import Chooser, Ids, StopRules
 from draftstore.hf.passes import Entry, Rows, Wants
-from draftstore.hf.stopping import StopRules
 from draftstore.recycling.prompts import PromptCandidates
 from draftstore.trees.tree import DraftTree
 

@@ -30,8 +30,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from draftstore.hf.attention import shared_keys
-from draftstore.hf.masks import Views, attention_masks, views_of
+from draftstore.hf.attention import Views, attention_masks, shared_keys, views_of
 from draftstore.hf.passes import CANDIDATES, Entry, Fetch, Pass, Rows, Wants, gathering, last_hidden
 from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.recycling.prompts import PromptCandidates

@@ -98,7 +98,7 @@ def test_the_readme_works_where_only_the_wheels_and_what_they_need_are_installed
         built = [f"{wheels['draftstore']}[quickstart,hf]", str(wheels["draftstore_server"])]
         step("pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), *built)
         step("draftstore", "quickstart", "--out", "data/quickstart", "--source", str(ROOT / "services"))
-        model = "from draftstore.hf.smollm import fetch_smollm; fetch_smollm(Path('data/model'))"
+        model = "from draftstore.cli.demo import fetch_smollm; fetch_smollm(Path('data/model'))"
         step("python", "-c", f"from pathlib import Path; {model}")
         for line in page.commands:
             if not line.endswith("&"):

@@ -14,11 +14,11 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import exactness, generate
+from draftstore.hf.attention import FULL, SLIDING
 from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import PROMPT as READ
 from draftstore.hf.exactness import examine, require_exact
 from draftstore.hf.generation import decode_all
-from draftstore.hf.masks import FULL, SLIDING
 from draftstore.hf.preparing import prepare_text
 from tests.fakes.adversaries import Prophets, Silent
 from tests.fakes.hf_models import build, tiny

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftstore.hf import masks
+from draftstore.hf import attention
+from draftstore.hf.attention import FULL, SLIDING, views_of
 from draftstore.hf.checks import depth_limit
 from draftstore.hf.choosing import Ids
-from draftstore.hf.masks import FULL, SLIDING, views_of
 from draftstore.hf.passes import CHUNK, Wants, choices
 from tests.fakes.hf_models import build, tiny
 
@@ -25,7 +25,7 @@ def test_the_depth_of_drafts() -> None:
 
 def test_ranges_of_layers_as_transformers_before_5_19_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [FULL, SLIDING, FULL], {"sliding_window": 8}
-    monkeypatch.setattr(masks, "get_layer_types_and_kwargs", lambda _config: told)
+    monkeypatch.setattr(attention, "get_layer_types_and_kwargs", lambda _config: told)
     assert views_of(None) == {FULL: None, SLIDING: 8}
 
 

@@ -22,8 +22,8 @@ from draftstore.decoding.budget import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate, pools, runner
+from draftstore.hf.attention import FULL, SLIDING, views_of
 from draftstore.hf.batches import Batch
-from draftstore.hf.masks import FULL, SLIDING, views_of
 from draftstore.hf.members import Member
 from draftstore.hf.passes import Wants
 from draftstore.hf.preparing import prepare_text

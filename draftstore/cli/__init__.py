@@ -15,21 +15,17 @@ from typing import ClassVar
 import click
 
 import draftstore
-from draftstore.cli.build import build
-from draftstore.cli.check_model import check_model
-from draftstore.cli.count import count
+from draftstore.cli.build import build, count, responses
 from draftstore.cli.demo import demo
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
-from draftstore.cli.inspect import info, verify
-from draftstore.cli.live import live
+from draftstore.cli.inspect import info, live, verify
+from draftstore.cli.models import check_model, tune
 from draftstore.cli.options import Group
 from draftstore.cli.output import fit_terminal, say
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
 from draftstore.cli.replay import replay
-from draftstore.cli.responses import responses
-from draftstore.cli.tune import tune
 from draftstore.errors import DraftstoreError
 
 ADVICE = {

@@ -1,4 +1,4 @@
-"""`draftstore build`: a command for each kind of store that has a builder."""
+"""`draftstore build`, `count` and `responses`: stores of all kinds, counts of n-grams, answers as a corpus."""
 
 import time
 from collections.abc import Sequence
@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
-from draftstore.cli.common import bytes_text, progress_bars, status
-from draftstore.cli.options import Group, SpreadCommand, takes
+from draftstore.answers.responses import Responder, ResponseOptions, Responses, make_responses
+from draftstore.cli.common import STORE, bytes_text, progress_bars, status
+from draftstore.cli.options import Command, Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
 from draftstore.errors import counted
 from draftstore.hf.building import materials
 from draftstore.storage.report import Progress, ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
+from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.kind import Builder, TextSources
 from draftstore.stores.registry import KINDS, builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources, build_rest
@@ -26,6 +28,13 @@ out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing store.")
+LEFT_OUT = {
+    "bad_records": "bad records",
+    "repeated": "repeated prompts",
+    "too_long": "prompts too long",
+    "empty": "empty answers",
+    "special": "answers that spell a special token",
+}
 
 
 class Kinds(Group):
@@ -149,3 +158,71 @@ def show_problems(number: int, problems: Sequence[RecordProblem]) -> None:
         say(f"  {problem.place}: {problem.reason}", err=True)
     if number > SHOWN and problems:
         say("  ...", err=True)
+
+
+@click.command(cls=Command)
+@click.argument("directory", type=STORE)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the counts.")
+@takes(options=CountOptions)
+@click.option("--overwrite", is_flag=True, help="Replace existing counts.")
+@json_option
+def count(directory: Path, out: Path, options: CountOptions, overwrite: bool, as_json: bool) -> None:
+    """Count all n-grams of a REST store, exactly, into Parquet files.
+
+    \b
+    Example:
+      draftstore count stores/chat --out stores/chat-ngrams
+    """
+    begin = time.perf_counter()
+    with progress_bars() as progress:
+        result = build_counts(directory, out, options, overwrite=overwrite, progress=progress)
+    report_build(result, time.perf_counter() - begin, as_json)
+
+
+@click.command(cls=SpreadCommand)
+@takes(by=Responder, options=ResponseOptions)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of the answers: .jsonl, .jsonl.gz or .jsonl.zst.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace other answers in the file, finished or not.")
+@json_option
+def responses(by: Responder, options: ResponseOptions, out: Path, overwrite: bool, as_json: bool) -> None:
+    """Record a model's answers as a corpus for its stores.
+
+    Stores of a model's own answers draft better than those of other texts. Run the same command again to resume a
+    killed run. `build --corpus` and `replay --replays` read the file.
+
+    \b
+    Examples:
+      draftstore responses --model ./model --prompts questions.jsonl --out answers.jsonl.zst
+      draftstore responses --model ./model --prompts p.jsonl --temperature 0.7 --top-p 0.95 --samples 3 --out a.jsonl
+    """
+    begin = time.perf_counter()
+    with progress_bars() as progress:
+        made = make_responses(
+            options, by.model, out,
+            dtype=by.dtype, device=by.device, batch=by.batch, overwrite=overwrite,
+            on_progress=progress("decoding", "answers"),
+        )  # fmt: skip
+    _report_answers(made, time.perf_counter() - begin, as_json)
+
+
+def _report_answers(made: Responses, seconds: float, as_json: bool) -> None:
+    counts = made.counts
+    if as_json:
+        done = {"path": made.path, "reused": made.reused, "seconds": round(seconds, 2)}
+        return print_json({**done, "counts": counts, "problems": problems_json(made.problems)})
+    if made.problems:
+        show_problems(counts["bad_records"], made.problems)
+    fields = {
+        "answers": counts["answers"],
+        "tokens decoded": counts["tokens"],
+        "cut at the token limit": counts["cut"],
+        **{what: f"{counts[key]:,}, skipped" for key, what in LEFT_OUT.items() if counts[key]},
+        "time": "already complete" if made.reused else f"{seconds:.1f} s",
+    }
+    print_fields(fields, err=True)
+    return say(str(made.path))

@@ -13,8 +13,8 @@ import click
 from pydantic import Field
 
 from draftstore.assembly import Assembly, Sources, assemble
-from draftstore.cli.answering import TimedAnswer, answer, check_positions, first_difference
 from draftstore.cli.common import progress_bars, status
+from draftstore.cli.generate import TimedAnswer, answer, check_positions, first_difference
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.decoding.budget import Planner

@@ -11,12 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from draftstore.cli.answering import (
+from draftstore.cli.generate import (
     Printer,
+    Question,
     TimedAnswer,
     check_positions,
 )
-from draftstore.cli.generate import Question
 from draftstore.decoding.conversation import Pieces, encode_conversation
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError

@@ -126,7 +126,7 @@ def _tables(store: Path, manifest: Manifest, on_rows: OnProgress) -> Iterator[Ng
             raise StoreError(
                 f"{store} counts n-grams of at most two tokens: count again those of three", "max_n"
             )
-        yield from _counted(store / parquet_name(3), on_rows)
+        yield from _tables_of_counts(store / parquet_name(3), on_rows)
     elif manifest.kind == REST:
         index = RestStore.open(store).index
         for tables in count_ngrams(index, 3, on_rows=on_rows):
@@ -138,7 +138,7 @@ def _tables(store: Path, manifest: Manifest, on_rows: OnProgress) -> Iterator[Ng
         )
 
 
-def _counted(path: Path, on_rows: OnProgress) -> Iterator[NgramTable]:
+def _tables_of_counts(path: Path, on_rows: OnProgress) -> Iterator[NgramTable]:
     """Yield the 3-grams of a Parquet file; those of a batch's last 2-gram are carried over to the next batch."""
     with needs_extra("pyarrow"):
         import pyarrow.parquet as pq

@@ -19,7 +19,7 @@ from draftstore.errors import BuildRunningError, StoreError
 from draftstore.storage.locks import lock
 
 T = TypeVar("T")
-Text: TypeAlias = InstanceOf[str]
+AnyText: TypeAlias = InstanceOf[str]
 """A string field that may be invalid Unicode, as file names can be."""
 HASH_CHUNK = 1 << 22
 LOCK_SECONDS = 1.0

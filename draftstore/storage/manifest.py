@@ -17,7 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StrictInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from draftstore.errors import StoreError, TokenizerError
-from draftstore.storage.files import Text, hash_file, json_text, load_json, write_atomic
+from draftstore.storage.files import AnyText, hash_file, json_text, load_json, write_atomic
 from draftstore.storage.report import OnProgress, ignore
 
 FORMAT_VERSION = 1
@@ -32,7 +32,7 @@ FORBID = ConfigDict(extra="forbid")
 class TokenizerIdentity:
     """Identity of a tokenizer: a hash of its vocabulary and merges, and a display name."""
 
-    name: Text
+    name: AnyText
     fingerprint: str
 
 
@@ -56,7 +56,7 @@ def _inside(name: str) -> str:
     return name
 
 
-def _counted(counts: dict[str, int]) -> dict[str, int]:
+def _with_required(counts: dict[str, int]) -> dict[str, int]:
     """Refuse counts that lack those required of every kind of store."""
     if missing := set(COUNTS) - counts.keys():
         raise ValueError(f"the count {min(missing)!r} is missing")
@@ -78,16 +78,16 @@ class Manifest:
     """
 
     kind: str
-    name: Text
+    name: AnyText
     created: str
     vocab_size: Annotated[StrictInt, Field(ge=1)]
     token_dtype: Annotated[str, Field(pattern="^uint(16|32)$")]
     tokenizer: TokenizerIdentity
     parameters: dict[str, Any]
     corpus: dict[str, Any]
-    counts: Annotated[dict[str, StrictInt], AfterValidator(_counted)]
-    files: dict[Annotated[Text, AfterValidator(_inside)], FileEntry]
-    target_model: Text | None = None
+    counts: Annotated[dict[str, StrictInt], AfterValidator(_with_required)]
+    files: dict[Annotated[AnyText, AfterValidator(_inside)], FileEntry]
+    target_model: AnyText | None = None
     format_version: Literal[1] = 1
 
     @property

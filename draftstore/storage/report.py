@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 from pydantic import TypeAdapter
 
 from draftstore.errors import counted
-from draftstore.storage.files import Text
+from draftstore.storage.files import AnyText
 
 LINKS = "links"
 """Key in `ReadReport.passed_over` of links that lead out of their folders."""
@@ -43,8 +43,8 @@ def silent(_step: str, _unit: str) -> OnProgress:
 class RecordProblem:
     """An unreadable record: its position (`file:line 7`) and the reason; `truncated` if the file ends there."""
 
-    place: Text
-    reason: Text
+    place: AnyText
+    reason: AnyText
     truncated: bool = False
 
 
@@ -65,8 +65,8 @@ class ReadReport:
     bad_records: int = 0
     empty_documents: int = 0
     problems: list[RecordProblem] = dataclasses.field(default_factory=list)
-    unread: list[Text] = dataclasses.field(default_factory=list)
-    passed_over: dict[Text, int] = dataclasses.field(default_factory=dict)
+    unread: list[AnyText] = dataclasses.field(default_factory=list)
+    passed_over: dict[AnyText, int] = dataclasses.field(default_factory=dict)
     truncated: int = 0
 
     @classmethod

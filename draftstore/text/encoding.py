@@ -36,7 +36,7 @@ BATCH_CHARACTERS = 1_000_000
 PIECE_CHARACTERS = 1 << 17
 """Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
-Text: TypeAlias = tuple[str, str, bytes | None]
+TextPiece: TypeAlias = tuple[str, str, bytes | None]
 """The id of a document, a piece of its text, and the digest; None: more pieces follow."""
 
 
@@ -151,7 +151,7 @@ class _Filling:
         return shard
 
 
-def _encode(tokenizer: TextTokenizer, batch: list[Text]) -> Iterator[Encoded]:
+def _encode(tokenizer: TextTokenizer, batch: list[TextPiece]) -> Iterator[Encoded]:
     encoded = tokenizer.encode_documents([text for _, text, _ in batch])
     for (name, text, digest), ids in zip(batch, encoded, strict=True):
         yield Encoded(name, len(text), ids, digest)
@@ -166,9 +166,9 @@ def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
             yield batch
 
 
-def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[Text]]:
+def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[TextPiece]]:
     """Group documents, long ones in pieces, into lists of about `batch_chars` characters."""
-    batch: list[Text] = []
+    batch: list[TextPiece] = []
     size = 0
     for document in documents:
         for text, last in split_text(document.text, PIECE_CHARACTERS):

@@ -31,7 +31,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
-from draftstore.storage.files import Text, escaped, file_identity, load_json, replacing
+from draftstore.storage.files import AnyText, escaped, file_identity, load_json, replacing
 from draftstore.storage.report import HIDDEN, LINKS, OnProgress, ReadReport, ignore
 from draftstore.text.corpus import Source, read_files
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, answer_digest, digest_keys, split_digests
@@ -68,8 +68,8 @@ class ScannedFile:
     """
 
     source: int
-    path: Text
-    name: Text
+    path: AnyText
+    name: AnyText
     kind: str
     reading: str
     identity: str

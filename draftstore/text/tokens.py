@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from draftstore.errors import StoreError, require_vocabulary
-from draftstore.storage.files import Text, load_json, map_or_empty, replacing
+from draftstore.storage.files import AnyText, load_json, map_or_empty, replacing
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
 from draftstore.text.digests import DIGEST_BYTES
 
@@ -53,8 +53,8 @@ class Shard:
     documents: int
     tokens: int
     characters: int
-    first_id: Text
-    last_id: Text
+    first_id: AnyText
+    last_id: AnyText
     files: dict[str, FileEntry]
 
 
@@ -64,7 +64,7 @@ class State:
 
     vocab_size: int
     tokenizer: TokenizerIdentity
-    corpus_fingerprint: Text
+    corpus_fingerprint: AnyText
     shard_tokens: int
     shards: int | None = None
     totals: dict[str, int] | None = None

@@ -19,7 +19,7 @@ from draftstore.errors import BuildError, StoreError
 from draftstore.storage import files
 from draftstore.storage.files import (
     SMALL_BYTES,
-    Text,
+    AnyText,
     file_identity,
     hash_file,
     json_text,
@@ -106,7 +106,7 @@ def test_json_text_of_a_path_that_is_not_utf_8(tmp_path: Path) -> None:
 )
 def test_json_that_is_not_what_is_expected_says_where(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        load_json(text, TypeAdapter(dict[str, Text]))
+        load_json(text, TypeAdapter(dict[str, AnyText]))
 
 
 def test_arrays_are_written_and_mapped(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def check_trees(batch: DraftBatch, texts: int) -> DraftBatch:
         raise DraftTreeError(
             "its proposal is not a tree: expected a token, a parent and a level for each node"
         )
-    row, node = _find_wrong(as_input(tokens, np.int32), as_input(parents, np.int16), as_input(sizes, np.int32))
+    row, node = _find_wrong(
+        as_input(tokens, np.int32), as_input(parents, np.int16), as_input(sizes, np.int32)
+    )
     if node >= 0:
         raise DraftTreeError(
             f"it proposed node {node} with token {tokens[row, node]} and parent {parents[row, node]}: expected a "

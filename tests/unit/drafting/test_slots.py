@@ -21,7 +21,7 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import SlotDrafter, Slots, start
 from draftstore.drafting.sources import IDS, Prefill, Results, SlotSource
-from draftstore.errors import DraftstoreError, TokenRangeError
+from draftstore.errors import DraftstoreError, DraftTreeError, TokenRangeError
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.text.tokenizer import load_tokenizer
@@ -441,6 +441,40 @@ def test_a_draft_does_not_outlive_its_source() -> None:
         session.propose(9)
         assert session.slots.outcomes(session.slot)[1] == (int(not reason), 0, reason)
         session.observe([6, last])
+
+
+class Broken(Recorder):
+    """Proposes what is not a tree, in at most 8 nodes."""
+
+    wrong: Any = ()
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, hidden: Any = None
+    ) -> DraftBatch:
+        return DraftBatch.of([([1, 2], [-1, 0], [0, 1], 0, 0)] * len(contexts))._replace(**self.wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"sizes": np.array([40], np.int32)}, "40 nodes of 2"),
+        ({"sizes": np.array([-1], np.int32)}, "-1 nodes of 2"),
+        ({"sizes": np.array([2, 2], np.int32)}, "not a tree"),
+        ({"parents": np.array([[-1, 30_000]], np.int16)}, "node 1 with token 2 and parent 30000"),
+        ({"parents": np.array([[-2, 0]], np.int16)}, "node 0 with token 1 and parent -2"),
+        ({"tokens": np.array([[-7, 1]], np.int32)}, "node 0 with token -7"),
+        ({"levels": np.zeros((1, 3), np.uint8)}, "not a tree"),
+    ],
+)
+def test_kernels_never_see_what_is_not_a_tree(wrong: Any, why: str) -> None:
+    broken = Broken()
+    broken.wrong = wrong
+    with pytest.raises(DraftTreeError, match=why):
+        broken.session([1]).propose(8)
+    mixture = Mixture([RequestDrafter(VOCAB), broken])
+    text = [1, 2, 1]
+    assert mixture.session(text).propose(8) == RequestDrafter(VOCAB).session(text).propose(8)
+    assert mixture.faults.counts == [0, 1]
 
 
 def test_errors_have_the_places_of_their_texts() -> None:

@@ -60,7 +60,6 @@ class DraftFigures:
         )  # fmt: skip
 
     def _read(self, name: str, corpus: int) -> Counts:
-        """Return a count by its labels."""
         steps, sources = self.steps[corpus].tolist(), self.sources[corpus].tolist()
         if name == "accepted_tokens_per_position":
             return {(str(place),): count for place, count in enumerate(steps[3:]) if count}

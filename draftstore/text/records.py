@@ -242,7 +242,6 @@ def _rows(batch: Any) -> Any:
 
 
 def _parquet_record(row: Any) -> dict[str, Any]:
-    """Return the object of a row of `_rows`."""
     record: dict[str, Any] = row if isinstance(row, dict) else row.to_pylist()[0]
     if isinstance(number := record.get("id"), bytes):
         record["id"] = number.decode(errors="backslashreplace")

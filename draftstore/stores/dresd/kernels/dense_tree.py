@@ -192,7 +192,6 @@ def _hang(scratch, size, count, weight):
 
 @leaf_kernel
 def _find_chances(scratch, size, calibration):
-    """Fill a trie with the probabilities of its nodes."""
     probs, unseen = scratch.trie.probs, scratch.unseen
     probs[0], unseen[0] = 1.0, calibration.unseen
     for place in range(1, size):  # parents come before children

@@ -16,8 +16,7 @@ from draftstore.answers.prompts import ResponseOptions
 from draftstore.answers.responses import Responder, Responses, make_responses
 from draftstore.text.tokenizing import CorpusOptions
 from pipelines.parameters import Corpus
-from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
-from schema.db.failures import translate
+from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError, translate
 from schema.db.home import data_home
 from schema.renewal import lagging, making, publishing, rest, survey
 from schema.renewal.demonstration import resolve_tokenizer, write_demonstration

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from schema.db.database import ask, connect_reader
-from schema.db.failures import database_errors
+from schema.db.errors import database_errors
 
 LIVE = (
     b"SELECT releases.name, build_id, kind, path, digest, backends FROM releases JOIN builds ON builds.id = build_id"

@@ -37,8 +37,9 @@ from schema.db.errors import (
     DatabaseTimeoutError,
     DatabaseUrlError,
     SchemaError,
+    database_errors,
+    translate,
 )
-from schema.db.failures import database_errors, translate
 from schema.db.home import data_home, find_programs
 from tests.fakes.servers import PostgresServer, free_port, reachable_folder
 from tests.fakes.waiting import until

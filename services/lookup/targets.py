@@ -7,7 +7,7 @@ from typing import NamedTuple
 from draftstore.errors import StoreError
 from draftstore.options import require_name
 from draftstore.storage.manifest import manifest_digest
-from schema.catalogue.live_releases import LiveRelease
+from schema.catalogue.releases import LiveRelease
 
 
 class Target(NamedTuple):

@@ -17,7 +17,7 @@ from math import nan
 from typing import Any, NamedTuple
 
 from draftstore.errors import DraftstoreError
-from schema.catalogue.live_releases import LiveReleases
+from schema.catalogue.releases import LiveReleases
 from services.lookup.metrics import Metrics
 from services.lookup.releases.living import Living
 from services.lookup.releases.served import Served

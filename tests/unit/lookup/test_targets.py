@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from draftstore.errors import DraftstoreError
-from schema.catalogue.live_releases import LiveRelease
+from schema.catalogue.releases import LiveRelease
 from services.lookup.targets import Target, catalogue_targets, parse_store
 
 

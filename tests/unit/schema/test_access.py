@@ -10,7 +10,7 @@ from psycopg import sql
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
-from schema.catalogue.live_releases import LiveReleases
+from schema.catalogue.releases import LiveReleases
 from schema.db.access import make_reader, may_change
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
 from schema.db.errors import ReaderError

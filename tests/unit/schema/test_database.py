@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
-from schema.catalogue.live_releases import LiveReleases
+from schema.catalogue.releases import LiveReleases
 from schema.db import database, embedded
 from schema.db.access import may_change
 from schema.db.database import (

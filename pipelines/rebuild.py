@@ -25,9 +25,9 @@ from pipelines import steps
 from pipelines.parameters import Checks, Head, flow_of
 from schema.collections.collecting import TREES, VECTORS, releases_of
 from schema.collections.live_logs import live_logs
-from schema.renewal.lagging import LaggingStore, is_due
 from schema.renewal.ledger import Built, Ledger
 from schema.renewal.publishing import require_renewed, stays_rolled_back
+from schema.renewal.stores import LaggingStore, is_due
 from schema.renewal.survey import collection_names
 
 

@@ -29,8 +29,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokenizing import CorpusOptions, build_tokens, corpus_plan
 from schema.db.home import data_home
-from schema.renewal.ledger import Built, Ledger, Request
-from schema.renewal.progress import StepLogs
+from schema.renewal.ledger import Built, Ledger, Request, StepLogs
 from schema.statistics.loading import load_statistics
 
 DIGITS = 16

@@ -28,11 +28,10 @@ from schema.collections.removal_files import collection_folder
 from schema.db.database import make_engine
 from schema.db.home import HOME_VARIABLE
 from schema.renewal import making, publishing
-from schema.renewal import rest as renewing
+from schema.renewal import stores as renewing
 from schema.renewal import survey as surveying
-from schema.renewal.lagging import LaggingStore, is_due
 from schema.renewal.ledger import Built, Ledger
-from schema.renewal.rest import Change, renew_rest
+from schema.renewal.stores import Change, LaggingStore, is_due, renew_rest
 from schema.renewal.survey import survey
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.reference import plain_digest

@@ -20,8 +20,7 @@ import uvloop
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from services.common.addresses import ListenAddress
-from services.common.guards import own_names
-from services.common.http_server import HttpServer
+from services.common.http import HttpServer, own_names
 from services.common.permissions import Permissions
 from services.common.sockets import BACKLOG, UnixListener, open_tcp, port_of
 from services.lookup.drafting import Drafting

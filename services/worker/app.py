@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftstore.hf.requests import GenerationRequest
-from services.common.guards import Guard, ProblemError, identify, read_body
+from services.common.http import Guard, ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.worker.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from services.worker.decoder import Decoder
@@ -120,7 +120,7 @@ def _read(
 
 
 def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
-    """Return the application; `hosts` are its names besides localhost and IP addresses, see `guards.Guard`."""
+    """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
     return Starlette(
         routes=[
             Route(

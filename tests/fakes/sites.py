@@ -14,7 +14,7 @@ import uvloop
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from services.common.http_server import HttpServer
+from services.common.http import HttpServer
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.drafting import Drafting
 from services.lookup.http.app import Site, make_app

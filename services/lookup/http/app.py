@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.common.guards import Guard, ProblemError, identify, read_body
+from services.common.http import Guard, ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.lookup import page
 from services.lookup.drafting import Drafting
@@ -98,7 +98,7 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
 
     Args:
         site: its content.
-        hosts: its names besides localhost and IP addresses; None accepts any, see `guards.Guard`.
+        hosts: its names besides localhost and IP addresses; None accepts any, see `Guard`.
     """
     fixed = {
         "/healthz": _reply('{"status":"alive"}'),

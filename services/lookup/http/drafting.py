@@ -17,7 +17,7 @@ from draftstore.options import sentence
 from draftstore.remote.wire import DraftRequest, Status
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
-from services.common.guards import ProblemError
+from services.common.http import ProblemError
 from services.common.permissions import Grant
 from services.lookup.drafting import Drafted, Drafting, RefusedError
 from services.lookup.http.messages import MAX_NODES, DraftedContext, DraftReply, Node, Question, Token

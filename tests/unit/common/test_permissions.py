@@ -19,10 +19,11 @@ from services.common.permissions import (
     Grant,
     Permissions,
     PermissionsError,
+    _to_toml,
+    change_grants,
     hash_token,
     read_grants,
 )
-from services.common.token_file import _to_toml, change_grants
 
 ONE = Grant("one", frozenset(["chat", "code"]), hash_token("secret-1"))
 ALL = Grant("all", frozenset([EVERY]), hash_token("secret-2"))

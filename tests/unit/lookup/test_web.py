@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import load_tokenizer
-from services.common.guards import SECURITY
+from services.common.http import SECURITY
 from services.lookup.drafting import Drafted, Lookup
 from services.lookup.http import drafting
 from services.lookup.http.messages import MAX_BODY

@@ -22,7 +22,7 @@ from services.worker.bodies import AnyBody, ChatBody, CompletionBody, StreamOpti
 from services.worker.decoder import Decoder
 from services.worker.engine import Engine
 from services.worker.exchange import Exchange
-from services.worker.figures import WorkerMetrics
+from services.worker.metrics import WorkerMetrics
 from services.worker.problems import ApiError
 from services.worker.replies import NO_STORE, Chat, Completion
 from services.worker.requests import check_model, make_requests, make_terms

@@ -20,7 +20,7 @@ from services.common.sockets import open_tcp, port_of
 from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
 from services.worker.engine import Engine
-from services.worker.figures import WorkerMetrics
+from services.worker.metrics import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
 

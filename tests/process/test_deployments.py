@@ -392,8 +392,7 @@ def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, t
 class TestSettings:
     @pytest.fixture
     def read(self, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-        from pipelines.deployments import DEPLOYED
-        from pipelines.settings import read_settings
+        from pipelines.deployments import DEPLOYED, read_settings
 
         def read(text: str) -> dict[str, Any]:
             file = tmp_path / "flows.toml"

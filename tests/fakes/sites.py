@@ -20,8 +20,7 @@ from services.lookup.drafting import Drafting
 from services.lookup.http.app import Site, make_app
 from services.lookup.metrics import Metrics
 from services.lookup.releases.following import Releases
-from services.lookup.settings import LookupSettings
-from services.lookup.targets import Target
+from services.lookup.settings import LookupSettings, Target
 from tests.fakes.waiting import SECONDS
 
 Result = TypeVar("Result")

@@ -162,7 +162,7 @@ import time
 from pathlib import Path
 from services.common import logs
 from services.lookup import drafting, server
-from services.lookup.targets import Target
+from services.lookup.settings import Target
 from services.lookup.settings import LookupSettings
 server.STUCK_SECONDS = 3
 drafting.Drafting.allow = lambda *_: time.sleep(600)

@@ -18,7 +18,7 @@ from draftstore.stores.registry import kind_of, open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.batch import DraftBatch
 from services.lookup.releases.warming import warm_store
-from services.lookup.targets import Target
+from services.lookup.settings import Target
 
 FILES = "files"
 """Backend of stores without a choice."""

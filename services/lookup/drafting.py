@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from time import monotonic, perf_counter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from draftstore.errors import DraftstoreError, counted
 from draftstore.remote.wire import AppendRequest, DraftRequest, Failure, Status
@@ -16,8 +16,7 @@ from draftstore.trees.frontier import BUDGET
 from services.common.permissions import Grant
 from services.lookup.metrics import Metrics
 from services.lookup.releases.following import Releases
-from services.lookup.releases.living import Living
-from services.lookup.releases.served import Served
+from services.lookup.releases.served import Serving
 from services.lookup.settings import Limits
 
 LOG = logging.getLogger(__name__)
@@ -31,7 +30,6 @@ LOG_SECONDS = 1.0
 """Minimum seconds between two log lines about failing lookups."""
 
 Result = TypeVar("Result")
-Serving: TypeAlias = Served | Living
 
 
 class RefusedError(DraftstoreError):

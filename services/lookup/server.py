@@ -151,7 +151,7 @@ class Server:
     def _tick(self) -> None:
         """Do what is due every second; if the loop is stuck, the timer ends the process."""
         faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
-        self._site.live.sample()
+        self._site.live_figures.sample()
         self._loop.call_later(1.0, self._tick)
 
     def _tidy(self) -> None:

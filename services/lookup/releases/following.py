@@ -21,8 +21,7 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import manifest_digest
 from schema.catalogue.releases import LiveRelease, LiveReleases
 from services.lookup.metrics import Metrics
-from services.lookup.releases.living import Living
-from services.lookup.releases.served import Served
+from services.lookup.releases.served import Served, ServedLive, Serving
 from services.lookup.settings import LookupSettings, Target
 
 LOG = logging.getLogger(__name__)
@@ -70,14 +69,14 @@ class Releases:
             metrics.watch_catalogue(lambda: not self.problem, lambda: time.time() - (self.read_at or nan))
         self._released: list[Target] = []
         self._open: dict[str, Served] = {}
-        self.live = {target.name: Living(target) for target in settings.live}
+        self.live = {target.name: ServedLive(target) for target in settings.live}
         self._retired: dict[Served, float] = {}
         """Stores no longer served, the latest last, and since when."""
         self._failed: dict[str, _Failure] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def get(self, name: str) -> Served | Living:
+    def get(self, name: str) -> Serving:
         """Return the store of a name; KeyError if nothing of this name is served."""
         return self.live[name] if name in self.live else self._open[name]
 
@@ -166,7 +165,7 @@ class Releases:
         for target in targets.values():
             self._serve(target)
         self.unopened = sorted({*self.settings.names, *targets} - self._open.keys())
-        served: dict[str, Served | Living] = {**self._open, **self.live}
+        served: dict[str, Serving] = {**self._open, **self.live}
         self._metrics.show(served, self.unopened)
         self._close_retired()
 

@@ -165,7 +165,7 @@ from services.lookup import drafting, server
 from services.lookup.settings import Target
 from services.lookup.settings import LookupSettings
 server.STUCK_SECONDS = 3
-drafting.Drafting.allow = lambda *_: time.sleep(600)
+drafting.DraftService.allow = lambda *_: time.sleep(600)
 logs.configure(logs.LogOptions())
 stores = (Target("small", Path({str(small_store)!r})),)
 server.run(LookupSettings(socket=Path("s").absolute(), http="none", stores=stores))

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from services.common.http import Guard, ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.lookup import page
-from services.lookup.drafting import Drafting
+from services.lookup.drafting import DraftService
 from services.lookup.http.figures import Figures
 from services.lookup.http.messages import MAX_BODY, Problem, ProblemReply, ReadyReply
 from services.lookup.http.questions import Questions
@@ -41,7 +41,7 @@ class Site:
         max_budget: maximum nodes of a draft, unless a token sets another limit.
     """
 
-    def __init__(self, releases: Releases, drafting: Drafting, permissions: Permissions) -> None:
+    def __init__(self, releases: Releases, drafting: DraftService, permissions: Permissions) -> None:
         self.permissions = permissions
         self.stopping = False
         self.max_budget = drafting.limits.shared_budget

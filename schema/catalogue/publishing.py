@@ -26,7 +26,7 @@ from draftstore.storage.progress import OnProgress, ignore
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
 from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, Check, RefusedError, Verdict, judge
-from schema.catalogue.recordings import Replayed, Rule, rules_of
+from schema.catalogue.recordings import Replayed, ReplayRule, rules_of
 from schema.catalogue.releases import build_before, get_release, last_lengths
 from schema.models import Build, Release, ReleaseMove
 
@@ -140,7 +140,7 @@ def _require_passed(
 
 
 def _replayed(
-    rules: tuple[Rule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
+    rules: tuple[ReplayRule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
 ) -> tuple[Candidate, Candidate | None]:
     if measure is None:  # imports the kernels of all drafters, which nothing else here needs
         from schema.catalogue.replaying import measure as measured

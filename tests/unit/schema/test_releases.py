@@ -17,7 +17,7 @@ from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_m
 from schema import catalogue
 from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
 from schema.catalogue.gates import CHECKS
-from schema.catalogue.recordings import Replayed, Rule
+from schema.catalogue.recordings import Replayed, ReplayRule
 from schema.models import Build, Release
 from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.waiting import SECONDS, in_threads
@@ -171,7 +171,9 @@ class TestTransactions:
         transaction = sessionmaker(engine).begin
         with transaction() as session:
             ids = [catalogue.add_build(session, write_store(tmp_path / str(i))).id for i in range(2)]
-            catalogue.add_recording(session, Rule(name="chats", path=tmp_path / "chats.jsonl"), ["chat"])
+            catalogue.add_recording(
+                session, ReplayRule(name="chats", path=tmp_path / "chats.jsonl"), ["chat"]
+            )
         open_ones = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         looked = []
 
@@ -184,7 +186,7 @@ class TestTransactions:
             look()
             return []
 
-        def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+        def measure(rule: ReplayRule, builds: Sequence[Candidate]) -> list[Replayed]:
             look()
             return [Replayed(rule, skipped="away") for _ in builds]
 

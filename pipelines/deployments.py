@@ -79,16 +79,16 @@ def _merged(name: str, flow: Flow[..., Any] | None, table: Any) -> DeploymentSet
         raise ValueError(f"{name}: is not the table of a deployment")
     key, default = name, DEFAULTS.get(name, {})
     try:
-        given = DeploymentSettings(**default | _with_none(table))
+        settings = DeploymentSettings(**default | _with_none(table))
         key = f"{name}.parameters"
-        given_parameters = default.get("parameters", {}) | _with_none(given.parameters)
-        required = ... if given.schedule else None  # runs of other deployments may name them
+        parameters = default.get("parameters", {}) | _with_none(settings.parameters)
+        required = ... if settings.schedule else None  # runs of other deployments may name them
         fields: dict[str, Any] = {
             each.name: (each.annotation, required if each.default is each.empty else each.default)
             for each in inspect.signature(flow.fn).parameters.values()
         }
-        valid = create_model(name, __base__=Options, **fields)(**given_parameters)
-        return given.changed(parameters=valid.model_dump(mode="json", exclude_unset=True))
+        valid = create_model(name, __base__=Options, **fields)(**parameters)
+        return settings.changed(parameters=valid.model_dump(mode="json", exclude_unset=True))
     except OptionsError as error:
         raise ValueError(error.spelled(f"{key}.{{}}".format)) from None
 
@@ -151,9 +151,9 @@ class FlowRunner(threading.Thread):
     async def _serve(self) -> None:
         async with get_client() as client:
             for name, flow in DEPLOYED.items():
-                given = self._settings[name]
-                options = {"schedule": given.cron, "parameters": given.parameters, **COMMON}
-                paused = await _reset(client, name, given)
+                settings = self._settings[name]
+                options = {"schedule": settings.cron, "parameters": settings.parameters, **COMMON}
+                paused = await _reset(client, name, settings)
                 deployment = await self._runner.aadd_flow(flow, "default", paused=paused, **options)
                 # Else a run with a parameter that its flow does not have would start, and crash.
                 schema = flow.parameters.model_dump(exclude_unset=True) | {"additionalProperties": False}

@@ -28,30 +28,30 @@ from schema.renewal.publishing import require_free, require_kind
 
 
 @flow_of("tokenize-corpus", Texts, Spelling)
-def tokenize_corpus(*, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
+def tokenize_corpus(*, name: str | None, corpus: Corpus, **parameters: Any) -> dict[str, Any]:
     """Write a corpus as token shards."""
     name = resolve_name(name, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
-        return _finish(ledger, name, [_tokens(ledger, name, corpus, given).built])
+        return _finish(ledger, name, [_tokens(ledger, name, corpus, parameters).built])
 
 
 @flow_of("count-ngrams", Texts, Spelling, RestSources, CountOptions, Head)
-def count_ngrams(*, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
+def count_ngrams(*, name: str | None, corpus: Corpus, **parameters: Any) -> dict[str, Any]:
     """Count the n-grams of a REST store exactly: all go to Parquet, the most common ones and the spectrum to SQL."""
-    name = resolve_name(name, demo=_is_demo(corpus, given))
+    name = resolve_name(name, demo=_is_demo(corpus, parameters))
     with Ledger(get_run_logger()) as ledger:
-        builds = _rest(ledger, name, corpus, given)
-        return _finish(ledger, name, [*builds, _count(ledger, name, builds[-1], given)])
+        builds = _rest(ledger, name, corpus, parameters)
+        return _finish(ledger, name, [*builds, _count(ledger, name, builds[-1], parameters)])
 
 
 @flow_of("generate-responses", Responder, Answers)
-def generate_responses(**given: Any) -> dict[str, Any]:
+def generate_responses(**parameters: Any) -> dict[str, Any]:
     """Record a model's answers as a corpus for its stores.
 
     The file for a name keeps its path, so that scheduled builds can name it as their corpus: in the data folder,
     `corpora/NAME/answers.jsonl.zst`.
     """
-    by, asked = Responder.take(given), Answers.take(given)
+    by, asked = Responder.take(parameters), Answers.take(parameters)
     answers = steps.make_answers(get_run_logger(), asked.name, by, asked.questions)
     counts = {key: answers.counts[key] for key in ("answers", "tokens")}
     made = {"name": asked.name, "model": by.model, "path": str(answers.path), "reused": answers.reused}
@@ -66,18 +66,20 @@ def build_flow(kind: str) -> Flow[..., Any]:
     models.insert(1, Answered if issubclass(builder.sources, ModelSources) else Spelling)
     models += [Head, Publishing] if builder.counted else [Publishing]
 
-    def run(**given: Any) -> dict[str, Any]:
-        return _build(kind, builder, **given)
+    def run(**parameters: Any) -> dict[str, Any]:
+        return _build(kind, builder, **parameters)
 
     run.__name__ = run.__qualname__ = f"build_{kind}"
     run.__doc__ = builder.help
     return flow_of(f"build-{kind}", *models)(run)
 
 
-def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
-    publishing = Publishing.take(given)
+def _build(
+    kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **parameters: Any
+) -> dict[str, Any]:
+    publishing = Publishing.take(parameters)
     with Ledger(get_run_logger()) as ledger:
-        demo = _is_demo(corpus, given)
+        demo = _is_demo(corpus, parameters)
         name = resolve_name(name, demo=demo)
         release = publishing.release and publishing.release.replace("{name}", name)
         publishing = publishing.changed(release=release)
@@ -86,18 +88,20 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
         if release and "kind" not in publishing.force:
             require_kind(ledger, release, kind)
         texts = {"corpus": ()} if issubclass(builder.options, CorpusOptions) else {}
-        options = builder.options.take(given, name=name, **texts)  # both are checked before hours of work
-        by: Workers | ModelSources = Workers.take(given)
+        options = builder.options.take(
+            parameters, name=name, **texts
+        )  # both are checked before hours of work
+        by: Workers | ModelSources = Workers.take(parameters)
         if issubclass(builder.sources, ModelSources):
-            by = ModelSources.take(given)
-            corpus = _answered(ledger, name, corpus, by, Answered.take(given))
+            by = ModelSources.take(parameters)
+            corpus = _answered(ledger, name, corpus, by, Answered.take(parameters))
         source: Tokens | Built
         if issubclass(builder.sources, RestSources):
-            builds = _rest(ledger, name, corpus, given)
+            builds = _rest(ledger, name, corpus, parameters)
             source = builds[-1]
-            builds += [_count(ledger, name, source, given)] if builder.counted else []
+            builds += [_count(ledger, name, source, parameters)] if builder.counted else []
         else:
-            source = _tokens(ledger, name, corpus, given)
+            source = _tokens(ledger, name, corpus, parameters)
             builds = [source.built]
         builds.append(steps.make_store(ledger, kind, options, by, source))
         return _finish(ledger, name, builds, publishing)
@@ -108,7 +112,7 @@ FLOWS = tokenize_corpus, count_ngrams, generate_responses, build_rest, build_cre
 
 
 def resolve_name(name: str | None, *, demo: bool) -> str:
-    """Return the name of a store: the given one, else `demo`, but only for the demonstration corpus."""
+    """Return the name of a store: the one that is set, else `demo`, but only for the demonstration corpus."""
     if name is None and not demo:
         raise BuildError(
             "a store of your own texts needs a name: --param name=chat, or a collection (`draftstore corpus add chat "
@@ -117,26 +121,29 @@ def resolve_name(name: str | None, *, demo: bool) -> str:
     return name or DEMO
 
 
-def _is_demo(corpus: Corpus, given: dict[str, Any]) -> bool:
-    return not (corpus.paths or given.get("rest") or given.get("questions"))
+def _is_demo(corpus: Corpus, parameters: dict[str, Any]) -> bool:
+    return not (corpus.paths or parameters.get("rest") or parameters.get("questions"))
 
 
-def _tokens(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> Tokens:
+def _tokens(ledger: Ledger, name: str, corpus: Corpus, parameters: dict[str, Any]) -> Tokens:
     """Find or make the token shards of a corpus, with the named tokenizer or the model's."""
-    tokenizer = given.get("tokenizer", given.get("model"))
+    tokenizer = parameters.get("tokenizer", parameters.get("model"))
     return steps.make_tokens(ledger, name, corpus, tokenizer)
 
 
-def _rest(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> list[Built]:
+def _rest(ledger: Ledger, name: str, corpus: Corpus, parameters: dict[str, Any]) -> list[Built]:
     """Register the REST store `rest`, or build the corpus's; return the builds, the store last."""
-    if given["rest"] is not None:
-        return [steps.use_rest(ledger, given["rest"])]
-    tokens, options = _tokens(ledger, name, corpus, given), RestOptions.take(given, name=name, corpus=())
-    return [tokens.built, steps.make_store(ledger, REST, options, Workers.take(given), tokens)]
+    if parameters["rest"] is not None:
+        return [steps.use_rest(ledger, parameters["rest"])]
+    tokens, options = (
+        _tokens(ledger, name, corpus, parameters),
+        RestOptions.take(parameters, name=name, corpus=()),
+    )
+    return [tokens.built, steps.make_store(ledger, REST, options, Workers.take(parameters), tokens)]
 
 
-def _count(ledger: Ledger, name: str, rest: Built, given: dict[str, Any]) -> Built:
-    return steps.make_counts(ledger, name, rest, given["max_n"], given["head"])
+def _count(ledger: Ledger, name: str, rest: Built, parameters: dict[str, Any]) -> Built:
+    return steps.make_counts(ledger, name, rest, parameters["max_n"], parameters["head"])
 
 
 def _answered(ledger: Ledger, name: str, corpus: Corpus, by: ModelSources, asked: Answered) -> Corpus:

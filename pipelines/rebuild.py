@@ -84,9 +84,9 @@ class Renewing(Segments, Workers):
 
 
 @flow_of("rebuild", Renewing, Checks)
-def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **given: Any) -> list[dict[str, Any]]:
+def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **parameters: Any) -> list[dict[str, Any]]:
     """Bring the stores of collections up to date with their sources and publish those that pass the checks."""
-    renewing = Renewing(**given)
+    renewing = Renewing(**parameters)
     results: list[dict[str, Any]] = []
     failures: list[Exception] = []
     with Ledger(get_run_logger()) as ledger:

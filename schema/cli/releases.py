@@ -201,7 +201,6 @@ def _fields(name: str, build: Build | Candidate, moved_at: datetime) -> dict[str
 
 
 def _print_move(moved: Moved, as_json: bool) -> None:
-    """Print the builds that a release points at now and pointed at before, and the checks that did not pass."""
     build, before = moved.build, moved.before
     if as_json:
         checks = {how: reasons for how, reasons in moved.verdict._asdict().items() if how != "refused"}

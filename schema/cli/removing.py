@@ -231,7 +231,6 @@ def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
 
 
 def _show(checked: list[Checked], held: list[Held]) -> None:
-    """Print what was found in live builds and logs, and what to do about it."""
     rows = [(*row[:3], *(("?",) * 3 if row.problem else row[3:6])) for row in checked]
     print_table(BUILD_COLUMNS, rows, empty="no build is live")
     if held:

@@ -249,7 +249,6 @@ class Ledger:
 
 
 def _reason(error: BaseException | None) -> str:
-    """Return the reason why a build failed, for the catalogue."""
     if isinstance(error, DraftstoreError | OSError):
         return " ".join(str(error).split())
     if isinstance(error, Exception):

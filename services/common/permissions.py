@@ -71,8 +71,6 @@ ANYBODY = Grant("anybody", frozenset([EVERY]), appends=frozenset([EVERY]))
 
 
 class _Entry(BaseModel):
-    """An entry of a token file."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1)
@@ -83,8 +81,6 @@ class _Entry(BaseModel):
 
 
 class _File(BaseModel):
-    """A token file."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     token: list[_Entry] = []

@@ -70,7 +70,7 @@ class Head(Options):
     )
 
 
-class Answered(Batching):
+class WithAnswers(Batching):
     """A model's answers as a corpus."""
 
     questions: ResponseOptions | None = Field(

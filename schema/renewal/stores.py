@@ -30,7 +30,7 @@ from schema.collections.removal_files import collection_folder
 from schema.db.home import data_home
 from schema.models import Release
 from schema.renewal.ledger import Built, Ledger, Request, StepLogs
-from schema.renewal.making import Sources, make_counts, make_store, parameters_of, store_path
+from schema.renewal.making import Reader, make_counts, make_store, parameters_of, store_path
 from schema.renewal.survey import Survey, tokenize_all, tokenize_some
 
 SHARDS = "shards"
@@ -122,7 +122,7 @@ class LaggingStore(NamedTuple):
 
     kind: str
     options: CrestOptions | DresdOptions
-    by: Sources
+    by: Reader
     after: float
     head: int = 0
 

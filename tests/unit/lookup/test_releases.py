@@ -155,7 +155,7 @@ def test_only_releases_that_were_asked_for(make: Make, builds: Builds, caplog: L
     assert caplog.text.count("the catalogue has no release 'none'") == 1
 
 
-def test_a_directory_whose_build_is_replaced(make: Make, small_crest: Path, copied: Path) -> None:
+def test_a_replaced_directory_is_followed(make: Make, small_crest: Path, copied: Path) -> None:
     releases = make(stores=(Target("chat", copied),))
     assert serving(releases) == {"chat": manifest_digest(copied)}
     shutil.rmtree(copied)
@@ -216,7 +216,7 @@ def test_failures(make: Make, small_crest: Path, clock: SimpleNamespace, monkeyp
     assert serving(releases).keys() == {"chat"}
 
 
-def test_what_the_start_needs(make: Make, builds: Builds, small_crest: Path, tmp_path: Path) -> None:
+def test_conditions_for_the_start(make: Make, builds: Builds, small_crest: Path, tmp_path: Path) -> None:
     def problem(**settings: object) -> str | None:
         releases = make(**settings)
         releases.follow()
@@ -256,7 +256,7 @@ def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argument", ["a b=/store", "/", "-a=/store", "ü=/store", f"{'x' * 256}=/store"])
-def test_names_that_nobody_could_ask_for(argument: str) -> None:
+def test_invalid_names_are_refused(argument: str) -> None:
     with pytest.raises(DraftstoreError, match=r"cannot be the name of a store.*--store NAME="):
         parse_store(argument)
 

@@ -72,7 +72,7 @@ def replays_of(session: Session, build: Build) -> list[tuple[str | None, str, fl
 
 
 class TestGate:
-    def test_what_is_worse_is_refused_unless_that_is_meant(self, session: Session, pair: list[Build]) -> None:
+    def test_worse_builds_are_refused_unless_forced(self, session: Session, pair: list[Build]) -> None:
         before, new = pair
         measured = Measured(live=2.0, new=1.95)
         for force in ([], ["tokens"]):
@@ -92,7 +92,7 @@ class TestGate:
         assert moved.verdict.forced == caught.value.refusals
         assert (live(session), measured.asked) == (new.id, [["new", "live"]] * 3)
 
-    def test_what_is_as_good_within_tolerance_passes(self, session: Session, pair: list[Build]) -> None:
+    def test_builds_within_tolerance_pass(self, session: Session, pair: list[Build]) -> None:
         moved = publish(session, "chat", pair[1].id, measure=Measured(live=2.0, new=1.96))
         assert moved.verdict.sentences() == []
         assert "gates" not in pair[1].parameters
@@ -116,7 +116,7 @@ class TestGate:
         assert catalogue.release_history(session, "code")[0].lengths == {"chats": 0.1}
         assert [row["as"] for row in replay_rows(moved.build, moved.live)] == ["new"]
 
-    def test_a_damaged_store_is_not_replayed_and_a_live_one_that_is_away_is_no_reason_to_stay(
+    def test_damaged_builds_are_not_replayed_and_missing_live_ones_do_not_block(
         self, session: Session, pair: list[Build]
     ) -> None:
         measured = Measured(new=1.0)
@@ -176,7 +176,7 @@ def candidate(session: Session, store: Path) -> Candidate:
 class TestReplays:
     """What is measured with real stores."""
 
-    def test_both_do_what_the_command_replay_finds(
+    def test_both_results_equal_those_of_the_replay_command(
         self, session: Session, small_store: Path, unrelated: Path, recorded: ReplayRule
     ) -> None:
         builds = [candidate(session, store) for store in (small_store, unrelated)]
@@ -263,7 +263,7 @@ class TestCommands:
         with pytest.raises(DraftstoreError, match="no recording 'chats'"):
             self._run(recordings_command, "remove", "chats")
 
-    def test_unrelated_text_does_not_go_live_and_publish_shows_what_both_builds_did(
+    def test_a_build_of_unrelated_text_is_refused_and_both_results_are_shown(
         self, engine: Engine, small_store: Path, unrelated: Path, recorded: ReplayRule
     ) -> None:
         with Session(engine) as session, session.begin():

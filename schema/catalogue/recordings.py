@@ -4,8 +4,9 @@ Functions run in the caller's transaction. `schema.catalogue.replaying` replays,
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 from sqlalchemy import NullPool, delete, select
@@ -44,7 +45,8 @@ class ReplayRule(Options):
     )
 
 
-class Replayed(NamedTuple):
+@dataclass(frozen=True)
+class Replayed:
     """The result of a build with a recording; without a summary, it was not replayed.
 
     Attributes:

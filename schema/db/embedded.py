@@ -16,6 +16,7 @@ import stat
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,8 @@ class ServerState(NamedTuple):
     kept: bool
 
 
-class Cluster(NamedTuple):
+@dataclass(frozen=True)
+class Cluster:
     """A cluster: its folder, and the user and group that run its server."""
 
     base: Path

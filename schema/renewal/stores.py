@@ -7,7 +7,7 @@ are built again when enough has changed.
 import dataclasses
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,8 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
     return None
 
 
-class LaggingStore(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class LaggingStore:
     """A store beside a collection's REST store.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from draftstore.decoding.incremental import Pieces
 from draftstore.decoding.loop import Step, Tally
@@ -173,7 +173,8 @@ class Record:
 Event: TypeAlias = Delta | Answered | Failed
 
 
-class Terms(NamedTuple):
+@dataclass(frozen=True)
+class Terms:
     """What the answers to a request have in common."""
 
     id: str

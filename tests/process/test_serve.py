@@ -162,8 +162,7 @@ import time
 from pathlib import Path
 from services.common import logs
 from services.lookup import drafting, server
-from services.lookup.settings import Target
-from services.lookup.settings import LookupSettings
+from services.lookup.settings import LookupSettings, Target
 server.STUCK_SECONDS = 3
 drafting.DraftService.allow = lambda *_: time.sleep(600)
 logs.configure(logs.LogOptions())

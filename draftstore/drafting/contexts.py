@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import check_states
 from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
-from draftstore.drafting.sources import Prefill, Results, SlotSource
+from draftstore.drafting.sources import Prefill, Results, SlotSource, check_trees
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import BUDGET
 
@@ -91,7 +91,7 @@ class ContextSource(SlotSource):
         """Draft for texts in one call; see `SlotSource`."""
         contexts = self._slots.contexts[slots, -self._size :]
         states = self._states[slots] if self._hidden_size else None
-        return self._drafter.draft_batch(contexts, budget, min_prob, states)
+        return check_trees(self._drafter.draft_batch(contexts, budget, min_prob, states), len(slots))
 
     def observe(self, places: NDArray[np.int64], results: Results) -> None:
         """Note the states of texts; see `SlotSource`."""

@@ -88,6 +88,12 @@ class RequestSource(SlotSource):
         self._histories: dict[int, History] = {}
         self._table = np.zeros((0, len(History.new(1).row())), np.int64)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, whose arrays lie elsewhere."""
+        self.__dict__.update(state)
+        for slot, history in self._histories.items():
+            self._table[slot, :SIZE] = history.row()[:SIZE]
+
     def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:
         """Index a text."""
         ids = prefill.ids

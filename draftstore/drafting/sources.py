@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import Session
 from draftstore.errors import DraftTreeError
+from draftstore.jit import as_input, kernel
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 
@@ -97,7 +98,7 @@ class SessionSource(SlotSource):
     def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
         """Let each session propose; DraftTreeError if a proposal is not a tree."""
         trees = [self._sessions[slot].propose(budget, min_prob) for slot in slots.tolist()]
-        return DraftBatch.of([(*_arrays_of(tree, budget), 0, 0) for tree in trees])
+        return check_trees(DraftBatch.of([(*_arrays_of(tree, budget), 0, 0) for tree in trees]), len(slots))
 
     def observe(self, places: NDArray[np.int64], results: Results) -> Mapping[int, Exception]:
         """Let each session learn; see `SlotSource`."""
@@ -112,25 +113,51 @@ class SessionSource(SlotSource):
         return errors
 
 
+def check_trees(batch: DraftBatch, texts: int) -> DraftBatch:
+    """Return the drafts of so many texts; DraftTreeError if one is not a tree, as kernels rely on that."""
+    tokens, parents, sizes = batch.tokens, batch.parents, batch.sizes
+    shapes = tokens.shape == parents.shape == batch.levels.shape == (texts, *tokens.shape[1:2])
+    if not shapes or sizes.shape != (texts,) or tokens.ndim != 2:
+        raise DraftTreeError(
+            "its proposal is not a tree: expected a token, a parent and a level for each node"
+        )
+    row, node = _find_wrong(
+        as_input(tokens, np.int32), as_input(parents, np.int16), as_input(sizes, np.int32)
+    )
+    if node >= 0:
+        raise DraftTreeError(
+            f"it proposed node {node} with token {tokens[row, node]} and parent {parents[row, node]}: expected a "
+            "non-negative id, and -1 or an earlier node as parent"
+        )
+    if row >= 0:
+        raise DraftTreeError(f"it proposed {sizes[row]} nodes of {tokens.shape[1]}")
+    return batch
+
+
+@kernel
+def _find_wrong(tokens: Any, parents: Any, sizes: Any) -> Any:
+    """Return the draft and node that make no tree, node -1 if it is the draft's size; (-1, -1) if all are trees."""
+    for row in range(len(sizes)):
+        if not 0 <= sizes[row] <= tokens.shape[1]:
+            return row, -1
+        for node in range(sizes[row]):
+            if tokens[row, node] < 0 or not -1 <= parents[row, node] < node:
+                return row, node
+    return -1, -1
+
+
 def _arrays_of(tree: DraftTree, budget: int) -> list[NDArray[Any]]:
-    """Return the arrays of a proposal, cut to a budget; kernels rely on what is checked here."""
+    """Return the arrays of a proposal, cut to a budget."""
     types = {"tokens": np.int32, "parents": np.int16, "levels": np.uint8}
     try:
         arrays = [
             np.asarray(getattr(tree, name)).astype(dtype, casting="same_kind", copy=False)[:budget]
             for name, dtype in types.items()
         ]
-        tokens, parents, _ = arrays
-        wrong = np.flatnonzero((tokens < 0) | (parents < -1) | (parents >= np.arange(len(tokens))))
     except Exception as error:
         raise DraftTreeError(f"its proposal is not a tree: {error}") from error
-    if {array.shape for array in arrays} != {(len(tokens),)}:
+    if {array.shape for array in arrays} != {(len(arrays[0]),)}:
         raise DraftTreeError(
             "its proposal is not a tree: expected a token, a parent and a level for each node"
-        )
-    if len(wrong):
-        raise DraftTreeError(
-            f"it proposed node {wrong[0]} with token {tokens[wrong[0]]} and parent {parents[wrong[0]]}: expected a "
-            "non-negative id, and -1 or an earlier node as parent"
         )
     return arrays

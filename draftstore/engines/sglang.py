@@ -178,9 +178,10 @@ class BatchDrafts:
     def _start(self, request: Any, answer: list[int]) -> _Text:
         prompt = request.origin_input_ids_unpadded
         budget, wishes = _wishes(request)
+        most = self.proposer.budget
         slot = self.proposer.start([*prompt, *answer], **wishes)
         return _Text(
-            request.output_ids, len(prompt), slot, self.proposer.budget if budget is None else budget
+            request.output_ids, len(prompt), slot, most if budget is None else max(0, min(budget, most))
         )
 
     def erase_match_state(self, rids: Iterable[str]) -> None:

@@ -1,6 +1,8 @@
 """Drafts from the request itself: against a slow oracle, step by step as texts grow, and at its limits."""
 
-from collections.abc import Sequence
+import copy
+import pickle
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -133,3 +135,13 @@ def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
     assert session.propose(8).tokens.tolist()[:2] == [14, 15]
     with pytest.raises(TokenRangeError, match="token id 20"):
         RequestDrafter(20, prediction=[20])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda session: pickle.loads(pickle.dumps(session))])
+def test_a_copy_of_a_session_has_a_text_of_its_own(copied: Callable[[Any], Any]) -> None:
+    session = RequestDrafter(NARROW).session([1, 2, 3, 1, 2])
+    other = copied(session)
+    session.observe([0, 1] * SPARE)
+    del session
+    other.observe([3])
+    assert nodes_of(other.propose(8)) == nodes_of(draft([1, 2, 3, 1, 2, 3], budget=8))

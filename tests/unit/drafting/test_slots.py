@@ -1,5 +1,6 @@
 """Drafts for many texts in one call: each gets what it gets alone, by a slow oracle, whatever becomes of the others."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -20,7 +21,7 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import SlotDrafter, Slots, start
 from draftstore.drafting.sources import IDS, Prefill, Results, SlotSource
-from draftstore.errors import DraftstoreError, TokenRangeError
+from draftstore.errors import DraftstoreError, DraftTreeError, TokenRangeError
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.text.tokenizer import load_tokenizer
@@ -442,6 +443,40 @@ def test_a_draft_does_not_outlive_its_source() -> None:
         session.observe([6, last])
 
 
+class Broken(Recorder):
+    """Proposes what is not a tree, in at most 8 nodes."""
+
+    wrong: Any = ()
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, hidden: Any = None
+    ) -> DraftBatch:
+        return DraftBatch.of([([1, 2], [-1, 0], [0, 1], 0, 0)] * len(contexts))._replace(**self.wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"sizes": np.array([40], np.int32)}, "40 nodes of 2"),
+        ({"sizes": np.array([-1], np.int32)}, "-1 nodes of 2"),
+        ({"sizes": np.array([2, 2], np.int32)}, "not a tree"),
+        ({"parents": np.array([[-1, 30_000]], np.int16)}, "node 1 with token 2 and parent 30000"),
+        ({"parents": np.array([[-2, 0]], np.int16)}, "node 0 with token 1 and parent -2"),
+        ({"tokens": np.array([[-7, 1]], np.int32)}, "node 0 with token -7"),
+        ({"levels": np.zeros((1, 3), np.uint8)}, "not a tree"),
+    ],
+)
+def test_kernels_never_see_what_is_not_a_tree(wrong: Any, why: str) -> None:
+    broken = Broken()
+    broken.wrong = wrong
+    with pytest.raises(DraftTreeError, match=why):
+        broken.session([1]).propose(8)
+    mixture = Mixture([RequestDrafter(VOCAB), broken])
+    text = [1, 2, 1]
+    assert mixture.session(text).propose(8) == RequestDrafter(VOCAB).session(text).propose(8)
+    assert mixture.faults.counts == [0, 1]
+
+
 def test_errors_have_the_places_of_their_texts() -> None:
     slots = Slots()
     drafters = RequestDrafter(VOCAB), Deaf(), Foreign(), RequestDrafter(VOCAB), None, Dense()
@@ -454,6 +489,14 @@ def test_errors_have_the_places_of_their_texts() -> None:
     for place, token in {0: 1, 3: 0, 5: 8}.items():
         (tree,) = slots.propose([places[place]], [1], [0.0]).trees()
         assert tree.tokens.tolist() == [token], "only the second has learned what came"
+
+
+def test_slots_forget_a_drafter_without_texts() -> None:
+    slots, drafter = Slots(), Recorder()
+    slots.leave(start(drafter, [1], slots=slots).slot)
+    known = weakref.ref(drafter)
+    del drafter
+    assert known() is None
 
 
 def test_no_texts_are_no_work() -> None:

@@ -1,17 +1,21 @@
-"""The deployments of all flows, and the runner of their runs.
+"""The deployments of all flows: their schedules and parameters, and the runner of their runs.
 
-A run consists of its flow's function, as loaded by this process, and parameters. Nothing else comes from the server: no
-command, environment, folder or entry point.
+Settings are the defaults, and over them what `flows.toml` sets. A run consists of its flow's function, as loaded by
+this process, and parameters. Nothing else comes from the server: no command, environment, folder or entry point.
 """
 
 import asyncio
+import inspect
 import json
 import multiprocessing
 import os
 import signal
 import threading
-from typing import Any
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import click
 import httpx
@@ -22,13 +26,21 @@ from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
+from prefect.schedules import Cron, Schedule
 from prefect.states import Crashed
+from pydantic import AfterValidator, Field, create_model
 
+from draftstore.options import Options, OptionsError
 from pipelines.flows import FLOWS
 from pipelines.rebuild import rebuild
-from pipelines.settings import Settings, read_settings
 from schema.db.home import data_home
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    # All collections; for DReSD stores, name some under `collections`, and the model under `dense`.
+    "rebuild": {"schedule": "45 2 * * *", "parameters": {"keep": 3}},
+    "build-crest": {"parameters": {"release": "{name}", "keep": 7}},
+    "build-dresd": {"parameters": {"release": "{name}-dresd"}},
+}
 URL_VARIABLE = "DRAFTSTORE_NOTIFY_URL"
 """A webhook that accepts `{"text": ...}`, such as those of Slack, Mattermost and Teams; unset: no notices."""
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
@@ -37,6 +49,53 @@ MORE = {"active", "parameters", "slug", "max_scheduled_runs"}
 STOP_SECONDS = 10.0
 """Time for a run to end by itself."""
 CUT_OFF = "this run was cut off: run it again, finished steps are kept"
+
+
+class DeploymentSettings(Options):
+    """The schedule of a deployment, and parameters that differ from its flow's defaults. Runs can override those."""
+
+    schedule: Annotated[str, AfterValidator(lambda text: Cron(text).cron)] | None = None
+    timezone: ZoneInfo = ZoneInfo("UTC")
+    parameters: dict[str, Any] = Field({})
+
+    @property
+    def cron(self) -> Schedule | None:
+        """The schedule in Prefect's terms."""
+        return Cron(self.schedule, timezone=str(self.timezone)) if self.schedule else None
+
+
+def read_settings(path: Path, flows: dict[str, Flow[..., Any]]) -> dict[str, DeploymentSettings]:
+    """Return the settings of each flow's deployment, if all are valid; an error names the file and the key."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return {name: _merged(name, flows.get(name), tables.get(name, {})) for name in flows | tables}
+    except (OSError, ValueError) as error:
+        raise OptionsError(("", f"{path}: {error}")) from None
+
+
+def _merged(name: str, flow: Flow[..., Any] | None, table: Any) -> DeploymentSettings:
+    """Return the default settings of a deployment, with those of its table over them."""
+    if flow is None or not isinstance(table, dict):
+        raise ValueError(f"{name}: is not the table of a deployment")
+    key, default = name, DEFAULTS.get(name, {})
+    try:
+        settings = DeploymentSettings(**default | _with_none(table))
+        key = f"{name}.parameters"
+        parameters = default.get("parameters", {}) | _with_none(settings.parameters)
+        required = ... if settings.schedule else None  # runs of other deployments may name them
+        fields: dict[str, Any] = {
+            each.name: (each.annotation, required if each.default is each.empty else each.default)
+            for each in inspect.signature(flow.fn).parameters.values()
+        }
+        valid = create_model(name, __base__=Options, **fields)(**parameters)
+        return settings.changed(parameters=valid.model_dump(mode="json", exclude_unset=True))
+    except OptionsError as error:
+        raise ValueError(error.spelled(f"{key}.{{}}".format)) from None
+
+
+def _with_none(table: dict[str, Any]) -> dict[str, Any]:
+    """Replace `false`: TOML has no null, and neither settings nor parameters are booleans."""
+    return {key: None if value is False else value for key, value in table.items()}
 
 
 def notify(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -92,9 +151,9 @@ class FlowRunner(threading.Thread):
     async def _serve(self) -> None:
         async with get_client() as client:
             for name, flow in DEPLOYED.items():
-                given = self._settings[name]
-                options = {"schedule": given.cron, "parameters": given.parameters, **COMMON}
-                paused = await _reset(client, name, given)
+                settings = self._settings[name]
+                options = {"schedule": settings.cron, "parameters": settings.parameters, **COMMON}
+                paused = await _reset(client, name, settings)
                 deployment = await self._runner.aadd_flow(flow, "default", paused=paused, **options)
                 # Else a run with a parameter that its flow does not have would start, and crash.
                 schema = flow.parameters.model_dump(exclude_unset=True) | {"additionalProperties": False}
@@ -103,7 +162,7 @@ class FlowRunner(threading.Thread):
         await self._runner.start()
 
 
-async def _reset(client: PrefectClient, name: str, settings: Settings) -> bool:
+async def _reset(client: PrefectClient, name: str, settings: DeploymentSettings) -> bool:
     """Log what this start resets; return whether the deployment is paused, which holds, since no setting does that."""
     try:
         found = await client.read_deployment_by_name(f"{name}/default")

@@ -19,7 +19,7 @@ from draftstore.stores.rest.build import RestOptions, RestSources
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.text.tokenizing import CorpusOptions
 from pipelines import steps
-from pipelines.parameters import Answered, Answers, Corpus, Head, Publishing, Spelling, Texts, flow_of
+from pipelines.parameters import Answers, Corpus, Head, Publishing, Spelling, Texts, WithAnswers, flow_of
 from schema.renewal.demonstration import NAME as DEMO
 from schema.renewal.ledger import Built, Ledger
 from schema.renewal.making import Tokens
@@ -27,30 +27,30 @@ from schema.renewal.publishing import require_free, require_kind
 
 
 @flow_of("tokenize-corpus", Texts, Spelling)
-def tokenize_corpus(*, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
+def tokenize_corpus(*, name: str | None, corpus: Corpus, **values: Any) -> dict[str, Any]:
     """Write a corpus as token shards."""
     name = resolve_name(name, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
-        return _finish(ledger, name, [_tokens(ledger, name, corpus, given).built])
+        return _finish(ledger, name, [_tokens(ledger, name, corpus, values).built])
 
 
 @flow_of("count-ngrams", Texts, Spelling, RestSources, CountOptions, Head)
-def count_ngrams(*, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
+def count_ngrams(*, name: str | None, corpus: Corpus, **values: Any) -> dict[str, Any]:
     """Count the n-grams of a REST store exactly: all go to Parquet, the most common ones and the spectrum to SQL."""
-    name = resolve_name(name, demo=_is_demo(corpus, given))
+    name = resolve_name(name, demo=_is_demo(corpus, values))
     with Ledger(get_run_logger()) as ledger:
-        builds = _rest(ledger, name, corpus, given)
-        return _finish(ledger, name, [*builds, _count(ledger, name, builds[-1], given)])
+        builds = _rest(ledger, name, corpus, values)
+        return _finish(ledger, name, [*builds, _count(ledger, name, builds[-1], values)])
 
 
 @flow_of("generate-responses", Responder, Answers)
-def generate_responses(**given: Any) -> dict[str, Any]:
+def generate_responses(**values: Any) -> dict[str, Any]:
     """Record a model's answers as a corpus for its stores.
 
     The file for a name keeps its path, so that scheduled builds can name it as their corpus: in the data folder,
     `corpora/NAME/answers.jsonl.zst`.
     """
-    by, asked = Responder.take(given), Answers.take(given)
+    by, asked = Responder.take(values), Answers.take(values)
     answers = steps.make_answers(get_run_logger(), asked.name, by, asked.questions)
     counts = {key: answers.counts[key] for key in ("answers", "tokens")}
     made = {"name": asked.name, "model": by.model, "path": str(answers.path), "reused": answers.reused}
@@ -62,21 +62,21 @@ def build_flow(kind: str) -> Flow[..., Any]:
     builder = builder_of(kind)
     assert builder is not None
     models: list[type[Options]] = [Texts, builder.sources, builder.options]
-    models.insert(1, Answered if issubclass(builder.sources, ModelSources) else Spelling)
+    models.insert(1, WithAnswers if issubclass(builder.sources, ModelSources) else Spelling)
     models += [Head, Publishing] if builder.counted else [Publishing]
 
-    def run(**given: Any) -> dict[str, Any]:
-        return _build(kind, builder, **given)
+    def run(**values: Any) -> dict[str, Any]:
+        return _build(kind, builder, **values)
 
     run.__name__ = run.__qualname__ = f"build_{kind}"
     run.__doc__ = builder.help
     return flow_of(f"build-{kind}", *models)(run)
 
 
-def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **given: Any) -> dict[str, Any]:
-    publishing = Publishing.take(given)
+def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **values: Any) -> dict[str, Any]:
+    publishing = Publishing.take(values)
     with Ledger(get_run_logger()) as ledger:
-        demo = _is_demo(corpus, given)
+        demo = _is_demo(corpus, values)
         name = resolve_name(name, demo=demo)
         release = publishing.release and publishing.release.replace("{name}", name)
         publishing = publishing.changed(release=release)
@@ -85,18 +85,18 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **g
         if release and "kind" not in publishing.force:
             require_kind(ledger, release, kind)
         texts = {"corpus": ()} if issubclass(builder.options, CorpusOptions) else {}
-        options = builder.options.take(given, name=name, **texts)  # both are checked before hours of work
-        by: Workers | ModelSources = Workers.take(given)
+        options = builder.options.take(values, name=name, **texts)  # both are checked before hours of work
+        by: Workers | ModelSources = Workers.take(values)
         if issubclass(builder.sources, ModelSources):
-            by = ModelSources.take(given)
-            corpus = _answered(ledger, name, corpus, by, Answered.take(given))
+            by = ModelSources.take(values)
+            corpus = _answered(ledger, name, corpus, by, WithAnswers.take(values))
         source: Tokens | Built
         if issubclass(builder.sources, RestSources):
-            builds = _rest(ledger, name, corpus, given)
+            builds = _rest(ledger, name, corpus, values)
             source = builds[-1]
-            builds += [_count(ledger, name, source, given)] if builder.counted else []
+            builds += [_count(ledger, name, source, values)] if builder.counted else []
         else:
-            source = _tokens(ledger, name, corpus, given)
+            source = _tokens(ledger, name, corpus, values)
             builds = [source.built]
         builds.append(steps.make_store(ledger, kind, options, by, source))
         return _finish(ledger, name, builds, publishing)
@@ -107,7 +107,7 @@ FLOWS = tokenize_corpus, count_ngrams, generate_responses, build_rest, build_cre
 
 
 def resolve_name(name: str | None, *, demo: bool) -> str:
-    """Return the name of a store: the given one, else `demo`, but only for the demonstration corpus."""
+    """Return the name of a store: the one that is set, else `demo`, but only for the demonstration corpus."""
     if name is None and not demo:
         raise BuildError(
             "a store of your own texts needs a name: --param name=chat, or a collection (`draftstore corpus add chat "
@@ -116,29 +116,29 @@ def resolve_name(name: str | None, *, demo: bool) -> str:
     return name or DEMO
 
 
-def _is_demo(corpus: Corpus, given: dict[str, Any]) -> bool:
-    return not (corpus.paths or given.get("rest") or given.get("questions"))
+def _is_demo(corpus: Corpus, values: dict[str, Any]) -> bool:
+    return not (corpus.paths or values.get("rest") or values.get("questions"))
 
 
-def _tokens(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> Tokens:
+def _tokens(ledger: Ledger, name: str, corpus: Corpus, values: dict[str, Any]) -> Tokens:
     """Find or make the token shards of a corpus, with the named tokenizer or the model's."""
-    tokenizer = given.get("tokenizer", given.get("model"))
+    tokenizer = values.get("tokenizer", values.get("model"))
     return steps.make_tokens(ledger, name, corpus, tokenizer)
 
 
-def _rest(ledger: Ledger, name: str, corpus: Corpus, given: dict[str, Any]) -> list[Built]:
+def _rest(ledger: Ledger, name: str, corpus: Corpus, values: dict[str, Any]) -> list[Built]:
     """Register the REST store `rest`, or build the corpus's; return the builds, the store last."""
-    if given["rest"] is not None:
-        return [steps.use_rest(ledger, given["rest"])]
-    tokens, options = _tokens(ledger, name, corpus, given), RestOptions.take(given, name=name, corpus=())
-    return [tokens.built, steps.make_store(ledger, REST, options, Workers.take(given), tokens)]
+    if values["rest"] is not None:
+        return [steps.use_rest(ledger, values["rest"])]
+    tokens, options = _tokens(ledger, name, corpus, values), RestOptions.take(values, name=name, corpus=())
+    return [tokens.built, steps.make_store(ledger, REST, options, Workers.take(values), tokens)]
 
 
-def _count(ledger: Ledger, name: str, rest: Built, given: dict[str, Any]) -> Built:
-    return steps.make_counts(ledger, name, rest, given["max_n"], given["head"])
+def _count(ledger: Ledger, name: str, rest: Built, values: dict[str, Any]) -> Built:
+    return steps.make_counts(ledger, name, rest, values["max_n"], values["head"])
 
 
-def _answered(ledger: Ledger, name: str, corpus: Corpus, by: ModelSources, asked: Answered) -> Corpus:
+def _answered(ledger: Ledger, name: str, corpus: Corpus, by: ModelSources, asked: WithAnswers) -> Corpus:
     """Return the corpus, with the model's answers if they are requested."""
     if asked.questions is None:
         return corpus

@@ -70,7 +70,7 @@ class Head(Options):
     )
 
 
-class Answered(Batching):
+class WithAnswers(Batching):
     """A model's answers as a corpus."""
 
     questions: ResponseOptions | None = Field(
@@ -129,9 +129,9 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
         function.__doc__ = "\n".join([about, "", "Args:", *lines])
 
         @wraps(function)
-        def run(**given: Any) -> Any:
+        def run(**parameters: Any) -> Any:
             try:
-                return function(**given)
+                return function(**parameters)
             except DraftstoreError as error:
                 return Failed(message=error.spelled(partial(_parameter_named, fields)), data=error)
 
@@ -142,10 +142,11 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
 
 def _run_name() -> str:
     """Return what a run builds: its flow, and the name of the store or those of the collections."""
-    given = flow_run.parameters
-    names = (
-        given["collections"] or ["all collections"] if "collections" in given else [given["name"] or "demo"]
-    )
+    parameters = flow_run.parameters
+    if "collections" in parameters:
+        names = parameters["collections"] or ["all collections"]
+    else:
+        names = [parameters["name"] or "demo"]
     return f"{flow_run.flow_name} {', '.join(names)}"
 
 

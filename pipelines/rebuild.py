@@ -25,9 +25,9 @@ from pipelines import steps
 from pipelines.parameters import Checks, Head, flow_of
 from schema.collections.collecting import TREES, VECTORS, releases_of
 from schema.collections.live_logs import live_logs
-from schema.renewal.lagging import LaggingStore, is_due
 from schema.renewal.ledger import Built, Ledger
 from schema.renewal.publishing import require_renewed, stays_rolled_back
+from schema.renewal.stores import LaggingStore, is_due
 from schema.renewal.survey import collection_names
 
 
@@ -84,9 +84,9 @@ class Renewing(Segments, Workers):
 
 
 @flow_of("rebuild", Renewing, Checks)
-def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **given: Any) -> list[dict[str, Any]]:
+def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **parameters: Any) -> list[dict[str, Any]]:
     """Bring the stores of collections up to date with their sources and publish those that pass the checks."""
-    renewing = Renewing(**given)
+    renewing = Renewing(**parameters)
     results: list[dict[str, Any]] = []
     failures: list[Exception] = []
     with Ledger(get_run_logger()) as ledger:

@@ -16,14 +16,12 @@ from draftstore.answers.prompts import ResponseOptions
 from draftstore.answers.responses import Responder, Responses, make_responses
 from draftstore.text.tokenizing import CorpusOptions
 from pipelines.parameters import Corpus
-from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
-from schema.db.failures import translate
+from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError, translate
 from schema.db.home import data_home
-from schema.renewal import lagging, making, publishing, rest, survey
+from schema.renewal import making, publishing, stores, survey
 from schema.renewal.demonstration import resolve_tokenizer, write_demonstration
-from schema.renewal.ledger import Ledger, when_free
+from schema.renewal.ledger import Ledger, Logger, StepLog, when_free
 from schema.renewal.making import Tokens
-from schema.renewal.progress import Logger, StepLog
 
 TRANSIENT = DatabaseAwayError, DatabaseTimeoutError, ConnectionError, TimeoutError
 CODES = EAGAIN, EBUSY, EHOSTUNREACH, EIO, ENETDOWN, ENETUNREACH, ESTALE
@@ -90,8 +88,8 @@ make_store = step("build store", task_run_name="build {kind} store")(making.make
 make_counts = step("count n-grams")(making.make_counts)
 use_rest = step("open REST store")(making.use_rest)
 take_survey = step("scan collection")(survey.survey)
-renew_rest = step("renew REST store")(rest.renew_rest)
+renew_rest = step("renew REST store")(stores.renew_rest)
 put_to_rest = step("put live logs to rest")(publishing.put_to_rest)
-make_lagging = step("build lagging store", task_run_name="build {store.kind} store")(lagging.make_lagging)
+make_lagging = step("build lagging store", task_run_name="build {store.kind} store")(stores.make_lagging)
 publish = step("publish")(publishing.publish)
 prune = step("remove old builds")(publishing.prune)

@@ -80,21 +80,23 @@ class Corpus(Base):
     __tablename__ = "corpora"
 
     id: Mapped[Id]
-    name: Mapped[str] = mapped_column(comment="for people: the name of the first store built from it")
+    name: Mapped[str] = mapped_column(comment="name of the first store built from it")
     sources: Mapped[list[str]] = mapped_column(
         server_default=sql("'{}'"), comment="paths or package names that the documents came from"
     )
-    fingerprint: Mapped[str] = mapped_column(comment="SHA-256 over the token shards")
+    fingerprint: Mapped[str] = mapped_column(comment="SHA-256 of the token shards")
     tokenizer: Mapped[str] = mapped_column(comment="name of the tokenizer")
     tokenizer_fingerprint: Mapped[str] = mapped_column(comment="SHA-256 of its vocabulary and merges")
     documents: Mapped[Bigint] = mapped_column(comment="number of documents")
     tokens: Mapped[Bigint] = mapped_column(comment="number of tokens")
     characters: Mapped[Bigint | None] = mapped_column(comment="number of characters of text, where known")
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="first seen")
+    created_at: Mapped[datetime] = mapped_column(
+        server_default=func.now(), comment="when it was first registered"
+    )
 
     __table_args__ = (
         UniqueConstraint("fingerprint", "tokenizer_fingerprint"),
-        {"comment": "corpora as token ids: what stores are built from"},
+        {"comment": "tokenized corpora, from which stores are built"},
     )
 
 
@@ -104,25 +106,23 @@ class Build(Base):
     __tablename__ = "builds"
 
     id: Mapped[Id]
-    kind: Mapped[str] = mapped_column(comment="what is made: " + ", ".join(KINDS))
-    name: Mapped[str] = mapped_column(comment="for people; several builds may share it")
+    kind: Mapped[str] = mapped_column(comment="kind of the store: " + ", ".join(KINDS))
+    name: Mapped[str] = mapped_column(comment="name of the store; several builds may share it")
     state: Mapped[str] = mapped_column(
-        server_default="running", comment="running; finished: all columns hold; failed: error says why"
+        server_default="running", comment="running, finished (all columns are set), or failed (see error)"
     )
-    corpus_id: Mapped[int | None] = mapped_column(
-        ForeignKey("corpora.id"), index=True, comment="the corpus that it holds"
-    )
+    corpus_id: Mapped[int | None] = mapped_column(ForeignKey("corpora.id"), index=True, comment="its corpus")
     source_id: Mapped[int | None] = mapped_column(
         ForeignKey("builds.id", ondelete="SET NULL"),
         index=True,
-        comment="the build that it was made from (the REST store of n-gram counts and of CREST)",
+        comment="build that it was made from: the REST store of n-gram counts or of a CREST store",
     )
     path: Mapped[str] = mapped_column(comment="directory of the store")
     digest: Mapped[str | None] = mapped_column(
         index=True, comment="SHA-256 of manifest.json; NULL until finished"
     )
     backends: Mapped[list[str]] = mapped_column(
-        server_default=sql("'{}'"), comment="where the entries of a CREST store lie: lmdb, postgres"
+        server_default=sql("'{}'"), comment="backends that hold the entries of a CREST store: lmdb, postgres"
     )
     parameters: Mapped[dict[str, Any]] = mapped_column(
         server_default=sql("'{}'"), comment="parameters of the build"
@@ -151,7 +151,7 @@ class Build(Base):
             "state <> 'failed' OR (error IS NOT NULL AND finished_at IS NOT NULL)", name="failed"
         ),
         UniqueConstraint("path", "digest"),
-        {"comment": "every making of a store, finished or not"},
+        {"comment": "builds of stores: running, finished and failed"},
     )
 
 
@@ -160,7 +160,7 @@ class Release(Base):
 
     __tablename__ = "releases"
 
-    name: Mapped[str] = mapped_column(primary_key=True, comment="what users ask for: chat-vicuna")
+    name: Mapped[str] = mapped_column(primary_key=True, comment="name that clients use, such as chat-vicuna")
     build_id: Mapped[int] = mapped_column(
         ForeignKey("builds.id"), index=True, comment="the live build: it cannot be dropped"
     )
@@ -170,7 +170,7 @@ class Release(Base):
 
     __table_args__ = (
         CheckConstraint(f"name ~ '{RELEASE_NAME}'", name="name"),
-        {"comment": "names that users ask for, and the build that each points at"},
+        {"comment": "names that clients use, and the live build of each"},
     )
 
 
@@ -180,20 +180,20 @@ class ReleaseMove(Base):
     __tablename__ = "release_moves"
 
     id: Mapped[Id]
-    release: Mapped[str] = mapped_column(ForeignKey("releases.name"), comment="which release moved")
+    release: Mapped[str] = mapped_column(ForeignKey("releases.name"), comment="release that moved")
     from_build: Mapped[Bigint | None] = mapped_column(comment="id of the build before; NULL for the first")
-    to_build: Mapped[Bigint] = mapped_column(comment="id of the build after (it may have been dropped since)")
-    action: Mapped[str] = mapped_column(comment="publish, or rollback")
+    to_build: Mapped[Bigint] = mapped_column(comment="id of the build after; it may have been dropped since")
+    action: Mapped[str] = mapped_column(comment="publish or rollback")
     lengths: Mapped[dict[str, Any]] = mapped_column(
         server_default=sql("'{}'"),
-        comment="accepted length M of the build after, by registered recording, as measured when it was published",
+        comment="accepted length M of the build after, by recording, measured when it was published",
     )
     moved_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     __table_args__ = (
         one_of("action", ACTIONS),
         Index(None, "release", "id"),
-        {"comment": "every move of a release, in the order of id"},
+        {"comment": "all moves of releases, in the order of id"},
     )
 
 
@@ -202,15 +202,17 @@ class Recording(Base):
 
     __tablename__ = "recordings"
 
-    name: Mapped[str] = mapped_column(primary_key=True, comment="for people, and in verdicts")
+    name: Mapped[str] = mapped_column(primary_key=True, comment="name, also in the results of checks")
     path: Mapped[str] = mapped_column(
         comment="file of recorded outputs, JSON Lines, on the machine that publishes"
     )
-    releases: Mapped[list[str]] = mapped_column(comment="releases that it is replayed for, existing or not")
-    model: Mapped[str | None] = mapped_column(comment="only the outputs of this model; NULL: of all")
-    request: Mapped[bool] = mapped_column(comment="whether the request drafts beside the store")
-    rows: Mapped[int | None] = mapped_column(comment="at most so many outputs; NULL: all")
-    budget: Mapped[int] = mapped_column(comment="most nodes of a draft")
+    releases: Mapped[list[str]] = mapped_column(
+        comment="releases whose new builds replay it; they need not exist yet"
+    )
+    model: Mapped[str | None] = mapped_column(comment="only outputs of this model; NULL: all outputs")
+    request: Mapped[bool] = mapped_column(comment="whether drafts also come from the request")
+    rows: Mapped[int | None] = mapped_column(comment="maximum number of outputs; NULL: all")
+    budget: Mapped[int] = mapped_column(comment="maximum number of nodes in a draft")
     tolerance: Mapped[float] = mapped_column(
         comment="share of the live build's accepted length that a new one may lose: 0.02"
     )
@@ -222,7 +224,7 @@ class Recording(Base):
         CheckConstraint("budget > 0 AND rows > 0", name="counts"),
         CheckConstraint("tolerance >= 0 AND tolerance < 1 AND slowdown >= 1", name="tolerances"),
         {
-            "comment": "recorded outputs that are replayed before a release moves, and what is asked of a new build"
+            "comment": "recorded outputs that are replayed before a release moves, and limits for the new build"
         },
     )
 
@@ -235,20 +237,20 @@ class Replay(Base):
     id: Mapped[Id]
     build_id: Mapped[int] = mapped_column(ForeignKey("builds.id", ondelete="CASCADE"), index=True)
     recording: Mapped[str | None] = mapped_column(
-        comment="name in recordings, where a gate replayed it; NULL: draftstore replay --record"
+        comment="name in recordings if a check replayed it; NULL: by draftstore replay --record"
     )
     recordings: Mapped[str] = mapped_column(comment="file of recorded outputs")
-    model: Mapped[str | None] = mapped_column(comment="only the outputs of this model; NULL: of all")
+    model: Mapped[str | None] = mapped_column(comment="only outputs of this model; NULL: all outputs")
     strategy: Mapped[str] = mapped_column(comment="how drafts were made: backoff, longest")
-    budget: Mapped[int] = mapped_column(comment="most nodes of a draft")
-    rows: Mapped[Bigint] = mapped_column(comment="outputs replayed")
-    tokens: Mapped[Bigint] = mapped_column(comment="tokens that verification passes yielded")
-    passes: Mapped[Bigint] = mapped_column(comment="verification passes")
+    budget: Mapped[int] = mapped_column(comment="maximum number of nodes in a draft")
+    rows: Mapped[Bigint] = mapped_column(comment="number of outputs")
+    tokens: Mapped[Bigint] = mapped_column(comment="tokens from verification passes")
+    passes: Mapped[Bigint] = mapped_column(comment="number of verification passes")
     accepted_length: Mapped[float] = mapped_column(comment="M = tokens / passes; plain decoding is 1.0")
-    nodes_mean: Mapped[float] = mapped_column(comment="mean nodes of a draft")
+    nodes_mean: Mapped[float] = mapped_column(comment="mean number of nodes in a draft")
     miss_rate: Mapped[float] = mapped_column(comment="share of passes without a draft")
     lookup_p50_us: Mapped[float] = mapped_column(comment="median duration of a lookup, microseconds")
-    lookup_p99_us: Mapped[float] = mapped_column(comment="99th percentile of the same")
+    lookup_p99_us: Mapped[float] = mapped_column(comment="99th percentile of it, microseconds")
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     build: Mapped[Build] = relationship()
@@ -261,18 +263,18 @@ class Ngram(Base):
 
     __tablename__ = "ngrams"
 
-    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="the build of kind ngrams")
+    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="build of kind ngrams")
     n: Mapped[Smallint] = mapped_column(primary_key=True, comment="number of tokens")
     rank: Mapped[int] = mapped_column(primary_key=True, comment="1 is the most common of this n")
     tokens: Mapped[Tokens] = mapped_column(comment="token ids")
-    text: Mapped[BytesText] = mapped_column(comment="the tokens as text; different n-grams may share it")
+    text: Mapped[BytesText] = mapped_column(comment="text of the tokens; different n-grams may have the same")
     count: Mapped[Bigint] = mapped_column(comment="occurrences in the corpus, exact")
 
     __table_args__ = (
         Index(None, "count"),
         Index(None, "text"),
         {
-            "comment": "the most common n-grams of a corpus, with text; all of them are in ngram_spectrum by count",
+            "comment": "most common n-grams of a corpus, with their text; ngram_spectrum counts all n-grams",
             "postgresql_partition_by": "LIST (build_id)",
         },
     )
@@ -284,13 +286,13 @@ class NgramSpectrum(Base):
     __tablename__ = "ngram_spectrum"
 
     build_id: Mapped[int] = mapped_column(
-        ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True, comment="the build of kind ngrams"
+        ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True, comment="build of kind ngrams"
     )
     n: Mapped[Smallint] = mapped_column(primary_key=True, comment="number of tokens")
     count: Mapped[Bigint] = mapped_column(primary_key=True, comment="occurrences in the corpus")
-    ngrams: Mapped[Bigint] = mapped_column(comment="how many distinct n-grams occur so often")
+    ngrams: Mapped[Bigint] = mapped_column(comment="number of distinct n-grams with this count")
 
-    __table_args__ = ({"comment": "frequency spectrum: of how many n-grams the count is so high; complete"},)
+    __table_args__ = ({"comment": "number of distinct n-grams for each count, over all n-grams of a corpus"},)
 
 
 class KeptNgram(Base):
@@ -298,20 +300,22 @@ class KeptNgram(Base):
 
     __tablename__ = "kept_ngrams"
 
-    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="the build of kind crest")
-    rank: Mapped[int] = mapped_column(primary_key=True, comment="1 was selected first, over all n")
+    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="build of kind crest")
+    rank: Mapped[int] = mapped_column(
+        primary_key=True, comment="order of selection over all n; 1 is the first"
+    )
     n: Mapped[Smallint] = mapped_column(comment="number of tokens")
     tokens: Mapped[Tokens] = mapped_column(comment="token ids")
-    text: Mapped[BytesText] = mapped_column(comment="the tokens as text; different n-grams may share it")
+    text: Mapped[BytesText] = mapped_column(comment="text of the tokens; different n-grams may have the same")
     count: Mapped[Bigint] = mapped_column(comment="occurrences in the corpus, exact")
-    nodes: Mapped[Smallint] = mapped_column(comment="nodes of its draft tree")
+    nodes: Mapped[Smallint] = mapped_column(comment="number of nodes in its draft tree")
     raw_bytes: Mapped[int] = mapped_column(comment="bytes of the tree before compression")
     bytes: Mapped[int] = mapped_column(comment="bytes of the tree as stored")
 
     __table_args__ = (
         Index(None, "text"),
         {
-            "comment": "the entries of a CREST store: which n-grams it kept, and the size of their trees",
+            "comment": "n-grams that a CREST store kept, and sizes of their draft trees",
             "postgresql_partition_by": "LIST (build_id)",
         },
     )
@@ -322,13 +326,13 @@ class Tree(Base):
 
     __tablename__ = "trees"
 
-    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="the build of kind crest")
+    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="build of kind crest")
     key: Mapped[bytes] = mapped_column(primary_key=True, comment="token ids, big-endian, 2 or 4 bytes each")
-    value: Mapped[bytes] = mapped_column(comment="the draft tree, compressed: the same bytes as in LMDB")
+    value: Mapped[bytes] = mapped_column(comment="draft tree, compressed: the same bytes as in LMDB")
 
     __table_args__ = (
         {
-            "comment": "draft trees of CREST stores that lie in PostgreSQL, to look up by key",
+            "comment": "draft trees of CREST stores with the backend postgres, by key",
             "postgresql_partition_by": "LIST (build_id)",
         },
     )

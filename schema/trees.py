@@ -19,7 +19,7 @@ from draftstore.storage.manifest import Manifest, manifest_digest
 from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.crest.entries import Entries
 from schema.db.database import ask, connect_reader
-from schema.db.failures import database_errors
+from schema.db.errors import database_errors
 
 PAGE_ROWS = 4096
 FIND_BUILD = (

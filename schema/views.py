@@ -67,7 +67,7 @@ N = "number of tokens"
 VIEWS: tuple[View | Function, ...] = (
     View(
         "live_releases",
-        "which build each release points at",
+        "live build of each release",
         {
             "release": "",
             "build_id": BUILD,
@@ -90,18 +90,18 @@ FROM releases JOIN builds ON builds.id = releases.build_id LEFT JOIN corpora ON 
         "live_build",
         "release text",
         "bigint",
-        "the build that a release points at: ... WHERE build_id = live_build('chat-vicuna')",
+        "live build of a release: ... WHERE build_id = live_build('chat-vicuna')",
         "SELECT releases.build_id FROM releases WHERE releases.name = live_build.release",
     ),
     View(
         "release_lengths",
-        "accepted length of what a release pointed at, over time, by recording: ... WHERE release = 'chat-vicuna' "
+        "accepted lengths of the builds of a release over time, by recording: ... WHERE release = 'chat-vicuna' "
         "ORDER BY moved_at",
         {
             "release": "",
             "moved_at": "when it was published or rolled back",
-            "action": "publish, or rollback",
-            "build_id": "id of the build (it may have been dropped since)",
+            "action": "publish or rollback",
+            "build_id": "id of the build; it may have been dropped since",
             "recording": "name of the registered recording",
             "accepted_length": "M = tokens / passes; plain decoding is 1.0",
         },
@@ -112,13 +112,13 @@ FROM release_moves moves CROSS JOIN jsonb_each_text(moves.lengths) lengths
     ),
     View(
         "ngram_totals",
-        "how many n-grams a corpus has, by n: distinct and in all (Table 1 of CREST)",
+        "number of n-grams in a corpus by n, distinct and total (Table 1 of CREST)",
         {
             "build_id": BUILD,
             "n": N,
-            "distinct_ngrams": "different n-grams",
-            "total": "n-grams in all, repeated ones too",
-            "once": "n-grams that occur only once",
+            "distinct_ngrams": "number of distinct n-grams",
+            "total": "occurrences of all n-grams",
+            "once": "number of n-grams that occur once",
             "highest_count": "occurrences of the most common one",
             "mean_count": "mean occurrences of an n-gram",
         },
@@ -131,14 +131,14 @@ FROM ngram_spectrum GROUP BY build_id, n
     ),
     View(
         "top_ngrams",
-        "the most common n-grams with their text: ... WHERE build_id = 3 AND n = 2 ORDER BY rank LIMIT 20",
+        "most common n-grams with their text: ... WHERE build_id = 3 AND n = 2 ORDER BY rank LIMIT 20",
         {
             "build_id": BUILD,
             "n": N,
             "rank": "1 is the most common of this n",
-            "text": "the tokens as text",
+            "text": "text of the tokens",
             "count": "occurrences in the corpus",
-            "share": "part of all occurrences of n-grams of this n, 0 to 1",
+            "share": "share of all occurrences of n-grams of this n, 0 to 1",
             "tokens": "token ids",
         },
         """
@@ -149,15 +149,15 @@ FROM ngrams JOIN ngram_totals ON ngram_totals.build_id = ngrams.build_id AND ngr
     ),
     View(
         "ngram_curve",
-        "which share of all occurrences the most common n-grams cover (Fig. 4 of CREST): one row for every "
-        "count that occurs, exact; ngram_share() answers between the rows",
+        "share of all occurrences that the most common n-grams cover (Fig. 4 of CREST), exact: one row for each "
+        "count; ngram_share() computes it for any number of n-grams",
         {
             "build_id": BUILD,
             "n": N,
-            "top": "so many of the most common n-grams",
-            "least_count": "the rarest of them occurs so often",
-            "occurrences": "occurrences of all of them together",
-            "share": "part of all occurrences of n-grams of this n, 0 to 1",
+            "top": "number of n-grams, the most common first",
+            "least_count": "count of the rarest of them",
+            "occurrences": "occurrences of all of them",
+            "share": "share of all occurrences of n-grams of this n, 0 to 1",
         },
         """
 SELECT build_id, n, (sum(ngrams) OVER common)::bigint, count, (sum(count * ngrams) OVER common)::bigint,
@@ -170,7 +170,7 @@ WINDOW common AS (PARTITION BY build_id, n ORDER BY count DESC ROWS UNBOUNDED PR
         "ngram_share",
         "build bigint, n integer, top bigint",
         "numeric",
-        "which share of all occurrences the top most common n-grams of a build cover, exact: "
+        "share of all occurrences that the top most common n-grams of a build cover, exact: "
         "ngram_share(3, 2, 10000)",
         """
 SELECT round((curve.occurrences - (curve.top - least(ngram_share.top, totals.distinct_ngrams)) * curve.least_count)
@@ -183,14 +183,14 @@ ORDER BY curve.top LIMIT 1
     ),
     View(
         "tree_sizes",
-        "how many n-grams a CREST build kept, and how large their draft trees are, by n (Table 2 of CREST)",
+        "number of n-grams that a CREST build kept, and sizes of their draft trees, by n (Table 2 of CREST)",
         {
             "build_id": BUILD,
             "n": N,
-            "entries": "n-grams kept",
-            "mean_nodes": "mean nodes of a tree",
-            "least_nodes": "nodes of the smallest",
-            "most_nodes": "nodes of the largest",
+            "entries": "number of n-grams kept",
+            "mean_nodes": "mean number of nodes in a tree",
+            "least_nodes": "nodes of the smallest tree",
+            "most_nodes": "nodes of the largest tree",
             "nodes": "nodes of all trees",
         },
         """
@@ -200,11 +200,11 @@ FROM kept_ngrams GROUP BY build_id, n
     ),
     View(
         "bytes_by_n",
-        "what the draft trees of a CREST build take, by n, before and after compression",
+        "bytes of the draft trees of a CREST build by n, before and after compression",
         {
             "build_id": BUILD,
             "n": N,
-            "entries": "n-grams kept",
+            "entries": "number of n-grams kept",
             "raw_bytes": "bytes of their trees before compression",
             "bytes": "bytes of their trees as stored, without keys and pages",
             "raw_bytes_per_entry": "",
@@ -219,15 +219,15 @@ FROM kept_ngrams GROUP BY build_id, n
     ),
     View(
         "kept_coverage",
-        "which share of all n-grams, and of their occurrences, a CREST build kept, by n; needs the n-gram counts of "
-        "the same corpus, of which it takes the newest",
+        "share of all n-grams, and of their occurrences, that a CREST build kept, by n; uses the newest n-gram counts "
+        "of the same corpus",
         {
             "build_id": BUILD,
             "n": N,
-            "kept": "n-grams kept",
-            "distinct_ngrams": "n-grams of the corpus",
+            "kept": "number of n-grams kept",
+            "distinct_ngrams": "number of distinct n-grams in the corpus",
             "occurrences": "occurrences of the kept ones",
-            "total": "occurrences of all",
+            "total": "occurrences of all n-grams",
             "share": "occurrences / total, 0 to 1",
         },
         """

@@ -51,7 +51,7 @@ from schema.db.embedded import stop
 from schema.db.home import HOME_VARIABLE
 from schema.renewal import making
 from schema.renewal.ledger import Built, Ledger
-from schema.renewal.rest import renew_rest
+from schema.renewal.stores import renew_rest
 from schema.renewal.survey import survey
 
 NAME = "chat"

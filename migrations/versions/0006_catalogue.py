@@ -10,4 +10,4 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-DEFINITIONS = "a1312a0e6ed5322f"
+DEFINITIONS = "6e9617bff0e5373a"

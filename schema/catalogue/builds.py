@@ -214,8 +214,8 @@ def list_builds(
     limit: int | None = None,
 ) -> list[Build]:
     """Return builds, newest first."""
-    given = {"kind": kind, "name": name, "state": state}
-    query = select(Build).filter_by(**{key: value for key, value in given.items() if value})
+    filters = {"kind": kind, "name": name, "state": state}
+    query = select(Build).filter_by(**{key: value for key, value in filters.items() if value})
     return list(session.scalars(query.order_by(Build.id.desc()).limit(limit)))
 
 

@@ -35,7 +35,7 @@ UNFINISHED = re.compile(rf"\.({STORE_NAME.pattern})\.(partial|retired)")
 PRUNED = "pruned: its files are being removed"
 
 
-class Removal(NamedTuple):
+class Pruned(NamedTuple):
     """A removed item: `store` (a build), or `unfinished` (a folder of a killed build that no longer has a row)."""
 
     what: str
@@ -47,13 +47,13 @@ class Removal(NamedTuple):
 class Pruning(NamedTuple):
     """The items removed, or to be removed, and the stores that stay because a process has them open."""
 
-    removed: list[Removal]
+    removed: list[Pruned]
     in_use: list[str]
 
     @property
     def bytes(self) -> int:
         """Size of everything that was removed."""
-        return sum(removal.bytes for removal in self.removed)
+        return sum(each.bytes for each in self.removed)
 
 
 class _Old(NamedTuple):
@@ -98,13 +98,13 @@ def prune(
             if in_use:
                 found.in_use.append(str(build.path))
             elif dry_run or _remove_build(transaction, build):
-                found.removed.append(Removal("store", build.id, str(build.path), build.bytes))
+                found.removed.append(Pruned("store", build.id, str(build.path), build.bytes))
         except StoreError:  # just opened: the next pruning continues
             found.in_use.append(str(build.path))
     for folder in _lost_folders(stores, resumable, before):
         with exclusive(folder) as free:
             if free:
-                found.removed.append(Removal("unfinished", None, str(folder), _size(folder)))
+                found.removed.append(Pruned("unfinished", None, str(folder), _size(folder)))
                 if not dry_run:
                     remove(folder)
     if not dry_run:

@@ -11,9 +11,10 @@ release. Readers see the old or the new build.
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -26,7 +27,7 @@ from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
 from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, Check, RefusedError, Verdict, judge
-from schema.catalogue.recordings import Replayed, Rule, rules_of
+from schema.catalogue.recordings import Replayed, ReplayRule, rules_of
 from schema.catalogue.releases import build_before, get_release, last_lengths
 from schema.models import Build, Release, ReleaseMove
 
@@ -44,7 +45,8 @@ GATES = "gates"
 PASSED = Verdict({}, {}, {}, {})
 
 
-class Moved(NamedTuple):
+@dataclass(frozen=True)
+class Moved:
     """A release after a move: its `build`, the id of the one `before`, the `verdict` of the gates.
 
     `live` is the build that it was compared with, with its replays; None if there was none.
@@ -140,7 +142,7 @@ def _require_passed(
 
 
 def _replayed(
-    rules: tuple[Rule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
+    rules: tuple[ReplayRule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
 ) -> tuple[Candidate, Candidate | None]:
     if measure is None:  # imports the kernels of all drafters, which nothing else here needs
         from schema.catalogue.replaying import measure as measured
@@ -155,10 +157,11 @@ def _record_replays(session: Session, builds: list[Candidate]) -> None:
     for build in builds:
         if session.get(Build, build.id, with_for_update={"key_share": True}) is None:
             continue
-        for rule, strategy, summary, *_ in build.replays:
-            if summary is not None:
+        for replay in build.replays:
+            if replay.summary is not None:
+                rule = replay.rule
                 record_replay(
-                    session, build.id, summary, recordings=rule.path.name, strategy=strategy,
+                    session, build.id, replay.summary, recordings=rule.path.name, strategy=replay.strategy,
                     budget=rule.budget, model=rule.model, recording=rule.name,
                 )  # fmt: skip
 

@@ -4,8 +4,9 @@ Functions run in the caller's transaction. `schema.catalogue.replaying` replays,
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 from sqlalchemy import NullPool, delete, select
@@ -21,7 +22,7 @@ TOLERANCE = 0.02
 """Default share of the live build's accepted length that a new one may lose."""
 
 
-class Rule(Options):
+class ReplayRule(Options):
     """A registered recording, independent of sessions."""
 
     name: Annotated[str, Shown(hidden=True)] = Field(description="Its name.")
@@ -44,7 +45,8 @@ class Rule(Options):
     )
 
 
-class Replayed(NamedTuple):
+@dataclass(frozen=True)
+class Replayed:
     """The result of a build with a recording; without a summary, it was not replayed.
 
     Attributes:
@@ -55,7 +57,7 @@ class Replayed(NamedTuple):
         skipped: why there is no result; no build is refused for that.
     """
 
-    rule: Rule
+    rule: ReplayRule
     strategy: str = ""
     summary: dict[str, Any] | None = None
     problem: str | None = None
@@ -67,7 +69,7 @@ class Replayed(NamedTuple):
         return None if self.summary is None else float(self.summary["accepted_length"])
 
 
-def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Recording:
+def add_recording(session: Session, rule: ReplayRule, releases: Sequence[str]) -> Recording:
     """Register a recording for releases, existing or not; CatalogueError if its name is taken or none is named."""
     if session.get(Recording, rule.name) is not None:
         raise CatalogueError(
@@ -91,10 +93,10 @@ def list_recordings(session: Session, release: str | None = None) -> list[Record
     return list(session.scalars(query))
 
 
-def rules_of(session: Session, release: str) -> tuple[Rule, ...]:
+def rules_of(session: Session, release: str) -> tuple[ReplayRule, ...]:
     """Return the recordings of a release."""
     return tuple(
-        Rule(**{name: getattr(recording, name) for name in Rule.model_fields})
+        ReplayRule(**{name: getattr(recording, name) for name in ReplayRule.model_fields})
         for recording in list_recordings(session, release)
     )
 

@@ -1,9 +1,17 @@
-"""Releases: names that point at builds. Functions run in the caller's transaction; `publishing` moves them."""
+"""Releases: names that point at builds.
+
+Functions run in the caller's transaction; `publishing` moves releases. Services read them every few seconds on a
+connection of their own.
+"""
+
+from typing import NamedTuple
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
 from schema.catalogue.builds import CatalogueError
+from schema.db.database import ask, connect_reader
+from schema.db.errors import database_errors
 from schema.models import Build, Release, ReleaseMove
 
 
@@ -68,3 +76,37 @@ def build_before(session: Session, release: Release) -> int:
     raise CatalogueError(
         f"the release {release.name} has no build before build {release.build_id}: nothing to roll back to"
     )
+
+
+LIVE = (
+    b"SELECT releases.name, build_id, kind, path, digest, backends FROM releases JOIN builds ON builds.id = build_id"
+    b" ORDER BY releases.name"
+)
+
+
+class LiveRelease(NamedTuple):
+    """A release and the build that it points at: columns of `releases` and `builds`."""
+
+    name: str
+    build_id: int
+    kind: str
+    path: str
+    digest: str
+    backends: list[str]
+
+
+class LiveReleases:
+    """A connection on which a service reads the releases."""
+
+    def __init__(self) -> None:
+        """Connect; raise DatabaseError if the server is down or the tables have another revision."""
+        self._connection = connect_reader()
+
+    def read(self) -> list[LiveRelease]:
+        """Return all releases, sorted by name; raise DatabaseError if the connection is lost."""
+        with database_errors():
+            return [LiveRelease(*row) for row in ask(self._connection, LIVE)]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()

@@ -14,13 +14,13 @@ from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.stores.registry import kind_of, open_store
 from draftstore.text.tokenizer import load_tokenizer
 from schema.catalogue.gates import Candidate
-from schema.catalogue.recordings import Replayed, Rule
+from schema.catalogue.recordings import Replayed, ReplayRule
 
-Measure = Callable[[Rule, Sequence[Candidate]], list[Replayed]]
+Measure = Callable[[ReplayRule, Sequence[Candidate]], list[Replayed]]
 """Replays a recording with some builds; see `measure`."""
 
 
-def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+def measure(rule: ReplayRule, builds: Sequence[Candidate]) -> list[Replayed]:
     """Replay a recording with some builds; failures do not raise.
 
     Args:
@@ -55,7 +55,7 @@ def _needs_model(build: Candidate) -> str | None:
     )
 
 
-def _compared(rule: Rule, build: Candidate, new: Candidate, outputs: Sequence[Recording]) -> Replayed:
+def _compared(rule: ReplayRule, build: Candidate, new: Candidate, outputs: Sequence[Recording]) -> Replayed:
     """Replay outputs, tokenized for the new build, with another build."""
     if skipped := _needs_model(build):
         return Replayed(rule, skipped=skipped)
@@ -68,7 +68,7 @@ def _compared(rule: Rule, build: Candidate, new: Candidate, outputs: Sequence[Re
         return Replayed(rule, skipped=f"build {build.id} cannot be replayed: {error}")
 
 
-def _replay(rule: Rule, build: Candidate, outputs: Sequence[Recording]) -> Replayed:
+def _replay(rule: ReplayRule, build: Candidate, outputs: Sequence[Recording]) -> Replayed:
     with closing(StoreLease(Path(build.path))), closing(open_store(build.path)) as store:
         strategy = store.default_strategy
         alone = store.drafter(strategy)

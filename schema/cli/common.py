@@ -30,12 +30,12 @@ def confirm(question: str) -> None:
         raise click.ClickException("not confirmed, nothing is changed: answer y, or give --yes") from None
 
 
-def row_fields(row: Base | None, *left_out: str) -> dict[str, Any] | None:
-    """Return the columns of a row by name."""
+def row_fields(row: Base | None, *excluded: str) -> dict[str, Any] | None:
+    """Return the columns of a row by name; None without a row."""
     if row is None:
         return None
     names = [column.name for column in row.__table__.columns]
-    return {name: getattr(row, name) for name in names if name not in left_out}
+    return {name: getattr(row, name) for name in names if name not in excluded}
 
 
 def build_fields(build: Build) -> dict[str, Any]:

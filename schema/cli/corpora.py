@@ -10,8 +10,7 @@ from draftstore.errors import counted
 from draftstore.text.scans import open_scan
 from schema.cli.common import catalogue_session, confirm
 from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
-from schema.cli.proving import prove
-from schema.cli.removing import remove, restore
+from schema.cli.removing import prove, remove, restore
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions
 from schema.collections.live_logs import forget

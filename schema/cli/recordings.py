@@ -10,7 +10,7 @@ from draftstore.cli.output import Columns, json_option, print_result, print_rows
 from draftstore.decoding.replay import check_recordings
 from draftstore.errors import counted
 from schema import catalogue
-from schema.catalogue.recordings import Rule
+from schema.catalogue.recordings import ReplayRule
 from schema.cli.common import catalogue_session
 from schema.models import Recording
 
@@ -40,9 +40,9 @@ def recordings() -> None:
     metavar="R...",
     help="Replay it before these releases move; they need not exist yet.",
 )
-@takes(rule=Rule)
+@takes(rule=ReplayRule)
 @json_option
-def add(rule: Rule, releases: tuple[str, ...], as_json: bool) -> None:
+def add(rule: ReplayRule, releases: tuple[str, ...], as_json: bool) -> None:
     """Register a file of recorded outputs for one or more releases.
 
     FILE is as for `draftstore replay`: JSON Lines with `prompt` and `output`, optionally compressed. Use 100 to 500
@@ -102,4 +102,4 @@ def remove(name: str, as_json: bool) -> None:
 
 
 def _fields(recording: Recording) -> dict[str, Any]:
-    return {name: getattr(recording, name) for name in (*Rule.model_fields, "releases")}
+    return {name: getattr(recording, name) for name in (*ReplayRule.model_fields, "releases")}

@@ -13,7 +13,7 @@ from draftstore.cli.output import Columns, json_option, print_json, print_result
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
 from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, replay_rows
-from schema.catalogue.recordings import Replayed, Rule
+from schema.catalogue.recordings import Replayed, ReplayRule
 from schema.cli.common import build_fields, catalogue_session
 from schema.collections import releasing
 from schema.models import Build
@@ -181,7 +181,7 @@ def _verify_with_bar(build: Candidate) -> list[str]:
         return catalogue.verify_build(build, progress("verifying", "bytes"))
 
 
-def _measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+def _measure_with_status(rule: ReplayRule, builds: Sequence[Candidate]) -> list[Replayed]:
     from schema.catalogue.replaying import measure  # imports all kernels
 
     with status(f"replaying {rule.name}"):
@@ -201,7 +201,6 @@ def _fields(name: str, build: Build | Candidate, moved_at: datetime) -> dict[str
 
 
 def _print_move(moved: Moved, as_json: bool) -> None:
-    """Print the builds that a release points at now and pointed at before, and the checks that did not pass."""
     build, before = moved.build, moved.before
     if as_json:
         checks = {how: reasons for how, reasons in moved.verdict._asdict().items() if how != "refused"}

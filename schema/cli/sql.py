@@ -18,7 +18,7 @@ from draftstore.cli.output import json_option, print_csv, print_json, print_tabl
 from draftstore.errors import DraftstoreError, counted
 from schema.db.access import require_reader
 from schema.db.database import behind_pooler, connect
-from schema.db.failures import database_errors
+from schema.db.errors import database_errors
 
 ROWS_SHOWN = 1000
 SEVERAL = "cannot insert multiple commands into a prepared statement"

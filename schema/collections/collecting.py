@@ -158,8 +158,8 @@ def add_sources(
         session.flush()
     collection = get_collection(session, name, lock=True)
     if tokenizer:
-        given = Path(tokenizer).expanduser()
-        collection.tokenizer = storable(str(given.resolve()) if given.exists() else tokenizer)
+        path = Path(tokenizer).expanduser()
+        collection.tokenizer = storable(str(path.resolve()) if path.exists() else tokenizer)
     for source in settled if not collection.tokenizer else ():
         for file in source.source().files() if source.kind in ("files", "log") else ():
             if file.kind != "text":

@@ -27,7 +27,7 @@ class Collection(Base):
     __tablename__ = "collections"
 
     id: Mapped[Id]
-    name: Mapped[str] = mapped_column(comment="what flows and commands ask for: chat")
+    name: Mapped[str] = mapped_column(comment="name that flows and commands use, such as chat")
     tokenizer: Mapped[str | None] = mapped_column(
         comment="folder, file or hub name of the tokenizer; NULL: the flow's default"
     )
@@ -51,7 +51,7 @@ class Collection(Base):
     __table_args__ = (
         UniqueConstraint("name"),
         CheckConstraint(f"name ~ '{RELEASE_NAME}'", name="name"),
-        {"comment": "named sets of sources: what the next stores are built from"},
+        {"comment": "named sets of sources from which stores are built"},
     )
 
     @property
@@ -74,7 +74,7 @@ class CollectionSource(Base):
 
     id: Mapped[Id]
     collection_id: Mapped[int] = mapped_column(
-        ForeignKey("collections.id", ondelete="CASCADE"), comment="the collection that it belongs to"
+        ForeignKey("collections.id", ondelete="CASCADE"), comment="its collection"
     )
     kind: Mapped[str] = mapped_column(
         comment="files: a path or pattern; live: the log of a live store; log: the response log of a worker, with its "
@@ -85,17 +85,16 @@ class CollectionSource(Base):
         server_default="text", comment="key or column of the text in records"
     )
     globs: Mapped[list[str]] = mapped_column(
-        server_default=sql("'{}'"), comment="which files of a folder are read; none: text and source files"
+        server_default=sql("'{}'"),
+        comment="patterns of the files of a folder that are read; none: text and source files",
     )
-    licence: Mapped[str | None] = mapped_column(comment="what its licence allows, for people")
+    licence: Mapped[str | None] = mapped_column(comment="what its licence allows, as a note")
     retention: Mapped[timedelta | None] = mapped_column(
-        Interval, comment="documents first seen longer ago are no longer wanted; NULL: no limit"
+        Interval, comment="documents first seen longer ago are excluded; NULL: no limit"
     )
-    max_bytes: Mapped[Bigint | None] = mapped_column(
-        comment="most bytes of text that are wanted; NULL: no limit"
-    )
+    max_bytes: Mapped[Bigint | None] = mapped_column(comment="maximum bytes of text; NULL: no limit")
     first_out: Mapped[str] = mapped_column(
-        server_default="oldest", comment="which documents go first above max_bytes: oldest, largest"
+        server_default="oldest", comment="documents to exclude first above max_bytes: oldest, largest"
     )
     added_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
@@ -107,7 +106,7 @@ class CollectionSource(Base):
         one_of("first_out", FIRST_OUT),
         CheckConstraint("max_bytes > 0", name="max_bytes"),
         CheckConstraint("retention > interval '0'", name="retention"),
-        {"comment": "the sources of collections: files, logs, objects"},
+        {"comment": "sources of collections: files, logs, objects"},
     )
 
 
@@ -118,31 +117,31 @@ class CollectionRemoval(Base):
 
     id: Mapped[Id]
     collection_id: Mapped[int] = mapped_column(
-        ForeignKey("collections.id", ondelete="CASCADE"), index=True, comment="the collection concerned"
+        ForeignKey("collections.id", ondelete="CASCADE"), index=True, comment="its collection"
     )
     rule: Mapped[dict[str, Any]] = mapped_column(
-        comment="what is out from now on besides the digests: document (an id), source and before (unix seconds), "
+        comment="excludes later documents: document (an id), source and before (unix seconds), "
         "or containing (length and hashes of a text, never the text)"
     )
     digests: Mapped[bytes] = mapped_column(
         comment="16 bytes for each removed document, one after the other; see draftstore.text.digests"
     )
     texts: Mapped[bytes] = mapped_column(
-        server_default=sql("''"), comment="the same for their texts, whatever the roles"
+        server_default=sql("''"), comment="the same for their texts without roles"
     )
     answers: Mapped[bytes] = mapped_column(
-        server_default=sql("''"), comment="the same for their last answers, compared with live logs alone"
+        server_default=sql("''"), comment="the same for their last answers, compared only with live logs"
     )
     restores: Mapped[str | None] = mapped_column(
-        comment="name of the removal's file that this one takes back; NULL: it removes documents"
+        comment="file name of the removal that this one takes back; NULL: it removes documents"
     )
-    documents: Mapped[Bigint] = mapped_column(comment="how many documents it removed, or took back")
-    reason: Mapped[str | None] = mapped_column(comment="why, for people")
+    documents: Mapped[Bigint] = mapped_column(comment="number of documents that it removed or took back")
+    reason: Mapped[str | None] = mapped_column(comment="reason, as a note")
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     __table_args__ = (
         CheckConstraint("octet_length(digests) % 16 = 0", name="digests"),
-        {"comment": "documents taken down from collections, and rules for those that come later"},
+        {"comment": "removals of documents from collections, and rules for later documents"},
     )
 
     @property

@@ -82,9 +82,8 @@ def select_documents(
     keys = digest_keys(stack_digests([stored["digests"]]))
     gone = np.unique(scan.keys[rows_with(scan, digest_series(b"".join(stored.values())))])
     going, known = len(gone), len(np.unique(scan.keys))
-    stored["digests"] = (
-        gone.tobytes()
-    )  # with those that repeat them: live builds may hold these after the sources
+    # With those that repeat them: live builds may hold these after the sources.
+    stored["digests"] = gone.tobytes()
     return Selection(
         CollectionRemoval(rule=rule, documents=len(keys), **stored),
         wanted=int(np.isin(keys, digest_keys(wanted_of(collection, scan))).sum()),

@@ -24,8 +24,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
 from schema.db.embedded import NAME, READER, find_cluster, join
-from schema.db.errors import DatabaseError, DatabaseUrlError, SchemaError
-from schema.db.failures import database_errors, describe, translate
+from schema.db.errors import (
+    DatabaseError,
+    DatabaseUrlError,
+    SchemaError,
+    database_errors,
+    describe,
+    translate,
+)
 from schema.db.home import data_home
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,8 @@ class ServerState(NamedTuple):
     kept: bool
 
 
-class Cluster(NamedTuple):
+@dataclass(frozen=True)
+class Cluster:
     """A cluster: its folder, and the user and group that run its server."""
 
     base: Path
@@ -151,7 +153,7 @@ class Cluster(NamedTuple):
         initdb = programs / "initdb", "-D", new, "-U", NAME, *kind.split()
         single = programs / "postgres", "--single", "-j", "-D", new, "template1"
         create = f"CREATE DATABASE {NAME};\n\n".encode()
-        if self._run(*initdb, server=server) or self._run(*single, server=server, given=create):
+        if self._run(*initdb, server=server) or self._run(*single, server=server, stdin=create):
             raise self._failure("created")
         new.rename(data)
 
@@ -180,14 +182,14 @@ class Cluster(NamedTuple):
             new.rename(copy)
         return copy / programs.relative_to(site)
 
-    def _run(self, *command: Any, server: int | None = None, given: bytes = b"") -> int:
+    def _run(self, *command: Any, server: int | None = None, stdin: bytes = b"") -> int:
         """Run a program under the server's account with its output in the log; return its exit status."""
         ours = self.uid == os.geteuid()
         account: Any = {} if ours else {"user": self.uid, "group": self.gid, "extra_groups": []}
         with (self.base / LOG).open("wb") as log:
             try:
                 return subprocess.run(  # noqa: S603 - our own arguments
-                    command, input=given, stdout=log, stderr=log, check=False, cwd="/", start_new_session=True,
+                    command, input=stdin, stdout=log, stderr=log, check=False, cwd="/", start_new_session=True,
                     pass_fds=[] if server is None else [server],
                     env={"PATH": os.defpath, "LC_ALL": "C", "PGDATA": str(self.base / "data")}, **account,
                 ).returncode  # fmt: skip

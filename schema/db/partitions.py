@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from draftstore.errors import BuildError
-from schema.db.failures import database_errors
+from schema.db.errors import database_errors
 from schema.models import PARTITIONED
 
 PARTITION_NAME = re.compile(f"({'|'.join(PARTITIONED)})_[0-9]+")

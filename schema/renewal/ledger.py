@@ -1,7 +1,8 @@
-"""Records of flow runs in the catalogue: one row per build: running, then finished or failed, never left running.
+"""The builds of flow runs: their rows in the catalogue, their steps in the log.
 
-A row is created before the work and finished after all of it, including database tables. A retried step continues its
-row. If the run fails, so do its open rows; if it is killed, the next run marks them as failed.
+A build has one row: running, then finished or failed, never left running. It is created before the work and finished
+after all of it, including database tables. A retried step continues its row. If the run fails, so do its open rows; if
+it is killed, the next run marks them as failed.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -20,10 +21,78 @@ from draftstore.errors import BuildRunningError, DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest, load_manifest
 from schema.catalogue import CatalogueError, fail_build, fail_cut_off, find_build, finish_build, start_build
 from schema.db.database import make_engine
-from schema.renewal.progress import Logger, StepLogs
 
 POLL_SECONDS = 5.0
+LOG_SECONDS = 5.0
+"""Seconds between two lines about one step."""
+Logger = logging.Logger | logging.LoggerAdapter[Any]
 T = TypeVar("T")
+
+
+class StepLog:
+    """Logs the progress of a step, and always the end of a step of known size.
+
+    Args:
+        logger: where the lines go.
+        step: a word such as `sorting`.
+        unit: the counted unit, such as `tokens`.
+        on_report: called with the step at every report.
+    """
+
+    def __init__(
+        self, logger: Logger, step: str, unit: str, on_report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._logger, self._step, self._unit, self._on_report = logger, step, unit, on_report
+        self._begin: tuple[float, int] | None = None
+        self._last = monotonic()
+
+    def __call__(self, done: int, total: int | None, detail: str = "") -> None:
+        """Report the amount done so far, the total (None if unknown), and further details."""
+        self._on_report(self._step)
+        now = monotonic()
+        begin, before = self._begin = self._begin or (now, done)
+        if now - self._last < LOG_SECONDS and (total is None or done < total):
+            return
+        self._last = now
+        share = f" of {total:,} {self._unit} ({done / total:.0%})" if total else f" {self._unit}"
+        speed = (
+            f"{(done - before) / (now - begin):,.0f} {self._unit}/s" if done > before and now > begin else ""
+        )
+        text = ", ".join(filter(None, (detail, f"{done:,}{share}", speed)))
+        self._logger.info("%s: %s", self._step, text)
+
+
+class StepLogs:
+    """The steps of one build: the time up to a report belongs to the step that reports.
+
+    Attributes:
+        timings: seconds of each step, and under `other` those after the last report.
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        self.timings: dict[str, float] = {}
+        self._steps: dict[str, StepLog] = {}
+        self._logger, self._last = logger, monotonic()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Measure the work in the block; may be entered again on a retry."""
+        self._last = monotonic()
+        try:
+            yield
+        finally:
+            self._spend("other")
+
+    def step(self, name: str, unit: str) -> StepLog:
+        """Return the log of a step; the same object for the same name."""
+        return self._steps.setdefault(name, StepLog(self._logger, name, unit, self._spend))
+
+    def _spend(self, name: str) -> None:
+        now = monotonic()
+        self.timings[name] = round(self.timings.get(name, 0.0) + now - self._last, 6)
+        self._last = now
+
+
 Make = Callable[[int, StepLogs], object]
 """Builds a store and its database tables, given the id of its row."""
 
@@ -180,7 +249,6 @@ class Ledger:
 
 
 def _reason(error: BaseException | None) -> str:
-    """Return the reason why a build failed, for the catalogue."""
     if isinstance(error, DraftstoreError | OSError):
         return " ".join(str(error).split())
     if isinstance(error, Exception):

@@ -29,12 +29,11 @@ from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokenizing import BuildTexts, CorpusOptions, build_tokens
 from schema.db.home import data_home
-from schema.renewal.ledger import Built, Ledger, Request
-from schema.renewal.progress import StepLogs
+from schema.renewal.ledger import Built, Ledger, Request, StepLogs
 from schema.statistics.loading import load_statistics
 
 DIGITS = 16
-Sources = Workers | ModelSources
+Reader = Workers | ModelSources
 """What reads the texts of a store: a number of processes, or a model."""
 
 
@@ -68,7 +67,7 @@ def make_tokens(
     return Tokens(built, texts._replace(shards=built.path), tokenizer, parameters)
 
 
-def make_store(ledger: Ledger, kind: str, options: Any, by: Sources, source: Tokens | Built) -> Built:
+def make_store(ledger: Ledger, kind: str, options: Any, by: Reader, source: Tokens | Built) -> Built:
     """Find or build a store of a kind from the token shards of a corpus, or from a REST store.
 
     `source` determines the texts, not `options`; `by` is the number of processes or the model that reads them.
@@ -96,7 +95,7 @@ def make_store(ledger: Ledger, kind: str, options: Any, by: Sources, source: Tok
     return ledger.build(Request(kind, options.name, path, parameters, built.build_id, backends), make)
 
 
-def parameters_of(options: Options, by: Sources) -> dict[str, Any]:
+def parameters_of(options: Options, by: Reader) -> dict[str, Any]:
     """Return what determines a store besides its texts and name, as JSON values: its options and the model."""
     own = options.plan(*CorpusOptions.model_fields)
     if isinstance(by, ModelSources):

@@ -16,7 +16,7 @@ from draftstore.stores.crest.entries import Entries, entries_digest
 from draftstore.stores.crest.store import KIND as CREST
 from schema.catalogue.builds import add_build, fail_cut_off
 from schema.db.database import connect, make_engine
-from schema.db.failures import database_errors
+from schema.db.errors import database_errors
 from schema.db.partitions import copy_statement, filling, loading, partition_name
 from schema.models import Build
 from schema.statistics.ngrams import HEAD, fill_kept, load_counts, store_tokenizer

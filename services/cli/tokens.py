@@ -11,8 +11,15 @@ from draftstore.cli.output import json_option, print_result, print_rows, say
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown
 from draftstore.trees.frontier import MAX_BUDGET
-from services.common.permissions import EVERY, Grant, PermissionsError, hash_token, new_token, read_grants
-from services.common.token_file import change_grants
+from services.common.permissions import (
+    EVERY,
+    Grant,
+    PermissionsError,
+    change_grants,
+    hash_token,
+    new_token,
+    read_grants,
+)
 
 
 class TokenFile(Options):

@@ -1,1 +1,1 @@
-"""Shared parts of the services: permissions, listening sockets, HTTP guards and server, and the log."""
+"""Shared parts of the services: permissions, listening addresses and sockets, HTTP, and the log."""

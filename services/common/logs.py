@@ -50,8 +50,6 @@ def configure(options: LogOptions) -> None:
 
 
 class _Text(logging.Formatter):
-    """Human-readable lines."""
-
     def format(self, record: logging.LogRecord) -> str:
         """Return a line, followed by the traceback if there is one."""
         event, fields = _parts(record)
@@ -62,8 +60,6 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """JSON lines."""
-
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON document on one line."""
         event, fields = _parts(record)

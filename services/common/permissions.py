@@ -13,22 +13,27 @@ A token is 32 random bytes, out of reach of dictionary attacks, so a plain hash 
 import dataclasses
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from draftstore.errors import DraftstoreError
 from draftstore.options import sentence
+from draftstore.storage.files import replacing
+from draftstore.storage.locks import lock
 from draftstore.trees.frontier import MAX_BUDGET
 
 EVERY = "*"
 """Stands for every release."""
 PREFIX = "draftstore_"
 """Prefix of every token, so that secret scanners can find it."""
+_HEAD = "# Written by `draftstore tokens`, which preserves entries but not comments.\n"
 
 
 class PermissionsError(DraftstoreError):
@@ -66,8 +71,6 @@ ANYBODY = Grant("anybody", frozenset([EVERY]), appends=frozenset([EVERY]))
 
 
 class _Entry(BaseModel):
-    """An entry of a token file."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1)
@@ -78,8 +81,6 @@ class _Entry(BaseModel):
 
 
 class _File(BaseModel):
-    """A token file."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     token: list[_Entry] = []
@@ -175,3 +176,51 @@ def read_grants(path: Path) -> list[Grant]:
         Grant(each.name, frozenset(each.releases), each.sha256, each.max_budget, frozenset(each.appends))
         for each in entries
     ]
+
+
+def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> None:
+    """Read the entries of a token file, change them and write them back; one process at a time.
+
+    Args:
+        path: the file; a new one is readable by its owner alone.
+        change: maps the old entries to the new ones.
+
+    Raises:
+        PermissionsError: the file or its folder cannot be used.
+    """
+    try:
+        held = lock(path.parent)
+    except OSError as error:
+        raise PermissionsError(f"the folder {path.parent} cannot be used: {error.strerror}") from None
+    try:
+        with held:
+            grants = read_grants(path) if path.exists() else []
+            _replace(path, _to_toml(change(grants)).encode())
+    except OSError as error:
+        raise PermissionsError(f"the token file {path} cannot be written: {error.strerror}") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path = path.resolve()  # a symbolic link stays one
+    with replacing(path, 0o600) as temporary:
+        with suppress(FileNotFoundError, PermissionError):
+            before = path.stat()
+            os.chown(temporary, before.st_uid, before.st_gid)
+            temporary.chmod(before.st_mode & 0o777)
+        temporary.write_bytes(data)
+
+
+def _to_toml(grants: list[Grant]) -> str:
+    entries = (
+        f"\n[[token]]\nname = {_quoted(grant.name)}\nsha256 = {_quoted(grant.digest)}\n"
+        f"releases = [{', '.join(map(_quoted, sorted(grant.releases)))}]\n"
+        + (f"appends = [{', '.join(map(_quoted, sorted(grant.appends)))}]\n" if grant.appends else "")
+        + (f"max_budget = {grant.max_budget}\n" if grant.max_budget is not None else "")
+        for grant in grants
+    )
+    return _HEAD + "".join(entries)
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML string: as in JSON, except for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

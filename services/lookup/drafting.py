@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from time import monotonic, perf_counter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from draftstore.errors import DraftstoreError, counted
 from draftstore.remote.wire import AppendRequest, DraftRequest, Failure, Status
@@ -16,8 +16,7 @@ from draftstore.trees.frontier import BUDGET
 from services.common.permissions import Grant
 from services.lookup.metrics import Metrics
 from services.lookup.releases.following import Releases
-from services.lookup.releases.living import Living
-from services.lookup.releases.served import Served
+from services.lookup.releases.served import Serving
 from services.lookup.settings import Limits
 
 LOG = logging.getLogger(__name__)
@@ -31,10 +30,9 @@ LOG_SECONDS = 1.0
 """Minimum seconds between two log lines about failing lookups."""
 
 Result = TypeVar("Result")
-Serving: TypeAlias = Served | Living
 
 
-class RefusedError(DraftstoreError):
+class RequestRefusedError(DraftstoreError):
     """A request that is answered with a failure; counted under a release if it is served."""
 
     def __init__(self, status: Status, message: str, retry_after: float = 0.0, release: str = "") -> None:
@@ -65,7 +63,7 @@ class Lookup(NamedTuple):
         return seconds <= INLINE_SECONDS and not served.slow
 
 
-class Drafting:
+class DraftService:
     """Answers the draft requests of a service."""
 
     def __init__(self, releases: Releases, metrics: Metrics, limits: Limits) -> None:
@@ -87,17 +85,17 @@ class Drafting:
             budget: maximum nodes of a draft, unless the grant sets another limit.
 
         Raises:
-            RefusedError: the request is not permitted or too large, or nothing of that name is served.
+            RequestRefusedError: the request is not permitted or too large, or nothing of that name is served.
         """
         if not grant.allows(request.name):  # whether or not it exists
-            raise RefusedError(
+            raise RequestRefusedError(
                 Status.FORBIDDEN,
                 f"the token {grant.name!r} may not use {request.name!r}: see `draftstore tokens`",
             )
         limits, (batch, width) = self.limits, request.contexts.shape
         most = grant.max_budget or budget
         if batch > limits.batch or width > limits.context or request.budget > most:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Status.TOO_LARGE,
                 f"{counted(batch, 'context')} of {counted(width, 'token')} with a budget of {request.budget}: expected "
                 f"at most {limits.batch} contexts of {limits.context} tokens with a budget of {most}",
@@ -106,17 +104,17 @@ class Drafting:
             served = self.releases.get(request.name)
         except KeyError:
             message = f"nothing is served under the name {request.name!r}: publish a release of that name"
-            raise RefusedError(Status.NOT_FOUND, message) from None
+            raise RequestRefusedError(Status.NOT_FOUND, message) from None
         if request.strategy and request.strategy not in served.strategies:
             known = ", ".join(served.strategies)
-            raise RefusedError(
+            raise RequestRefusedError(
                 Status.NOT_FOUND,
                 f"{request.name!r} has no strategy {request.strategy!r}: expected one of {known}",
                 release=request.name,
             )
         size = served.hidden_size
         if size and request.hidden is not None and request.hidden.shape[1] != size:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Status.BAD_REQUEST,
                 f"hidden states of {request.hidden.shape[1]:,} numbers, expected {size:,}: {request.name!r} was "
                 "built for another model",
@@ -125,7 +123,7 @@ class Drafting:
         return Lookup(request, served)
 
     def draft(self, lookup: Lookup) -> Drafted:
-        """Look a request up in this thread; RefusedError if the store cannot be read."""
+        """Look a request up in this thread; RequestRefusedError if the store cannot be read."""
         request, served = lookup
         begin = perf_counter()
         try:
@@ -146,16 +144,18 @@ class Drafting:
             gone: whether the client has disconnected; the lookup is then skipped.
 
         Raises:
-            RefusedError: the store cannot be read, or too many contexts wait.
+            RequestRefusedError: the store cannot be read, or too many contexts wait.
         """
         batch = len(lookup.request.contexts)
         if self._waiting and self._waiting + batch > self.limits.waiting:
             message = f"too many contexts are waiting ({self._waiting:,}): try again later"
-            raise RefusedError(Status.BUSY, message, BUSY_SECONDS, lookup.request.name)
+            raise RequestRefusedError(Status.BUSY, message, BUSY_SECONDS, lookup.request.name)
 
         def work() -> Result:
             if gone():
-                raise RefusedError(Status.BUSY, "the client has disconnected", release=lookup.request.name)
+                raise RequestRefusedError(
+                    Status.BUSY, "the client has disconnected", release=lookup.request.name
+                )
             return finish(self.draft(lookup))
 
         self._waiting += batch
@@ -169,24 +169,24 @@ class Drafting:
         """Append documents to a live store, in a thread because the log is on a disk.
 
         Raises:
-            RefusedError: the append is not permitted, no live store has the name, or the documents do not fit it.
+            RequestRefusedError: the append is not permitted, no live store has the name, or the documents do not fit.
         """
         name = request.name
         if not grant.may_append(name):
             message = f"the token {grant.name!r} may not append to {name!r}: use `draftstore tokens new` with --append"
-            raise RefusedError(Status.FORBIDDEN, message)
+            raise RequestRefusedError(Status.FORBIDDEN, message)
         if (live := self.releases.live.get(name)) is None:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Status.NOT_FOUND, f"no live store {name!r}: `draftstore serve --live {name}` adds it"
             )
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._asking, live.append, request)
         except DraftstoreError as error:
-            raise RefusedError(Status.BAD_REQUEST, f"{name!r}: {error}", release=name) from None
+            raise RequestRefusedError(Status.BAD_REQUEST, f"{name!r}: {error}", release=name) from None
         except Exception as error:  # one append must not end the connection
             LOG.exception("an append to %r failed", name)
             message = f"{name!r} cannot be appended to; the log of the service says why"
-            raise RefusedError(Status.INTERNAL, message, AGAIN_SECONDS, name) from error
+            raise RequestRefusedError(Status.INTERNAL, message, AGAIN_SECONDS, name) from error
         counts = self.metrics.of(name).counts
         counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
         counts["unlogged_documents"] = live.store.unlogged
@@ -197,7 +197,7 @@ class Drafting:
         for pool in (self._computing, self._asking):
             pool.shutdown(cancel_futures=True)
 
-    def _failed(self, served: Serving, status: Status, error: Exception) -> RefusedError:
+    def _failed(self, served: Serving, status: Status, error: Exception) -> RequestRefusedError:
         """Return the refusal for an error and log the error, rate-limited; clients see no paths or system messages."""
         now = monotonic()
         if now - self._logged >= LOG_SECONDS:
@@ -208,13 +208,13 @@ class Drafting:
             )
         what = "its store cannot be read now" if status == Status.UNAVAILABLE else "an unexpected error"
         message = f"no drafts from {served.name!r}: {what}; the log of the service says why"
-        return RefusedError(status, message, AGAIN_SECONDS, served.name)
+        return RequestRefusedError(status, message, AGAIN_SECONDS, served.name)
 
     def count(self, drafted: Drafted, request_bytes: int, answer_bytes: int, seconds: float) -> None:
         """Count an answered request."""
         self.metrics.of(drafted.served.name).answer(drafted.drafts, request_bytes, answer_bytes, seconds)
 
-    def count_failure(self, refused: RefusedError) -> None:
+    def count_failure(self, refused: RequestRefusedError) -> None:
         """Count a refusal under its release if it has one, else under none."""
         figures = self.metrics.of(refused.release) if refused.release else self.metrics.nothing
         figures.fail(refused.failure.status)

@@ -38,7 +38,7 @@ NO_RELEASE = ""
 """Label of requests for a name that is not served: each name would occupy a label for good."""
 
 
-class Build(Protocol):
+class OpenStore(Protocol):
     """The reported attributes of an open store; see `releases.served.Served`."""
 
     kind: str
@@ -131,7 +131,7 @@ class Metrics:
             found = self._releases.setdefault(name, ReleaseMetrics())
         return found
 
-    def show(self, served: Mapping[str, Build], unopened: Iterable[str]) -> None:
+    def show(self, served: Mapping[str, OpenStore], unopened: Iterable[str]) -> None:
         """Show which releases are served, and which should be."""
         self._ready.clear()
         self._builds.clear()

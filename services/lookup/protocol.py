@@ -15,7 +15,7 @@ from draftstore.errors import WireError
 from draftstore.remote import wire
 from draftstore.remote.wire import HEADER, VERSION, Frame, Header, Operation, Status
 from services.common.permissions import Grant, Permissions
-from services.lookup.drafting import Drafted, Drafting, Lookup, RefusedError
+from services.lookup.drafting import Drafted, DraftService, Lookup, RequestRefusedError
 
 TURN = 16
 """Frames answered before other connections get a turn."""
@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, clients: "Clients", drafting: Drafting) -> None:
+    def __init__(self, clients: "Clients", drafting: DraftService) -> None:
         """Serve one client.
 
         Args:
@@ -115,9 +115,9 @@ class Connection(asyncio.Protocol):
                     return
                 self._take(frame)
         except wire.LongFrameError as error:
-            self.dismiss(RefusedError(Status.TOO_LARGE, str(error)), error.header)
+            self.dismiss(RequestRefusedError(Status.TOO_LARGE, str(error)), error.header)
         except WireError as error:
-            self.dismiss(RefusedError(Status.BAD_REQUEST, str(error)))
+            self.dismiss(RequestRefusedError(Status.BAD_REQUEST, str(error)))
         else:
             self._read(paused=True)
             self._loop.call_soon(self._answer)
@@ -163,8 +163,8 @@ class Connection(asyncio.Protocol):
                 self.transport.write(wire.encode_json(header.operation, header.request_id, document))
             else:
                 message = f"operation {header.operation} is unknown: this service speaks version {VERSION}"
-                self._refuse(header, RefusedError(Status.BAD_REQUEST, message))
-        except RefusedError as refused:
+                self._refuse(header, RequestRefusedError(Status.BAD_REQUEST, message))
+        except RequestRefusedError as refused:
             if refused.failure.status in (Status.UNAUTHORIZED, Status.BUSY) and not self.known:
                 self.dismiss(refused, header)
             else:
@@ -174,10 +174,10 @@ class Connection(asyncio.Protocol):
         """Return the client's grant; the first valid request makes it known.
 
         Raises:
-            RefusedError: it has none, or there is no room for another client.
+            RequestRefusedError: it has none, or there is no room for another client.
         """
         if self.grant is None:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Status.UNAUTHORIZED, "this service needs a token: `draftstore tokens new` creates one"
             )
         if not self.known:
@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
         header = frame.header
         self.grant = self._clients.permissions.identify(frame.payload)
         if self.grant is None:
-            raise RefusedError(Status.UNAUTHORIZED, "this token is not known here")
+            raise RequestRefusedError(Status.UNAUTHORIZED, "this token is not known here")
         limits = self._limits.public(self._enter().max_budget or self._budget)
         document = {"version": VERSION, "limits": limits}
         self.transport.write(wire.encode_json(header.operation, header.request_id, document))
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
         try:
             request = wire.decode_request(frame.payload)
         except WireError as error:
-            raise RefusedError(Status.BAD_REQUEST, str(error)) from None
+            raise RequestRefusedError(Status.BAD_REQUEST, str(error)) from None
         lookup = self._drafting.allow(request, self._enter(), self._budget)
         if not lookup.inline:
             self._task = self._loop.create_task(self._draft_in_thread(frame.header, lookup, began))
@@ -213,14 +213,14 @@ class Connection(asyncio.Protocol):
         try:
             request = wire.decode_append(frame.payload)
         except WireError as error:
-            raise RefusedError(Status.BAD_REQUEST, str(error)) from None
+            raise RequestRefusedError(Status.BAD_REQUEST, str(error)) from None
         self._task = self._loop.create_task(self._append_in_thread(frame.header, request, self._enter()))
 
     async def _append_in_thread(self, header: Header, request: wire.AppendRequest, grant: Grant) -> None:
         try:
             document = await self._drafting.append(request, grant)
             self.transport.write(wire.encode_json(header.operation, header.request_id, document))
-        except RefusedError as refused:
+        except RequestRefusedError as refused:
             self._refuse(header, refused)
         self._task = None
         self._answer()
@@ -233,16 +233,16 @@ class Connection(asyncio.Protocol):
             found = await self._drafting.draft_in_thread(lookup, finish, self.transport.is_closing)
             self.transport.write(found[1])
             self._drafting.count(found[0], header.length, len(found[1]), perf_counter() - began)
-        except RefusedError as refused:
+        except RequestRefusedError as refused:
             self._refuse(header, refused)
         self._task = None
         self._answer()
 
-    def _refuse(self, header: Header, refused: RefusedError) -> None:
+    def _refuse(self, header: Header, refused: RequestRefusedError) -> None:
         self._drafting.count_failure(refused)
         self.transport.write(wire.encode_failure(header.operation, header.request_id, refused.failure))
 
-    def dismiss(self, refused: RefusedError, header: Header = _NOBODY) -> None:
+    def dismiss(self, refused: RequestRefusedError, header: Header = _NOBODY) -> None:
         """Send an error, then close; further input is dropped, since an early close could discard the error."""
         if self._dismissed or self.transport.is_closing():
             return
@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
         """Apply changed permissions; a client whose token is gone is dismissed."""
         grant = permissions.identify(None) if self.grant is None else permissions.renew(self.grant)
         if grant is None and self.grant is not None:
-            self.dismiss(RefusedError(Status.UNAUTHORIZED, "this token is no longer known here"))
+            self.dismiss(RequestRefusedError(Status.UNAUTHORIZED, "this token is no longer known here"))
         self.grant = grant
 
 
@@ -271,7 +271,7 @@ class Clients:
         permissions: those of each token.
     """
 
-    def __init__(self, drafting: Drafting, permissions: Permissions) -> None:
+    def __init__(self, drafting: DraftService, permissions: Permissions) -> None:
         """Start without connections."""
         self.permissions = permissions
         self._drafting = drafting
@@ -297,14 +297,14 @@ class Clients:
         """Turn a stranger into a known client.
 
         Raises:
-            RefusedError: there is no room for it; no other client is closed to make room.
+            RequestRefusedError: there is no room for it; no other client is closed to make room.
         """
         most, each = self._limits.connections, self._limits.peer_connections
         if len(self._known) >= most:
-            raise RefusedError(Status.BUSY, f"all {most} connections are in use: try again later", 1.0)
+            raise RequestRefusedError(Status.BUSY, f"all {most} connections are in use: try again later", 1.0)
         if connection.peer and each is not None and self._peers[connection.peer] >= each:
             message = f"all {each} connections of this address are in use: try again later"
-            raise RefusedError(Status.BUSY, message, 1.0)
+            raise RequestRefusedError(Status.BUSY, message, 1.0)
         self._strangers.pop(connection, None)
         self._known.add(connection)
         self._peers[connection.peer] += 1

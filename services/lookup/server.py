@@ -20,11 +20,10 @@ import uvloop
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from services.common.addresses import ListenAddress
-from services.common.guards import own_names
-from services.common.http_server import HttpServer
+from services.common.http import HttpServer, own_names
 from services.common.permissions import Permissions
 from services.common.sockets import BACKLOG, UnixListener, open_tcp, port_of
-from services.lookup.drafting import Drafting
+from services.lookup.drafting import DraftService
 from services.lookup.http.app import Site, make_app
 from services.lookup.metrics import Metrics
 from services.lookup.protocol import Clients
@@ -107,7 +106,7 @@ class Server:
             return
         if problem := self.releases.problem_at_start():
             raise LookupServiceError(problem)
-        drafting = Drafting(self.releases, self.metrics, self.settings.all_limits)
+        drafting = DraftService(self.releases, self.metrics, self.settings.all_limits)
         self.clients = Clients(drafting, self._permissions)
         self._site = Site(self.releases, drafting, self._permissions)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -154,7 +153,7 @@ class Server:
     def _tick(self) -> None:
         """Do what is due every second; if the loop is stuck, the timer ends the process."""
         faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
-        self._site.live.sample()
+        self._site.live_figures.sample()
         self._loop.call_later(1.0, self._tick)
 
     def _tidy(self) -> None:

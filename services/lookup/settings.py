@@ -1,27 +1,53 @@
-"""Settings of one run of the lookup service, and its limits."""
+"""Settings of one run of the lookup service: the stores to serve, addresses, limits."""
 
 import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from draftstore.errors import LookupServiceError
 from draftstore.live.store import LiveTarget
-from draftstore.options import EXPERT, Shown, parsed
+from draftstore.options import EXPERT, Shown, parsed, require_name
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import Backend
 from draftstore.trees.frontier import MAX_BUDGET
 from services.common.addresses import LOOPBACK, Access, ListenAddress
-from services.lookup.targets import Target, parse_store
 
 DRAFT_PORT = 7781
 HTTP_PORT = 7780
 SHARED_BUDGET = 256
 """Default maximum nodes of a tree if others can reach the service."""
 _BUDGETS = f"{MAX_BUDGET:,} on a Unix socket for this user alone, {SHARED_BUDGET} over TCP and HTTP"
+
+
+class Target(NamedTuple):
+    """A name and the store to serve under it.
+
+    Attributes:
+        name: name that clients use.
+        path: directory of the store.
+        digest: SHA-256 of the expected manifest; None if it cannot be read.
+        backend: backend for the entries of a CREST store; None: the first that it was built for.
+    """
+
+    name: str
+    path: Path
+    digest: str | None = None
+    backend: str | None = None
+
+
+def parse_store(argument: str) -> Target:
+    """Return the target of `--store [NAME=]DIR`, with its name or the folder's; DraftstoreError if that is invalid."""
+    name, separator, folder = argument.partition("=")
+    if not separator or "/" in name:
+        name, folder = "", argument
+    path = Path(folder).expanduser().resolve()
+    name = name or path.name
+    require_name(name, f"a store (give it one with --store NAME={folder})")
+    return Target(name, path)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,71 @@
-"""One answer: forward passes of the model come in, events with text go to the client, and figures are recorded."""
+"""One answer: forward passes of the model come in, events with the visible text go out, and figures are recorded."""
 
+import json
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from draftstore.decoding.conversation import Pieces
 from draftstore.decoding.loop import Step, Tally
 from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest
-from draftstore.text.digests import CALL
+from draftstore.text.digests import CALL, written_calls
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.problems import ApiError
-from services.worker.texts import StopStrings, parse_calls
+
+
+class StopStrings:
+    """Holds back text that may become a stop string, and ends the text before one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Look for stop strings, none of them empty."""
+        self._stops = tuple(stops)
+        self._held = ""
+        self._found = False
+
+    def found(self) -> bool:
+        """Return True if a stop string was found."""
+        return self._found
+
+    def push(self, text: str) -> str:
+        """Append `text`; return what can be shown now."""
+        if self._found:
+            return ""
+        held = self._held + text
+        places = [place for stop in self._stops if (place := held.find(stop)) >= 0]
+        if places:
+            self._found, self._held = True, ""
+            return held[: min(places)]
+        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def finish(self) -> str:
+        """Return the text held back at the end, which did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of a text that is a prefix of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def parse_calls(text: str) -> list[dict[str, Any]]:
+    """Return the tool calls in an answer in OpenAI's format; none if one of them is not JSON with a name."""
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {**call, "arguments": json.dumps(call["arguments"])},
+        }
+        for call in written_calls(text)
+    ]
 
 
 @dataclass
@@ -122,7 +173,8 @@ class Record:
 Event: TypeAlias = Delta | Answered | Failed
 
 
-class Terms(NamedTuple):
+@dataclass(frozen=True)
+class Terms:
     """What the answers to a request have in common."""
 
     id: str

@@ -15,22 +15,60 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from draftstore.decoding.grammars import Grammar
+from draftstore.errors import GrammarError
 from draftstore.hf.requests import GenerationRequest
-from services.common.guards import Guard, ProblemError, identify, read_body
+from services.common.http import Guard, ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.worker.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from services.worker.decoder import Decoder
 from services.worker.engine import Engine
-from services.worker.exchange import Exchange
-from services.worker.figures import WorkerMetrics
+from services.worker.exchange import NOBODY, Exchange
+from services.worker.metrics import WorkerMetrics
 from services.worker.problems import ApiError
 from services.worker.replies import NO_STORE, Chat, Completion
 from services.worker.requests import check_model, make_requests, make_terms
-from services.worker.schemas import Schemas
 from services.worker.settings import WorkerSettings
 
 BODY_SECONDS = 30.0
 """Time limit in seconds for a body to arrive."""
+MAX_WAITING = 8
+"""Maximum schemas that wait, with the one that is being compiled."""
+
+
+class Schemas:
+    """Compiles the schemas of requests one at a time, beside everything else; few wait."""
+
+    def __init__(self) -> None:
+        self._turn, self._waiting = asyncio.Lock(), 0
+
+    async def grammar(self, body: AnyBody, engine: Engine, http: Request) -> Grammar | None:
+        """Return the grammar that an answer must follow, None if there is none; ApiError if it cannot be compiled."""
+        wanted = body.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        tools = isinstance(body, ChatBody) and body.callable_tools
+        for name, given in (
+            ("min_tokens", body.min_tokens),
+            ("ignore_eos", body.ignore_eos),
+            ("tools", tools),
+        ):
+            if given:
+                raise ApiError(400, f"{name} and an answer in JSON exclude each other: omit one", param=name)
+        if self._waiting >= MAX_WAITING:
+            message = f"{self._waiting} schemas wait to be compiled: try again later"
+            raise ApiError(429, message, code="queue_full", retry_after=1)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                if await http.is_disconnected():
+                    raise ApiError(NOBODY, "the client has disconnected")
+                schema = wanted.json_schema.schema_ if wanted.json_schema else None
+                return await asyncio.wrap_future(engine.grammars.compiling(schema))
+        except GrammarError as error:
+            raise ApiError(400, f"response_format: {error}", param="response_format") from None
+        finally:
+            self._waiting -= 1
 
 
 class WorkerSite:
@@ -120,7 +158,7 @@ def _read(
 
 
 def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
-    """Return the application; `hosts` are its names besides localhost and IP addresses, see `guards.Guard`."""
+    """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
     return Starlette(
         routes=[
             Route(

@@ -124,7 +124,7 @@ class ResponseFormat(_Strict):
         return self
 
 
-class Drafting(_Strict):
+class DraftSettings(_Strict):
     """How this answer is drafted."""
 
     budget: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
@@ -161,7 +161,7 @@ class Body(_Strict):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=256)
     # ours
-    draftstore: Drafting | None = None
+    draftstore: DraftSettings | None = None
     # without effect, whatever the value
     user: Any = None
     metadata: Any = None

@@ -14,7 +14,7 @@ from typing import Literal
 from draftstore.errors import GrammarError, ProbabilityError, counted
 from services.worker.answers import Answer, Answered, EndedError, Failed
 from services.worker.engine import Engine
-from services.worker.figures import WorkerMetrics
+from services.worker.metrics import WorkerMetrics
 from services.worker.problems import ApiError
 
 LOG = logging.getLogger(__name__)

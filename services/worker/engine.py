@@ -1,13 +1,15 @@
 """The worker's view of a model; `services.worker.model` implements it with transformers."""
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from draftstore.decoding.grammars import Grammars
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.answers import Answer
 
 
-class Facts(NamedTuple):
+@dataclass(frozen=True)
+class Facts:
     """Facts about a model."""
 
     name: str  # for clients

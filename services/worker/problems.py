@@ -7,12 +7,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from services.common.guards import ProblemError
+from services.common.http import ProblemError
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """Error types by status; others are `server_error` or `invalid_request_error`."""
 CODES = {401: "invalid_api_key", 413: "body_too_long"}
-"""Codes for programs of errors that `services.common.guards` finds, by status."""
+"""Codes for programs of errors that `services.common.http` finds, by status."""
 
 
 class ApiError(ProblemError):
@@ -37,7 +37,7 @@ class ApiError(ProblemError):
 
     @classmethod
     def of(cls, problem: ProblemError) -> "ApiError":
-        """Return an error of `services.common.guards` in this format."""
+        """Return an error of `services.common.http` in this format."""
         if isinstance(problem, cls):
             return problem
         code = CODES.get(problem.status)

@@ -14,14 +14,13 @@ import uvloop
 from prometheus_client import disable_created_metrics
 
 from draftstore.errors import DraftstoreError, LookupServiceError
-from services.common.guards import own_names
-from services.common.http_server import HttpServer
+from services.common.http import HttpServer, own_names
 from services.common.permissions import Permissions
 from services.common.sockets import open_tcp, port_of
 from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
 from services.worker.engine import Engine
-from services.worker.figures import WorkerMetrics
+from services.worker.metrics import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
 

@@ -21,8 +21,7 @@ from draftstore.remote import wire
 from draftstore.stores.registry import open_store
 from services.common.permissions import Permissions
 from services.lookup.protocol import Clients
-from services.lookup.settings import Limits, LookupSettings
-from services.lookup.targets import Target
+from services.lookup.settings import Limits, LookupSettings, Target
 from tests.fakes.sites import Loop, Running
 from tests.fakes.waiting import SECONDS
 

@@ -14,14 +14,13 @@ import uvloop
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from services.common.http_server import HttpServer
+from services.common.http import HttpServer
 from services.common.permissions import Grant, Permissions, hash_token
-from services.lookup.drafting import Drafting
+from services.lookup.drafting import DraftService
 from services.lookup.http.app import Site, make_app
 from services.lookup.metrics import Metrics
 from services.lookup.releases.following import Releases
-from services.lookup.settings import LookupSettings
-from services.lookup.targets import Target
+from services.lookup.settings import LookupSettings, Target
 from tests.fakes.waiting import SECONDS
 
 Result = TypeVar("Result")
@@ -53,7 +52,7 @@ class Running:
         self.metrics = Metrics()
         self.releases = Releases(settings, self.metrics, **options)
         self.releases.follow()
-        self.drafting = Drafting(self.releases, self.metrics, settings.all_limits)
+        self.drafting = DraftService(self.releases, self.metrics, settings.all_limits)
         self.site = Site(self.releases, self.drafting, permissions)
 
     def put(self, **stores: Path) -> None:

@@ -34,7 +34,7 @@ from services.worker.answers import Answer
 from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
 from services.worker.engine import Facts
-from services.worker.figures import WorkerMetrics
+from services.worker.metrics import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
 from tests.fakes.served import Samples, Service, launch_module, read_samples, started

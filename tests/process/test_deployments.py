@@ -323,7 +323,7 @@ def test_runs_that_are_cut_off_are_marked_and_resume(
 
 
 @pytest.mark.slow
-def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, tmp_path: Path) -> None:
+def test_a_start_applies_the_file_and_logs_resets(local: Local, tmp_path: Path) -> None:
     file = tmp_path / "home" / "flows.toml"
 
     def held(flow: str) -> tuple[list[tuple[Any, ...]], dict[str, Any], bool]:
@@ -392,8 +392,7 @@ def test_a_start_sets_what_the_file_says_and_logs_what_it_resets(local: Local, t
 class TestSettings:
     @pytest.fixture
     def read(self, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-        from pipelines.deployments import DEPLOYED
-        from pipelines.settings import read_settings
+        from pipelines.deployments import DEPLOYED, read_settings
 
         def read(text: str) -> dict[str, Any]:
             file = tmp_path / "flows.toml"

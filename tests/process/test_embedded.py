@@ -194,7 +194,7 @@ def test_a_killed_process_leaves_the_server_to_the_next(shared: Home) -> None:
     assert shared.cluster.state().status == "stopped"
 
 
-def test_a_killed_server_is_started_again_by_those_who_use_it(shared: Home) -> None:
+def test_users_restart_a_killed_server(shared: Home) -> None:
     client = shared.client()
     client.ask("CREATE TABLE IF NOT EXISTS notes AS SELECT 42 AS number")
     pid = shared.cluster.state().pid
@@ -251,7 +251,7 @@ def test_a_living_server_is_used_and_stopped_without_its_lock_files(shared: Home
     assert shared.client().ask("SELECT 1") == "1"
 
 
-def test_whoever_waits_for_the_turn_says_who_has_it(
+def test_waiting_processes_name_the_lock_holder(
     shared: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(embedded, "NOTICE_SECONDS", 0.2)
@@ -271,7 +271,7 @@ def test_whoever_waits_for_the_turn_says_who_has_it(
         assert joined.result(SECONDS).state().status == "ready"
 
 
-def test_what_is_left_of_a_killed_creation_is_made_anew(own: Home) -> None:
+def test_a_killed_creation_is_repeated(own: Home) -> None:
     unfinished = own.path / "postgres" / "data.unfinished"
     (unfinished / "global").mkdir(parents=True)
     assert own.client().ask("SELECT 1") == "1"
@@ -354,7 +354,7 @@ def test_an_ordinary_user_runs_it_alone(folder: Path) -> None:
         join(folder)
 
 
-def test_what_cannot_be_used_is_refused_and_looking_for_it_makes_nothing(
+def test_unusable_folders_are_refused_and_a_look_creates_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = find_cluster(folder)
@@ -377,7 +377,7 @@ def test_what_cannot_be_used_is_refused_and_looking_for_it_makes_nothing(
     assert version.read_text() == "17\n"
 
 
-def test_a_server_that_cannot_start_says_why(shared: Home) -> None:
+def test_a_failed_start_is_explained(shared: Home) -> None:
     control = shared.cluster.base / "data" / "global" / "pg_control"
     control.rename(control.with_name("aside"))
     with pytest.raises(EmbeddedServerError, match=r"could not (find the database system|open file)"):

@@ -200,7 +200,7 @@ class TestBuildRest:
         assert exist == [False, True, True]  # one to roll back to, one live
         assert states() == [("rest", "finished"), ("tokens", "finished"), ("rest", "finished")]
 
-    def test_bad_input_fails_at_once_and_says_why(
+    def test_bad_input_fails_at_once_with_a_reason(
         self, prefect: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tokenizing = Mock(wraps=build_tokens)
@@ -276,7 +276,7 @@ class TestBuildCrest:
         assert again["path"] == made["path"]
         require_whole(live())
 
-    def test_what_cannot_be_built_is_refused_before_any_work(
+    def test_impossible_builds_are_refused_before_any_work(
         self, flows: Any, site: Site, small_store: Path
     ) -> None:
         for given in ({"corpus": Corpus(paths=[site.corpus])}, {"rest": small_store}):
@@ -398,7 +398,7 @@ class TestRebuild:
             flows.build_rest(**site.request, release="live")
         rebuild(distilling=None, force=["removed"])
 
-    def test_what_the_published_store_holds_leaves_live_memory_and_the_log_what_expired(
+    def test_published_documents_leave_live_memory_and_expired_ones_the_log(
         self, rebuild: Callable[..., Any], site: Site, tmp_path: Path
     ) -> None:
         folder, tokenizer = tmp_path / "live", load_tokenizer(site.tokenizer)
@@ -468,7 +468,7 @@ def test_answers_of_a_model_are_a_corpus_that_other_flows_build_from(
         (CorpusError("no text"), False),
     ],
 )
-def test_what_is_worth_a_retry(error: Exception, transient: bool) -> None:
+def test_transient_errors_are_retried(error: Exception, transient: bool) -> None:
     caused, during, cut_off = (BuildError("the build failed") for _ in range(3))
     caused.__cause__, during.__context__, cut_off.__context__ = error, error, error
     cut_off.__suppress_context__ = True
@@ -499,7 +499,7 @@ class TestLedger:
         assert (failed, finished) == ("failed", "finished")
         assert "another run registered" in error
 
-    def test_what_the_other_run_has_made_is_found(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_result_of_another_run_is_found(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         def make() -> bool:
             with Ledger() as ledger:
                 tokens = steps.make_tokens.fn(ledger, "small", site.request["corpus"], str(site.tokenizer))

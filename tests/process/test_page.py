@@ -180,7 +180,7 @@ def test_release_strategy_and_limits_can_be_chosen(browser: Chrome) -> None:
 def test_figures_are_live(browser: Chrome, site: Running) -> None:
     draft(browser, "chat", TEXT)
     site.metrics.of("chat").counts["swaps"] += 1
-    site.site.live.sample()
+    site.site.live_figures.sample()
     wait_for(browser, lambda: of(browser, "swaps").text == "1")
     assert re.fullmatch(r"[\d.]+ (µs|ms)", of(browser, "p99").text)
     assert re.search(r"^chat .* 1 \d+ 0$", of(browser, "by-release").text, re.MULTILINE)

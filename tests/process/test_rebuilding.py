@@ -28,11 +28,10 @@ from schema.collections.removal_files import collection_folder
 from schema.db.database import make_engine
 from schema.db.home import HOME_VARIABLE
 from schema.renewal import making, publishing
-from schema.renewal import rest as renewing
+from schema.renewal import stores as renewing
 from schema.renewal import survey as surveying
-from schema.renewal.lagging import LaggingStore, is_due
 from schema.renewal.ledger import Built, Ledger
-from schema.renewal.rest import Change, renew_rest
+from schema.renewal.stores import Change, LaggingStore, is_due, renew_rest
 from schema.renewal.survey import survey
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.reference import plain_digest
@@ -92,7 +91,7 @@ def expected(numbers: Any) -> set[bytes]:
     return set(digest_keys(stack_digests(plain_digest(text(number)) for number in numbers)).tolist())
 
 
-def test_only_what_changed_is_tokenized(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_documents_are_tokenized(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first, change = site.rebuild()
     assert (len(change.added), change.kept, change.removed, change.base) == (50, 0, 0, None)
     assert held(first.path) == expected(range(50))
@@ -171,7 +170,7 @@ def set_template(folder: Path, template: str) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
 
 
-def test_what_was_removed_stays_out_whatever_renders_and_tokenizes_it(site: Site, tmp_path: Path) -> None:
+def test_removed_documents_stay_out_under_any_template_and_tokenizer(site: Site, tmp_path: Path) -> None:
     chats = [
         [{"role": "user", "content": text(n)}, {"role": "assistant", "content": text(n + 100)}]
         for n in range(9)
@@ -213,7 +212,7 @@ def test_what_was_removed_stays_out_whatever_renders_and_tokenizes_it(site: Site
     assert rebuilt()[1].base is None
 
 
-def test_what_has_no_tokens_does_not_hold_up_a_take_down(site: Site, tmp_path: Path) -> None:
+def test_documents_without_tokens_do_not_delay_a_removal(site: Site, tmp_path: Path) -> None:
     (tmp_path / "wordy").mkdir()
     with site.transaction() as session:
         add_sources(session, "small", [], str(wordy_tokenizer_folder(tmp_path / "wordy")))

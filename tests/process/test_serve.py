@@ -162,10 +162,9 @@ import time
 from pathlib import Path
 from services.common import logs
 from services.lookup import drafting, server
-from services.lookup.targets import Target
-from services.lookup.settings import LookupSettings
+from services.lookup.settings import LookupSettings, Target
 server.STUCK_SECONDS = 3
-drafting.Drafting.allow = lambda *_: time.sleep(600)
+drafting.DraftService.allow = lambda *_: time.sleep(600)
 logs.configure(logs.LogOptions())
 stores = (Target("small", Path({str(small_store)!r})),)
 server.run(LookupSettings(socket=Path("s").absolute(), http="none", stores=stores))

@@ -85,7 +85,7 @@ def test_the_second_wheel_brings_catalogue_flows_and_services(
         assert run(programs, home, "python", "-c", code).startswith(f"{tmp_path}")
 
 
-def test_the_readme_works_where_only_the_wheels_and_what_they_need_are_installed(
+def test_the_readme_works_with_the_wheels_alone(
     wheels: dict[str, Path],
 ) -> None:
     """From an empty environment on: this downloads what a user downloads."""

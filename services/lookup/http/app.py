@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.common.guards import Guard, ProblemError, identify, read_body
+from services.common.http import Guard, ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.lookup import page
-from services.lookup.drafting import Drafting
-from services.lookup.http.drafting import Questions
-from services.lookup.http.live import Live
+from services.lookup.drafting import DraftService
+from services.lookup.http.figures import Figures
 from services.lookup.http.messages import MAX_BODY, Problem, ProblemReply, ReadyReply
+from services.lookup.http.questions import Questions
 from services.lookup.releases.following import Releases
 
 NO_STORE = {"Cache-Control": "no-store"}
@@ -37,18 +37,18 @@ class Site:
     Attributes:
         permissions: those of clients; replaced when the token file is reread.
         stopping: whether the service is about to stop.
-        live: its live figures.
+        live_figures: the figures of the last minute.
         max_budget: maximum nodes of a draft, unless a token sets another limit.
     """
 
-    def __init__(self, releases: Releases, drafting: Drafting, permissions: Permissions) -> None:
+    def __init__(self, releases: Releases, drafting: DraftService, permissions: Permissions) -> None:
         self.permissions = permissions
         self.stopping = False
         self.max_budget = drafting.limits.shared_budget
         self._releases = releases
         self._metrics = drafting.metrics
         self._questions = Questions(drafting)
-        self.live = Live(drafting.metrics)
+        self.live_figures = Figures(drafting.metrics)
 
     def _grant(self, request: Request) -> Grant:
         return identify(request, self.permissions)
@@ -65,7 +65,9 @@ class Site:
 
     async def figures(self, request: Request) -> Response:
         """GET /v1/figures."""
-        return _reply(json.dumps(await asyncio.to_thread(self.live.report, self._grant(request).allows)))
+        return _reply(
+            json.dumps(await asyncio.to_thread(self.live_figures.report, self._grant(request).allows))
+        )
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -98,7 +100,7 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
 
     Args:
         site: its content.
-        hosts: its names besides localhost and IP addresses; None accepts any, see `guards.Guard`.
+        hosts: its names besides localhost and IP addresses; None accepts any, see `Guard`.
     """
     fixed = {
         "/healthz": _reply('{"status":"alive"}'),

@@ -1,7 +1,7 @@
 """The web page: one document, one style sheet and a small script, read once from this folder."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from draftstore import __version__
 
@@ -11,7 +11,8 @@ BUDGET = 32
 """Initial limit on the nodes of a draft."""
 
 
-class Asset(NamedTuple):
+@dataclass(frozen=True)
+class Asset:
     """A file that the page loads."""
 
     data: bytes

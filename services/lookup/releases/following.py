@@ -12,17 +12,17 @@ database is down, what is served stays.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import nan
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftstore.errors import DraftstoreError
-from schema.catalogue.live_releases import LiveReleases
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.storage.manifest import manifest_digest
+from schema.catalogue.releases import LiveRelease, LiveReleases
 from services.lookup.metrics import Metrics
-from services.lookup.releases.living import Living
-from services.lookup.releases.served import Served
-from services.lookup.settings import LookupSettings
-from services.lookup.targets import Target, catalogue_targets, with_digest
+from services.lookup.releases.served import Served, ServedLive, Serving
+from services.lookup.settings import LookupSettings, Target
 
 LOG = logging.getLogger(__name__)
 KEPT_SECONDS = 900.0
@@ -69,14 +69,14 @@ class Releases:
             metrics.watch_catalogue(lambda: not self.problem, lambda: time.time() - (self.read_at or nan))
         self._released: list[Target] = []
         self._open: dict[str, Served] = {}
-        self.live = {target.name: Living(target) for target in settings.live}
+        self.live = {target.name: ServedLive(target) for target in settings.live}
         self._retired: dict[Served, float] = {}
         """Stores no longer served, the latest last, and since when."""
         self._failed: dict[str, _Failure] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def get(self, name: str) -> Served | Living:
+    def get(self, name: str) -> Serving:
         """Return the store of a name; KeyError if nothing of this name is served."""
         return self.live[name] if name in self.live else self._open[name]
 
@@ -165,7 +165,7 @@ class Releases:
         for target in targets.values():
             self._serve(target)
         self.unopened = sorted({*self.settings.names, *targets} - self._open.keys())
-        served: dict[str, Served | Living] = {**self._open, **self.live}
+        served: dict[str, Serving] = {**self._open, **self.live}
         self._metrics.show(served, self.unopened)
         self._close_retired()
 
@@ -257,3 +257,23 @@ class Releases:
                 del self._retired[served]
                 served.close()
                 LOG.info("closed %s", served)
+
+
+def with_digest(target: Target, backend: str | None = None) -> Target:
+    """Return the target with the digest of its directory's current content, which a new build may have replaced."""
+    try:
+        return target._replace(digest=manifest_digest(target.path), backend=backend)
+    except (StoreError, OSError):
+        return target._replace(digest=None, backend=backend)
+
+
+def catalogue_targets(
+    live: Iterable[LiveRelease], names: Iterable[str] = (), backend: str | None = None
+) -> list[Target]:
+    """Return the targets of the named releases, or of all if no names are given."""
+    wanted = set(names)
+    return [
+        Target(name, Path(path), digest, backend if backend in backends else None)
+        for name, _, _, path, digest, backends in live
+        if not wanted or name in wanted
+    ]

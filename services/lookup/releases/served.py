@@ -1,4 +1,4 @@
-"""An open store and the name that it is served under.
+"""Open stores and the names that they are served under: built ones, and live ones that decoders append to.
 
 A reader gets it from `Releases.get` and keeps it to the end of one request, so that no answer mixes builds.
 """
@@ -6,10 +6,13 @@ A reader gets it from `Releases.get` and keeps it to the end of one request, so 
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from draftstore.errors import StoreError
-from draftstore.remote.wire import DraftRequest, short_hash
+from draftstore.live.log import Document, Vocabulary
+from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
+from draftstore.live.store import LiveStore, LiveTarget
+from draftstore.remote.wire import AppendRequest, DraftRequest, short_hash
 from draftstore.storage.locks import StoreLease
 from draftstore.storage.manifest import (
     TOKENIZER_FOLDER,
@@ -23,10 +26,12 @@ from draftstore.stores.registry import kind_of, open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.batch import DraftBatch
 from services.lookup.releases.warming import warm_store
-from services.lookup.targets import Target
+from services.lookup.settings import Target
 
 FILES = "files"
 """Backend of stores without a choice."""
+PACE = 2e-4
+"""Seconds of a draft of 64 nodes from a live store for one context."""
 
 
 class Served:
@@ -132,6 +137,84 @@ class Served:
             "created": manifest.created,
             "opened_at": self._opened_at.isoformat(timespec="seconds"),
         }
+
+
+class ServedLive:
+    """A live store with the attributes of `Served`: it drafts like a store and accepts what decoders append."""
+
+    kind, backend, slow, hidden_size, pace, build = "live", "memory", False, 0, PACE, 0
+    strategies = tuple(RULES)
+    text = damage = None
+
+    def __init__(self, target: LiveTarget) -> None:
+        """Read its log; DraftstoreError if that fails."""
+        self.name = target.name
+        self.store = LiveStore(target.tokens, target.folder)
+        self._drafters: dict[str, MemoryDrafter] = {}
+        self._opened_at = datetime.now(UTC)
+
+    @property
+    def tokenizer(self) -> int:
+        """Fingerprint of the tokenizer, as sent in answers; 0 while unknown."""
+        found = self.store.vocabulary
+        return short_hash(found.fingerprint) if found else 0
+
+    def append(self, request: AppendRequest) -> dict[str, Any]:
+        """Append documents; thread-safe. DraftstoreError if they have another vocabulary, or an id outside it."""
+        vocabulary = Vocabulary(request.vocab_size, request.fingerprint)
+        digests = request.digests or [b""] * len(request.documents)
+        pairs = zip(request.documents, digests, strict=True)
+        documents = [Document(*document, digest) for document, digest in pairs if len(document[0])]
+        if documents:
+            self.store.agree(vocabulary)
+            for strategy in RULES:  # now: later a draft would wait for an append
+                self._drafter(strategy)
+            self.store.append(documents)
+        else:
+            self.store.check(vocabulary)
+        return {"appended": len(documents), "tokens": len(self.store)}
+
+    def draft(self, request: DraftRequest) -> DraftBatch:
+        """Draft for the contexts of a request; thread-safe."""
+        if self.store.vocabulary is None:  # nothing has been appended yet
+            return DraftBatch.empty(len(request.contexts))
+        drafter = self._drafter(request.strategy or DEFAULT)
+        return drafter.draft_batch(request.contexts, request.budget, request.min_prob)
+
+    def _drafter(self, strategy: str) -> MemoryDrafter:
+        if strategy not in self._drafters:
+            self._drafters[strategy] = self.store.drafter(strategy)
+        return self._drafters[strategy]
+
+    def describe(self) -> dict[str, Any]:
+        """Return its public description as JSON values."""
+        found = self.store.vocabulary
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "build": f"{self.build:016x}",
+            "tokenizer": {"name": None, "fingerprint": found.fingerprint if found else None},
+            "vocab_size": found.size if found else None,
+            "target_model": None,
+            "hidden_size": None,
+            "context_size": CONTEXT_SIZE,
+            "strategies": list(self.strategies),
+            "default_strategy": DEFAULT,
+            "backend": self.backend,
+            "documents": self.store.appended,
+            "tokens": len(self.store),
+            "entries": len(self.store),
+            "created": None,
+            "opened_at": self._opened_at.isoformat(timespec="seconds"),
+        }
+
+    def close(self) -> None:
+        """Close its log."""
+        self.store.close()
+
+
+Serving: TypeAlias = Served | ServedLive
+"""A store that answers under a name."""
 
 
 def _require_digest(target: Target, expected: str | None) -> str:

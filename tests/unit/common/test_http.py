@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.common import guards, http_server
+from services.common import http
 from services.common.addresses import ListenAddress
-from services.common.guards import Guard, ProblemError, is_own_host, own_names, read_body
+from services.common.http import Guard, ProblemError, is_own_host, own_names, read_body
 from tests.fakes.sites import browse, connect, hold, serving
 from tests.fakes.waiting import SECONDS, until
 
@@ -52,7 +52,7 @@ def app() -> Starlette:
         routes=[
             Route("/", echo, methods=["POST"]),
             Route("/wait", wait, methods=["POST"]),
-            *(Route(path, health) for path in guards.HEALTH),
+            *(Route(path, health) for path in http.HEALTH),
         ],
         middleware=[Middleware(Guard, refusal=refuse, hosts=("box",))],
         exception_handlers={ProblemError: on_problem},
@@ -68,17 +68,17 @@ def address(app: Starlette) -> Iterator[str]:
 def test_health_is_answered_beyond_the_limit_of_requests(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guards, "REQUESTS", 2)
+    monkeypatch.setattr(http, "REQUESTS", 2)
     with hold(address, "/wait") as first, hold(address, "/wait") as second, browse(address) as client:
         for waiting in (first, second):
             waiting.sendall(b"{}")
         until(lambda: client.post("/", json=1).status_code == 503)
         assert client.post("/", json=1).headers["retry-after"] == "1"
-        assert {client.get(path).status_code for path in guards.HEALTH} == {200}
+        assert {client.get(path).status_code for path in http.HEALTH} == {200}
 
 
 def test_slow_bodies_get_an_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(http, "BODY_SECONDS", 0.2)
     with hold(address, "/") as slow:
         assert slow.recv(65_536).startswith(b"HTTP/1.1 408")
 
@@ -90,7 +90,7 @@ HIDDEN = b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [
-        (HEAD + b"X: " + b"x" * (2 * http_server.HEADERS), rb".{8} 400 "),
+        (HEAD + b"X: " + b"x" * (2 * http.HEADERS), rb".{8} 400 "),
         (HEAD + LENGTHS + HIDDEN, rb".{8} 400 (?!.*HTTP/1.1)"),
         (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]", rb".{8} 415 .*'gzip'"),
         # Health checks of proxies need no host.

@@ -19,10 +19,11 @@ from services.common.permissions import (
     Grant,
     Permissions,
     PermissionsError,
+    _to_toml,
+    change_grants,
     hash_token,
     read_grants,
 )
-from services.common.token_file import _to_toml, change_grants
 
 ONE = Grant("one", frozenset(["chat", "code"]), hash_token("secret-1"))
 ALL = Grant("all", frozenset([EVERY]), hash_token("secret-2"))
@@ -61,7 +62,7 @@ def test_a_grant_allows_its_releases() -> None:
     assert ALL.allows("anything")
 
 
-def test_without_a_list_of_tokens_everybody_is_allowed_everything_and_with_an_empty_one_nobody() -> None:
+def test_no_token_file_allows_all_an_empty_one_none() -> None:
     assert not Permissions(None).needs_token
     assert Permissions([]).needs_token
     for token in (None, "", "whatever"):
@@ -182,7 +183,7 @@ def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
         (("remove", "unknown"), "no token 'unknown': it has taken"),
     ],
 )
-def test_what_the_command_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_the_command_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     path = tmp_path / "tokens.toml"
     new(path, "taken", "x")
     before = path.read_bytes()

@@ -32,7 +32,7 @@ def test_the_socket_of_a_dead_service_is_replaced(tmp_path: Path) -> None:
         client.connect(str(tmp_path / "s"))
 
 
-def test_what_others_have_there_stays(tmp_path: Path) -> None:
+def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "other"))

@@ -41,7 +41,7 @@ def drafted(running: Lookups, name: str = "team", **client: object) -> list[int]
         return found
 
 
-def test_what_was_appended_drafts_under_its_name_alone(tmp_path: Path) -> None:
+def test_appended_documents_draft_only_under_their_name(tmp_path: Path) -> None:
     live = [LiveTarget("team", tmp_path / "team"), LiveTarget("others")]
     with serving({}, live=live) as running, running.caller() as caller:
         assert append(caller, ids=TEXT[:0], whose=OTHERS, size=7).header.status == Status.OK
@@ -75,7 +75,7 @@ def test_another_vocabulary_is_refused() -> None:
         assert drafted(running, tokenizer=OTHERS) == []
 
 
-def test_tokens_say_who_appends_and_who_reads() -> None:
+def test_tokens_permit_appends_and_reads() -> None:
     rights = {"writes": ([], ["team"]), "reads": (["team"], []), "both": (["team"], ["team"])}
     grants = [
         Grant(name, frozenset(reads), hash_token(name), appends=frozenset(appends))
@@ -91,7 +91,7 @@ def test_tokens_say_who_appends_and_who_reads() -> None:
                 assert status == (Status.OK if reads else Status.FORBIDDEN)
 
 
-def test_a_client_says_what_was_lost_and_never_raises() -> None:
+def test_a_client_counts_losses_and_never_raises() -> None:
     client = {"tokenizer": OURS, "vocab_size": 50, "deadline": 1.0}
     with serving({}, live=[LiveTarget("team")]) as running:
         store = RemoteStore(running.socket, "team", **client)  # type: ignore[arg-type]

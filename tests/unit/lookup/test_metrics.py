@@ -5,7 +5,7 @@ import pytest
 
 from draftstore.remote.wire import Status, frame
 from draftstore.trees.batch import DraftBatch
-from services.lookup.http.live import Live, percentile
+from services.lookup.http.figures import Figures, percentile
 from services.lookup.metrics import SECONDS_BUCKETS, Metrics
 from tests.fakes.lookups import contexts_of, failure, serving
 from tests.fakes.served import read_samples
@@ -45,14 +45,14 @@ def test_answers_and_failures_are_counted_by_release(small_store: Path) -> None:
 
 def test_live_figures_are_those_of_the_window() -> None:
     metrics, now = Metrics(), 0.0
-    live = Live(metrics, lambda: now)
+    figures = Figures(metrics, lambda: now)
     for second in range(1, 101):
         now = float(second)
         for _ in range(1 if second <= 80 else 3):
             metrics.of("chat").answer(drafts([0, 60], [2, 4]), 10, 10, SECONDS_BUCKETS[0] / 2)
         metrics.nothing.fail(Status.NOT_FOUND)
-        live.sample()
-    report = live.report(lambda _: True)
+        figures.sample()
+    report = figures.report(lambda _: True)
     [chat] = report["releases"]
     assert chat["name"] == "chat"
     assert (report["window_s"], report["uptime_s"]) == (10.0, 100.0)
@@ -60,7 +60,7 @@ def test_live_figures_are_those_of_the_window() -> None:
     assert (chat["miss_rate"], chat["match_length"], chat["nodes"]) == (0.5, 3.0, 30.0)
     assert (report["total"]["queries"], report["total"]["failures"]) == (140, 100)
     assert (len(report["history"]), report["history"][0], report["history"][-1]) == (60, 1.0, 3.0)
-    other = live.report(lambda name: name == "other")
+    other = figures.report(lambda name: name == "other")
     assert (other["releases"], other["total"]["queries"], other["total"]["p50_us"]) == ([], 0, None)
 
 

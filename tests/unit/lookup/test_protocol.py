@@ -145,7 +145,7 @@ def test_long_drafts_are_for_the_unix_socket_and_for_tokens_that_allow_them(smal
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(16), wire.HEADER.pack(0, 3, 2, 0, 0, 1)])
-def test_bytes_that_are_no_frame_get_one_answer_and_the_end(caller: Caller, data: bytes) -> None:
+def test_garbage_gets_one_error_then_close(caller: Caller, data: bytes) -> None:
     good = wire.encode_request(4, "crest", ONE, 8)
     caller.send(good + data + good * 100)
     first, second = caller.answer(), caller.answer()

@@ -1,4 +1,4 @@
-"""The served releases: following the catalogue, builds that cannot be opened, and an open store."""
+"""The served releases: what is served, following the catalogue, builds that cannot be opened, and an open store."""
 
 import dataclasses
 import os
@@ -15,19 +15,19 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from draftstore.errors import StoreError
+from draftstore.errors import DraftstoreError, StoreError
 from draftstore.remote.wire import DraftRequest
 from draftstore.storage.locks import exclusive
 from draftstore.storage.manifest import load_manifest, manifest_digest, save_manifest
 from draftstore.stores.registry import open_store
 from schema import catalogue
+from schema.catalogue.releases import LiveRelease
 from schema.db.database import URL_VARIABLE
 from services.lookup.metrics import Metrics
 from services.lookup.releases import following, served
-from services.lookup.releases.following import Releases
+from services.lookup.releases.following import Releases, catalogue_targets
 from services.lookup.releases.served import Served
-from services.lookup.settings import LookupSettings
-from services.lookup.targets import Target
+from services.lookup.settings import LookupSettings, Target, parse_store
 from tests.fakes.databases import publish, rollback
 
 REQUEST = DraftRequest("chat", "", np.array([[5, 6, 7, 300]], np.int32), 64, 0.0, None)
@@ -155,7 +155,7 @@ def test_only_releases_that_were_asked_for(make: Make, builds: Builds, caplog: L
     assert caplog.text.count("the catalogue has no release 'none'") == 1
 
 
-def test_a_directory_whose_build_is_replaced(make: Make, small_crest: Path, copied: Path) -> None:
+def test_a_replaced_directory_is_followed(make: Make, small_crest: Path, copied: Path) -> None:
     releases = make(stores=(Target("chat", copied),))
     assert serving(releases) == {"chat": manifest_digest(copied)}
     shutil.rmtree(copied)
@@ -216,7 +216,7 @@ def test_failures(make: Make, small_crest: Path, clock: SimpleNamespace, monkeyp
     assert serving(releases).keys() == {"chat"}
 
 
-def test_what_the_start_needs(make: Make, builds: Builds, small_crest: Path, tmp_path: Path) -> None:
+def test_conditions_for_the_start(make: Make, builds: Builds, small_crest: Path, tmp_path: Path) -> None:
     def problem(**settings: object) -> str | None:
         releases = make(**settings)
         releases.follow()
@@ -244,3 +244,29 @@ def test_a_build_that_moves_in_while_files_are_opened(copied: Path, monkeypatch:
     with pytest.raises(StoreError, match="now holds another store"):
         Served(Target("chat", copied))
     assert not in_use(copied)
+
+
+def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
+    folder = tmp_path / "chat-1.0"
+    assert parse_store(str(folder)) == Target("chat-1.0", folder)
+    assert parse_store(f"chat={folder}") == Target("chat", folder)
+    assert parse_store(f"{tmp_path}/a=b/store") == Target("store", tmp_path / "a=b" / "store")
+    assert parse_store(f"chat={tmp_path}/a=b") == Target("chat", tmp_path / "a=b")
+    assert parse_store(".").path == Path.cwd()
+
+
+@pytest.mark.parametrize("argument", ["a b=/store", "/", "-a=/store", "ü=/store", f"{'x' * 256}=/store"])
+def test_invalid_names_are_refused(argument: str) -> None:
+    with pytest.raises(DraftstoreError, match=r"cannot be the name of a store.*--store NAME="):
+        parse_store(argument)
+
+
+def test_releases_are_chosen_by_name_and_read_where_they_lie() -> None:
+    live = [
+        LiveRelease("chat", 1, "crest", "/chat", "1" * 64, ["lmdb", "postgres"]),
+        LiveRelease("code", 2, "rest", "/code", "2" * 64, []),
+    ]
+    chat, code = Target("chat", Path("/chat"), "1" * 64), Target("code", Path("/code"), "2" * 64)
+    assert catalogue_targets(live) == [chat, code]
+    assert catalogue_targets(live, ["code", "none"]) == [code]
+    assert [target.backend for target in catalogue_targets(live, (), "postgres")] == ["postgres", None]

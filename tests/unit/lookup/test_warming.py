@@ -16,7 +16,7 @@ from services.lookup.releases.warming import load_kernels
 from tests.fakes.dense_stores import make_dense_store
 
 
-def test_a_first_start_says_what_it_compiles(
+def test_the_first_start_logs_compilation(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.perf_counter", itertools.count(step=2).__next__)

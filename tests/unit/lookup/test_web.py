@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import load_tokenizer
-from services.common.guards import SECURITY
+from services.common.http import SECURITY
 from services.lookup.drafting import Drafted, Lookup
-from services.lookup.http import drafting
+from services.lookup.http import questions
 from services.lookup.http.messages import MAX_BODY
 from tests.fakes.sites import Running, browse, grant, hold, running_site, serving
 from tests.fakes.waiting import SECONDS
@@ -205,7 +205,7 @@ def test_questions_at_once_are_bounded_and_slow_bodies_are_not_counted(
         assert go.wait(SECONDS)
         return draft(lookup)
 
-    monkeypatch.setattr(drafting, "AT_ONCE", 1)
+    monkeypatch.setattr(questions, "AT_ONCE", 1)
     monkeypatch.setattr(site.drafting, "draft", wait)
     with serving(site.app()) as address, browse(address) as client, ThreadPoolExecutor(1) as pool:
         slow = hold(address, "/v1/draft", BODY)

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
-from schema.catalogue.live_releases import LiveReleases
+from schema.catalogue.releases import LiveReleases
 from schema.db.access import make_reader, may_change
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
 from schema.db.errors import ReaderError
@@ -91,7 +91,7 @@ def named(own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
             admin.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
 
 
-def test_an_owner_is_refused_and_told_what_to_do(named: str) -> None:
+def test_an_owner_is_refused_with_advice(named: str) -> None:
     migrate()
     with pytest.raises(ReaderError, match="'alice' may do more than read") as caught:
         ask("SELECT 1")
@@ -99,9 +99,7 @@ def test_an_owner_is_refused_and_told_what_to_do(named: str) -> None:
     assert ask("SELECT 1 AS one", "--write") == "one\n1\n"
 
 
-def test_an_owner_who_may_not_make_roles_gets_the_statements(
-    named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_without_createrole_gets_the_statements(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = f"postgresql://bob:b@{named.rpartition('@')[2]}"
     monkeypatch.setenv(READER_VARIABLE, reader)
     with pytest.raises(ReaderError, match="permission denied to create role") as caught:
@@ -138,7 +136,7 @@ def test_a_migration_makes_the_reader_and_services_need_no_more(
             connection.execute("INSERT INTO later VALUES (1)")
 
 
-def test_a_strong_role_is_no_reader(
+def test_a_privileged_role_is_refused_as_reader(
     named: str, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate()

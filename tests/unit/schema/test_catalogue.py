@@ -69,7 +69,7 @@ class TestBuilding:
         with pytest.raises(CatalogueError, match="already finished"):
             catalogue.finish_build(session, build.id)
 
-    def test_what_postgresql_cannot_hold_is_escaped(self, session: Session, tmp_path: Path) -> None:
+    def test_text_that_postgresql_rejects_is_escaped(self, session: Session, tmp_path: Path) -> None:
         folder = write_store(Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9")), name="a\0b")
         build = catalogue.add_build(session, folder)
         failed = catalogue.start_build(session, "rest", "chat", tmp_path)
@@ -117,7 +117,7 @@ class TestFinding:
         assert catalogue.find_build(session, here) is build
         assert catalogue.add_build(session, here) is build
 
-    def test_what_is_not_there(self, session: Session, tmp_path: Path) -> None:
+    def test_missing_builds_and_stores(self, session: Session, tmp_path: Path) -> None:
         with pytest.raises(CatalogueError, match="no build 12345"):
             catalogue.find_build(session, 12345)
         with pytest.raises(CatalogueError, match="draftstore catalogue add"):

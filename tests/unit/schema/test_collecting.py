@@ -83,9 +83,7 @@ class TestDefinitions:
         assert (again.sources[0].column_name, again.sources[0].licence) == ("content", None)
         assert (again.sources[1].retention, again.tokenizer) == (timedelta(days=90), made.tokenizer)
 
-    def test_sources_that_are_not_there_and_names_that_are_no_folders_are_refused(
-        self, session: Session
-    ) -> None:
+    def test_missing_sources_and_invalid_names_are_refused(self, session: Session) -> None:
         for source, reason in (
             (NewSource(place="/nowhere.jsonl"), "no such file or folder"),
             (NewSource(place="s3://bucket/log", log=True), "is not a response log"),
@@ -131,7 +129,7 @@ class TestDefinitions:
         collecting.add_sources(session, f"{names[1]}-2", [])
 
 
-def test_what_is_wanted_follows_the_settings(session: Session, chats: Path, tmp_path: Path) -> None:
+def test_settings_decide_which_documents_are_wanted(session: Session, chats: Path, tmp_path: Path) -> None:
     collection = collecting.add_sources(session, "chat", [])
     with pytest.raises(CorpusError, match="corpus add chat PATH"):
         collecting.scan_collection(collection, None)
@@ -193,7 +191,7 @@ class TestCommands:
         (folder / "d.jsonl").write_bytes(lines[3])
         assert ask("scan", "chat")["documents"] == 4
 
-    def test_a_folder_of_source_code_is_read_beside_its_data(self, tmp_path: Path) -> None:
+    def test_a_folder_of_source_code_and_data_is_read(self, tmp_path: Path) -> None:
         folder = tmp_path / "repo"
         (folder / "tests").mkdir(parents=True)
         (folder / "one.py").write_text("print(1)")

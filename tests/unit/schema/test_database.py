@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
-from schema.catalogue.live_releases import LiveReleases
+from schema.catalogue.releases import LiveReleases
 from schema.db import database, embedded
 from schema.db.access import may_change
 from schema.db.database import (
@@ -37,8 +37,9 @@ from schema.db.errors import (
     DatabaseTimeoutError,
     DatabaseUrlError,
     SchemaError,
+    database_errors,
+    translate,
 )
-from schema.db.failures import database_errors, translate
 from schema.db.home import data_home, find_programs
 from tests.fakes.servers import PostgresServer, free_port, reachable_folder
 from tests.fakes.waiting import until
@@ -125,9 +126,7 @@ def test_a_named_url_is_used_with_or_without_the_name_of_the_driver(monkeypatch:
         f"host=db password={SECRET}",
     ],
 )
-def test_what_is_no_url_of_postgresql_is_refused_without_quoting_it(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_urls_are_refused_without_quoting_them(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, reading in ((VARIABLE, False), ("DRAFTSTORE_READER_URL", True)):
         monkeypatch.setenv(variable, url)
         with pytest.raises(DatabaseUrlError, match=f"{variable} is not .* postgresql://USER:PASS") as caught:
@@ -265,7 +264,7 @@ def test_our_short_way_to_the_newest_revision_agrees_with_alembic() -> None:
 # Failures
 
 
-def test_a_server_that_is_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"postgresql://me:{QUOTED}@127.0.0.1:{free_port()}/x")
     for attempt in (connect, make_engine, migrate, make_engine(check=False).connect):
         with pytest.raises(
@@ -300,7 +299,7 @@ def test_live_releases_of_a_server_that_stops_or_hangs(
         (("/draftstore", "/no_such_database"), "does not exist"),
     ],
 )
-def test_a_refusal_says_what_to_check(
+def test_refused_connections_come_with_advice(
     named: str, change: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, _, after = named.rpartition(change[0])
@@ -311,7 +310,7 @@ def test_a_refusal_says_what_to_check(
         assert "s3cret" not in str(caught.value)
 
 
-def test_timeouts_rights_and_lost_servers_are_told_apart(named: str) -> None:
+def test_timeouts_rights_and_lost_servers_have_their_own_errors(named: str) -> None:
     with connect(check=False, autocommit=True) as connection:
         connection.execute("CREATE TABLE busy (one int)")
         timed_out = pytest.raises(DatabaseTimeoutError, match="statement timeout")
@@ -338,7 +337,7 @@ def test_timeouts_rights_and_lost_servers_are_told_apart(named: str) -> None:
             connection.execute("SELECT 1")
 
 
-def test_full_servers_and_ended_transactions_are_told_apart() -> None:
+def test_full_servers_and_ended_transactions_have_their_own_errors() -> None:
     assert isinstance(translate(psycopg.errors.DiskFull("no space")), DatabaseFullError)
     crowded = psycopg.OperationalError("connection failed: FATAL:  sorry, too many clients already")
     assert isinstance(translate(crowded), DatabaseFullError)

@@ -61,7 +61,7 @@ def test_a_live_store_that_is_whole_or_damaged(transaction: Transaction, release
     assert "problem: release live, build" in CliRunner().invoke(cli, command).output
 
 
-def test_what_lies_about(transaction: Transaction, released: Path, home: Path, small_store: Path) -> None:
+def test_leftovers_are_found(transaction: Transaction, released: Path, home: Path, small_store: Path) -> None:
     other = home / "stores" / "small" / "rest-fedcba9876543210"
     shutil.copytree(small_store, other)
     with transaction() as session:

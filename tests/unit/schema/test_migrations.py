@@ -41,7 +41,7 @@ def execute(url: str, *statements: str) -> None:
             connection.execute(statement)
 
 
-def test_models_and_migrations_agree_even_beside_partitions(database: str) -> None:
+def test_models_and_migrations_agree_even_with_partitions(database: str) -> None:
     for table in PARTITIONED:
         execute(database, create_partition(table, 7), *attach_partition(table, 7), create_partition(table, 8))
     alembic.command.check(alembic_config(database))

@@ -191,7 +191,7 @@ def test_dense_stores_record_their_documents(texts: Path, tmp_path: Path, model_
     assert guilty(prove()[1]) == {"dense": (2, 0)}
 
 
-def test_what_cannot_be_checked_is_not_proven_until_somebody_vouches(
+def test_unchecked_builds_need_a_voucher(
     texts: Path, make: Make, small_tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     ids = [small_tokenizer.encode(line, bos=False).tolist() for line in lines_of("chat")]
@@ -221,7 +221,7 @@ def test_what_cannot_be_checked_is_not_proven_until_somebody_vouches(
     assert "12345 is neither the id of a live build nor a live log of chat" in str(result.exception)
 
 
-def test_nobody_vouches_for_removed_documents(texts: Path, make: Make) -> None:
+def test_vouching_does_not_cover_removed_documents(texts: Path, make: Make) -> None:
     make("chat", texts)
     ask("remove", "chat", "--containing", SECRET, "--yes")
     [row] = prove()[1]

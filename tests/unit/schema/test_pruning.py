@@ -68,7 +68,7 @@ def test_the_newest_of_each_kind_and_name_stay(site: Site) -> None:
     assert site.prune(2) == Pruning([], [])
 
 
-def test_what_a_release_needs_stays(site: Site) -> None:
+def test_builds_that_a_release_needs_stay(site: Site) -> None:
     ids = [site.build(number) for number in range(6)]
     for build_id in ids[:3]:
         catalogue.publish(site.transaction, "chat", build_id)
@@ -78,7 +78,7 @@ def test_what_a_release_needs_stays(site: Site) -> None:
     assert catalogue.rollback(site.transaction, "chat").build_id == ids[1]
 
 
-def test_what_a_live_build_was_made_from_stays(site: Site) -> None:
+def test_sources_of_live_builds_stay(site: Site) -> None:
     source, newer, live = site.build(0), site.build(1), site.build(2, name="chat-dense")
     with site.transaction() as session:
         catalogue.get_build(session, live).source_id = source
@@ -88,7 +88,7 @@ def test_what_a_live_build_was_made_from_stays(site: Site) -> None:
     assert site.builds() == {source, newer, live}
 
 
-def test_what_is_in_use_or_younger_stays_and_so_do_files_that_are_not_the_store_s(site: Site) -> None:
+def test_open_and_young_stores_and_foreign_files_stay(site: Site) -> None:
     old, newest = site.build(0), site.build(1)
     assert site.prune(older_than=timedelta(hours=1)) == Pruning([], [])
     use = StoreLease(site.path(0))
@@ -114,7 +114,7 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
 
 
 class TestUnfinished:
-    def test_what_may_be_resumed_stays_until_a_newer_build_is_finished(self, site: Site) -> None:
+    def test_resumable_builds_stay_until_a_newer_one_is_finished(self, site: Site) -> None:
         failed, partial = site.fail(1)
         assert site.prune() == Pruning([], [])
         assert partial.exists()
@@ -123,7 +123,7 @@ class TestUnfinished:
         assert (site.builds(), partial.exists()) == ({newer}, False)
         assert failed != newer
 
-    def test_a_store_whose_end_the_catalogue_missed_goes_too(self, site: Site) -> None:
+    def test_a_complete_store_of_a_killed_build_is_removed(self, site: Site) -> None:
         paths = [write_store(site.path(number), name="chat") for number in (1, 2)]
         with site.transaction() as session:
             for path in (paths[0], *paths):
@@ -136,7 +136,7 @@ class TestUnfinished:
         site.prune(2)
         assert (site.builds(), [path.exists() for path in paths]) == (newer, [False, True])
 
-    def test_those_whose_build_was_dropped_go_unless_somebody_works_there(self, site: Site) -> None:
+    def test_folders_of_dropped_builds_are_removed_unless_in_use(self, site: Site) -> None:
         failed, partial = site.fail(1)
         with site.transaction() as session:
             catalogue.drop_build(session, failed)
@@ -193,7 +193,9 @@ def test_a_pruning_that_was_killed_is_continued(
     assert list(site.path(0).parent.iterdir()) == [site.path(1)]
 
 
-def test_what_goes_live_meanwhile_stays(site: Site, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_goes_live_meanwhile_stays(
+    site: Site, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = site.build(0)
     site.build(1)
     plan = pruning._old_builds

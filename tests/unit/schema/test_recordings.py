@@ -19,7 +19,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema import catalogue
 from schema.catalogue import Candidate, CatalogueError, RefusedError
 from schema.catalogue.gates import replay_rows
-from schema.catalogue.recordings import Replayed, Rule, rules_of
+from schema.catalogue.recordings import Replayed, ReplayRule, rules_of
 from schema.catalogue.replaying import measure
 from schema.cli.builds import builds as builds_command
 from schema.cli.recordings import recordings as recordings_command
@@ -28,7 +28,7 @@ from schema.models import Build, Replay
 from tests.fakes.databases import publish, rollback
 from tests.unit.schema.test_releases import live, vary
 
-CHATS = Rule(name="chats", path=Path("/recordings/chats.jsonl"), tolerance=0.02)
+CHATS = ReplayRule(name="chats", path=Path("/recordings/chats.jsonl"), tolerance=0.02)
 SIZED = ["corpus", "tokens", "bad-records"]
 """Checks that stores of tests fail by their size."""
 
@@ -45,7 +45,7 @@ class Measured:
         self.figures = figures
         self.asked: list[list[str]] = []
 
-    def __call__(self, rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+    def __call__(self, rule: ReplayRule, builds: Sequence[Candidate]) -> list[Replayed]:
         names = [Path(build.path).name for build in builds]
         self.asked.append(names)
         return [
@@ -72,7 +72,7 @@ def replays_of(session: Session, build: Build) -> list[tuple[str | None, str, fl
 
 
 class TestGate:
-    def test_what_is_worse_is_refused_unless_that_is_meant(self, session: Session, pair: list[Build]) -> None:
+    def test_worse_builds_are_refused_unless_forced(self, session: Session, pair: list[Build]) -> None:
         before, new = pair
         measured = Measured(live=2.0, new=1.95)
         for force in ([], ["tokens"]):
@@ -92,7 +92,7 @@ class TestGate:
         assert moved.verdict.forced == caught.value.refusals
         assert (live(session), measured.asked) == (new.id, [["new", "live"]] * 3)
 
-    def test_what_is_as_good_within_tolerance_passes(self, session: Session, pair: list[Build]) -> None:
+    def test_builds_within_tolerance_pass(self, session: Session, pair: list[Build]) -> None:
         moved = publish(session, "chat", pair[1].id, measure=Measured(live=2.0, new=1.96))
         assert moved.verdict.sentences() == []
         assert "gates" not in pair[1].parameters
@@ -116,7 +116,7 @@ class TestGate:
         assert catalogue.release_history(session, "code")[0].lengths == {"chats": 0.1}
         assert [row["as"] for row in replay_rows(moved.build, moved.live)] == ["new"]
 
-    def test_a_damaged_store_is_not_replayed_and_a_live_one_that_is_away_is_no_reason_to_stay(
+    def test_damaged_builds_are_not_replayed_and_missing_live_ones_do_not_block(
         self, session: Session, pair: list[Build]
     ) -> None:
         measured = Measured(new=1.0)
@@ -154,7 +154,7 @@ def write_recordings(path: Path, texts: Path, rows: int = 8) -> Path:
 
 
 @pytest.fixture
-def recorded(small_corpus: Path, tmp_path: Path) -> Rule:
+def recorded(small_corpus: Path, tmp_path: Path) -> ReplayRule:
     """Return outputs that the small store holds."""
     return CHATS.changed(path=write_recordings(tmp_path / "chats.jsonl", small_corpus))
 
@@ -176,8 +176,8 @@ def candidate(session: Session, store: Path) -> Candidate:
 class TestReplays:
     """What is measured with real stores."""
 
-    def test_both_do_what_the_command_replay_finds(
-        self, session: Session, small_store: Path, unrelated: Path, recorded: Rule
+    def test_both_results_equal_those_of_the_replay_command(
+        self, session: Session, small_store: Path, unrelated: Path, recorded: ReplayRule
     ) -> None:
         builds = [candidate(session, store) for store in (small_store, unrelated)]
         rule = recorded.changed(rows=5, budget=7)
@@ -193,7 +193,7 @@ class TestReplays:
         assert mixed.summary
 
     def test_a_recording_that_cannot_be_replayed_is_a_problem(
-        self, session: Session, small_store: Path, recorded: Rule
+        self, session: Session, small_store: Path, recorded: ReplayRule
     ) -> None:
         build = candidate(session, small_store)
         empty = recorded.path.with_name("empty.jsonl")
@@ -216,7 +216,7 @@ class TestReplays:
         small_store: Path,
         small_dense: Path,
         wide_store: Path,
-        recorded: Rule,
+        recorded: ReplayRule,
         tmp_path: Path,
     ) -> None:
         shutil.copytree(small_store, tmp_path / "gone")
@@ -263,8 +263,8 @@ class TestCommands:
         with pytest.raises(DraftstoreError, match="no recording 'chats'"):
             self._run(recordings_command, "remove", "chats")
 
-    def test_unrelated_text_does_not_go_live_and_publish_shows_what_both_builds_did(
-        self, engine: Engine, small_store: Path, unrelated: Path, recorded: Rule
+    def test_a_build_of_unrelated_text_is_refused_and_both_results_are_shown(
+        self, engine: Engine, small_store: Path, unrelated: Path, recorded: ReplayRule
     ) -> None:
         with Session(engine) as session, session.begin():
             catalogue.add_recording(session, recorded, ["chat"])

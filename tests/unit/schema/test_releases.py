@@ -17,7 +17,7 @@ from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_m
 from schema import catalogue
 from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
 from schema.catalogue.gates import CHECKS
-from schema.catalogue.recordings import Replayed, Rule
+from schema.catalogue.recordings import Replayed, ReplayRule
 from schema.models import Build, Release
 from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.waiting import SECONDS, in_threads
@@ -83,7 +83,7 @@ class TestPublish:
         assert all(move.moved_at.tzinfo for move in moves)
         assert [release.name for release in catalogue.list_releases(session)] == ["chat", "code"]
 
-    def test_what_is_no_finished_build_that_drafts_is_refused(self, session: Session, tmp_path: Path) -> None:
+    def test_only_finished_builds_that_draft_are_published(self, session: Session, tmp_path: Path) -> None:
         build = catalogue.start_build(session, "rest", "chat", tmp_path)
         with pytest.raises(CatalogueError, match="is running; only finished builds"):
             publish(session, "chat", build.id)
@@ -124,7 +124,7 @@ class TestPublish:
 
 
 class TestRollback:
-    def test_it_walks_back_through_what_was_published(self, session: Session, builds: list[Build]) -> None:
+    def test_rollbacks_walk_back_through_publications(self, session: Session, builds: list[Build]) -> None:
         one, two, three, four, _ = (build.id for build in builds)
         for build_id in (one, two, three):
             publish(session, "chat", build_id)
@@ -171,7 +171,9 @@ class TestTransactions:
         transaction = sessionmaker(engine).begin
         with transaction() as session:
             ids = [catalogue.add_build(session, write_store(tmp_path / str(i))).id for i in range(2)]
-            catalogue.add_recording(session, Rule(name="chats", path=tmp_path / "chats.jsonl"), ["chat"])
+            catalogue.add_recording(
+                session, ReplayRule(name="chats", path=tmp_path / "chats.jsonl"), ["chat"]
+            )
         open_ones = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         looked = []
 
@@ -184,7 +186,7 @@ class TestTransactions:
             look()
             return []
 
-        def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+        def measure(rule: ReplayRule, builds: Sequence[Candidate]) -> list[Replayed]:
             look()
             return [Replayed(rule, skipped="away") for _ in builds]
 
@@ -194,7 +196,7 @@ class TestTransactions:
         assert len(looked) == 5
 
     @pytest.mark.parametrize("change", ["drop", "publish"])
-    def test_what_moved_meanwhile_is_noticed(self, engine: Engine, tmp_path: Path, change: str) -> None:
+    def test_concurrent_moves_are_noticed(self, engine: Engine, tmp_path: Path, change: str) -> None:
         transaction = sessionmaker(engine).begin
         with transaction() as session:
             ids = [catalogue.add_build(session, write_store(tmp_path / str(i))).id for i in range(3)]
@@ -233,7 +235,7 @@ class TestGates:
             ("bad-records", "2 bad records of 103, 1.9%", {"corpus": {**READ, "bad_records": 2}}),
         ],
     )
-    def test_what_is_too_different_is_refused_unless_it_is_named(
+    def test_too_different_builds_are_refused_unless_forced(
         self, session: Session, tmp_path: Path, check: str, reason: str, changes: dict[str, Any]
     ) -> None:
         one, two = (

@@ -69,7 +69,7 @@ def test_builds_with_removed_documents_are_refused_unless_the_check_is_named(
     assert "not a check: tokens; expected removed" in move("rollback", "chat", "--force", "tokens")[1]
 
 
-def test_what_other_collections_removed_is_a_warning(texts: Path, build: Build) -> None:
+def test_removals_of_other_collections_are_warnings(texts: Path, build: Build) -> None:
     copied = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
     copy = build("copy", write(texts.parent / "copy.jsonl", copied))
     ask("remove", "chat", "--document", "3", "--yes")
@@ -79,7 +79,7 @@ def test_what_other_collections_removed_is_a_warning(texts: Path, build: Build) 
     assert prove()[0] == 5
 
 
-def test_what_cannot_be_compared_is_refused_only_for_its_own_collection(
+def test_failed_comparisons_refuse_only_for_the_own_collection(
     texts: Path, build: Build, tmp_path: Path
 ) -> None:
     own, other = build("own", texts), build("other", write(tmp_path / "other.jsonl", lines_of("other")))

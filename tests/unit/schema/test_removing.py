@@ -95,16 +95,14 @@ def test_a_document_by_its_id_goes_with_later_ones_of_that_id(
     assert left(session) == ["short"]
 
 
-def test_a_line_of_a_file_is_no_rule_for_what_comes_there_later(
-    session: Session, remove: Remove, file: Path
-) -> None:
+def test_a_line_number_makes_no_lasting_rule(session: Session, remove: Remove, file: Path) -> None:
     assert remove(document="chats.jsonl#3").rule == {}
     assert left(session) == ["def a", "jane@", "short"]
     write(file, [RECORDS[0], RECORDS[2], {"text": "new here"}])
     assert left(session) == ["def a", "new h"]
 
 
-def test_what_contains_a_text_goes_and_the_text_is_not_kept(
+def test_documents_with_a_text_are_removed_and_the_text_is_not_stored(
     session: Session, remove: Remove, file: Path, home: Path
 ) -> None:
     row = remove(containing="jane@example.com")
@@ -139,7 +137,7 @@ def test_by_source_and_time(session: Session, remove: Remove, file: Path, tmp_pa
         ({"containing": ""}, "empty text"),
     ],
 )
-def test_what_is_refused(remove: Remove, criteria: dict[str, Any], reason: str) -> None:
+def test_invalid_removals_are_refused(remove: Remove, criteria: dict[str, Any], reason: str) -> None:
     with pytest.raises(CorpusError, match=reason):
         remove(**criteria)
 
@@ -279,7 +277,7 @@ def test_a_rule_for_a_source_follows_its_place(session: Session, remove: Remove,
 
 @pytest.mark.usefixtures("database")
 class TestCommands:
-    def test_it_asks_says_what_goes_and_shows_it(self, file: Path) -> None:
+    def test_the_command_asks_and_shows_the_removal(self, file: Path) -> None:
         ask("add", "chat", file)
         runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
         assert runner.invoke(corpus, command, input="n\n").exit_code == 1
@@ -325,7 +323,7 @@ class TestCommands:
         removed = CliRunner().invoke(corpus, [*command[:-1], "--ignore-case", "--yes", "--json"])
         assert ("in other case" in removed.stderr, json.loads(removed.stdout)["documents"]) == (False, 3)
 
-    def test_what_matches_nothing_is_written_only_for_later(self, file: Path) -> None:
+    def test_a_removal_without_matches_is_written_only_with_later(self, file: Path) -> None:
         run("add", "chat", file)
         for criterion in (("--document", "zz"), ("--containing", "Tom"), ("--where", "before=2020-01-31")):
             refused("no document of chat matches, nothing is written: --later writes", *criterion, "--yes")

@@ -19,7 +19,7 @@ from draftstore.stores.crest.entries import LMDB_FILE, LmdbEntries, open_entries
 from draftstore.stores.crest.store import KEPT_FILE
 from schema.catalogue.builds import list_builds, start_build
 from schema.catalogue.holds import let_go
-from schema.catalogue.live_releases import LiveReleases
+from schema.catalogue.releases import LiveReleases
 from schema.db import database as connections
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, make_engine, migrate
 from schema.db.embedded import READER

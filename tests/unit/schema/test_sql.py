@@ -170,7 +170,7 @@ class TestReleases:
         ]  # fmt: skip
         assert "rollback" in run("releases", "history", "chat").stdout
 
-    def test_what_the_gates_refuse(
+    def test_gates_refuse(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         run("releases", "publish", "chat", str(write_store(tmp_path / "live")))

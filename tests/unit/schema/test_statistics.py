@@ -160,7 +160,7 @@ def test_a_second_load_replaces_the_first(
     assert head_in_sql(connection, other) == expected_head(first, 10, small_tokenizer)
 
 
-def test_a_failure_leaves_what_was_there(
+def test_a_failure_changes_nothing(
     connection: Connection, counts_of: Callable[[Counts], Path], small_counts: Path
 ) -> None:
     build_id = new_build(connection)

@@ -170,7 +170,7 @@ def test_threads_share_entries(loaded: Entries, crest: Crest) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_connects_anew(loaded: Entries, crest: Crest) -> None:
+def test_a_forked_process_opens_its_own_connection(loaded: Entries, crest: Crest) -> None:
     key, value = crest.items[0]
     child = os.fork()
     if child == 0:

@@ -133,7 +133,7 @@ def test_the_limits_of_an_answer(worker: Worker, engine: FakeEngine) -> None:
     assert engine.works[-1].max_tokens == engine.facts.positions - 300
 
 
-def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(worker: Worker) -> None:
+def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(worker: Worker) -> None:
     asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": ["xyz", "one t", "one two"]}
     [choice] = worker.ask("completions", **asked)[1]["choices"]
     assert (choice["text"], choice["finish_reason"]) == (ANSWER[: ANSWER.index("one")], "stop")
@@ -239,7 +239,7 @@ def test_several_answers(small_tokenizer: TextTokenizer) -> None:
     "body",
     [b"", b"[]", b"[" * 90_000, b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}'],
 )
-def test_bodies_that_are_no_object(worker: Worker, body: bytes) -> None:
+def test_bodies_other_than_objects_are_refused(worker: Worker, body: bytes) -> None:
     status, headers, found = worker.request("POST", "/v1/completions", body)
     assert refusal((status, json.loads(found)), 400)["type"] == "invalid_request_error"
     assert headers["x-content-type-options"] == "nosniff"

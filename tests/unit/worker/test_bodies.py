@@ -125,7 +125,7 @@ MESSAGE = st.fixed_dictionaries(
     prompt=st.text(max_size=5) | st.lists(st.integers(-1, 400), max_size=5),
     messages=st.lists(MESSAGE, max_size=3),
 )
-def test_whatever_is_asked_is_answered_or_refused(
+def test_every_request_is_answered_or_refused(
     worker: Worker, what: str, asked: dict[str, Any], prompt: Any, messages: Any
 ) -> None:
     needed = {"messages": messages} if what == "chat" else {"prompt": prompt}

@@ -212,7 +212,7 @@ def test_a_prediction_changes_nothing_but_the_passes(service: Service) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "top_p": 0.9, "seed": 3}])
-def test_an_answer_in_json_is_the_same_where_what_its_schema_forces_is_drafted(
+def test_drafting_forced_tokens_does_not_change_an_answer_in_json(
     service: Service, sampling: dict[str, Any]
 ) -> None:
     properties = {

@@ -221,7 +221,7 @@ def test_requests_that_are_being_read_count_as_waiting(pair: tuple[Worker, Batch
     refusal(worker.ask("completions", prompt="a"), 429)
 
 
-def test_draining_finishes_what_was_accepted(pair: tuple[Worker, Batched]) -> None:
+def test_draining_finishes_accepted_requests(pair: tuple[Worker, Batched]) -> None:
     worker, engine = pair
     many = begin(worker, 1, n=4)
     until(lambda: len(engine.works) == 4)

@@ -62,7 +62,7 @@ def test_calls_are_parsed(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("text", ["a <tool_", "<tool_call>{", "<tool_call>[]"])
-def test_what_is_no_call_stays_text(engine: FakeEngine, text: str) -> None:
+def test_invalid_calls_stay_text(engine: FakeEngine, text: str) -> None:
     engine.answer = text
     asked: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 200}
     with running_worker(engine) as worker:

@@ -1,10 +1,15 @@
-"""Middleware for every HTTP request: security headers, a check of the Host header, uniform errors."""
+"""HTTP of the services: uvicorn with their settings, and middleware around every request.
+
+The middleware adds security headers, checks the Host header and gives errors one form.
+"""
 
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
+import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -14,6 +19,10 @@ from services.common.addresses import ListenAddress
 from services.common.permissions import Grant, Permissions
 
 LOG = logging.getLogger(__name__)
+HEADERS = 32 * 1024
+"""Maximum bytes of a request's headers."""
+IDLE_SECONDS = 15
+"""Seconds after which a connection without a further request is closed."""
 BODY_SECONDS = 5.0
 """Time limit in seconds for a body to arrive."""
 REQUESTS = 512
@@ -29,6 +38,33 @@ SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn inside a process that owns the event loop and the signals; set `should_exit` to stop it."""
+
+    def __init__(self, app: ASGIApp, drain_seconds: float = 1.0) -> None:
+        """Serve an application; when the server stops, open requests have `drain_seconds` to complete."""
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http="h11",  # unlike httptools it bounds what a client may send before its headers end
+            h11_max_incomplete_event_size=HEADERS,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=max(1, round(drain_seconds)),
+        )
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signal handling to the process."""
+        yield
 
 
 class ProblemError(Exception):

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.texts import StopStrings
+from services.worker.answers import StopStrings
 
 
 def shown(stops: list[str], texts: list[str]) -> tuple[str, bool]:

@@ -17,7 +17,7 @@ HISTORY = 60
 """Readings in the curve of queries."""
 
 
-class Live:
+class Figures:
     """Keeps the readings of the last minute: the time in seconds, and the counters by release."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:

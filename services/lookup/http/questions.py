@@ -17,9 +17,9 @@ from draftstore.options import sentence
 from draftstore.remote.wire import DraftRequest, Status
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
-from services.common.guards import ProblemError
+from services.common.http import ProblemError
 from services.common.permissions import Grant
-from services.lookup.drafting import Drafted, Drafting, RefusedError
+from services.lookup.drafting import Drafted, DraftService, RequestRefusedError
 from services.lookup.http.messages import MAX_NODES, DraftedContext, DraftReply, Node, Question, Token
 
 AT_ONCE = 32
@@ -41,7 +41,7 @@ _NO_CONTEXTS = np.empty((0, 0), np.int32)
 class Questions:
     """Answers a limited number of questions at a time, in separate threads: decoders do not wait for them."""
 
-    def __init__(self, drafting: Drafting) -> None:
+    def __init__(self, drafting: DraftService) -> None:
         self._drafting = drafting
         self._open = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="questions")
@@ -60,7 +60,7 @@ class Questions:
         try:
             loop = asyncio.get_running_loop()
             drafted, data = await loop.run_in_executor(self._threads, self._answer, body, grant)
-        except RefusedError as refused:
+        except RequestRefusedError as refused:
             self._drafting.count_failure(refused)
             failure = refused.failure
             wait = {"Retry-After": str(math.ceil(failure.retry_after))} if failure.retry_after else None

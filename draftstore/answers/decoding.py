@@ -68,9 +68,9 @@ def _together(
                 members[member] = number
             if not members:
                 return
-            for member, step, error in batch.step():
-                if step is None:
-                    raise error or ModelError("an answer failed")
+            for member, result in batch.step():
+                if isinstance(result, Exception):
+                    raise result
                 if member.over:
                     yield members.pop(member), member.text.ids[len(member.prompt) :].tolist()
 

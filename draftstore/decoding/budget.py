@@ -75,13 +75,13 @@ def _shape(tree: DraftTree) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 @kernel
-def _compare(ids: Any, tokens: Any, parents: Any, levels: Any, seen: Any) -> Any:
+def _compare(ids, tokens, parents, levels, seen):
     """Count in `seen` the expected acceptances of the children along the next tokens, and the actual ones."""
     walk(tokens, parents, ids, _count_children, (parents, levels, seen))
 
 
 @leaf_kernel
-def _count_children(state: Any, node: Any, child: Any) -> Any:
+def _count_children(state, node, child):
     """Count the expected acceptances of a node's children, and that of the next node."""
     parents, levels, seen = state
     for i in range(node + 1, len(parents)):
@@ -93,7 +93,7 @@ def _count_children(state: Any, node: Any, child: Any) -> Any:
 
 
 @kernel
-def _add_expected(parents: Any, levels: Any, factors: Any, tokens: Any) -> Any:
+def _add_expected(parents, levels, factors, tokens):
     """Add the expected accepted tokens of the first 0, 1, ... nodes; return a node that precedes its parent, or -1."""
     chances, total = np.empty(len(parents)), 0.0
     for i in range(len(tokens) - 1):

@@ -38,31 +38,37 @@ class Verdict(Protocol):
 
 
 class Text:
-    """A text being decoded: its drafts and stopping criterion.
+    """A text being decoded: its drafts, its stopping criterion, and its part of the current step.
 
     Attributes:
         session: its drafts; those of texts in one step are in the same slots.
         planner: chooses how much of a draft to verify.
         min_prob: minimum probability of a drafted node.
         over: whether it has ended.
+        proposed: the draft of this step.
+        tree: the part of it that is verified.
+        accepted: what the model emitted, once that is known.
+        error: what ended the text early.
     """
 
+    session: SlotSession
+    over = False
+
     def __init__(
-        self,
-        session: SlotSession,
-        planner: Planner,
-        ends: Callable[[Sequence[int]], bool],
-        min_prob: float = 0.0,
-    ) -> None:
+        self, session: SlotSession, planner: Planner, ends: Callable[[Sequence[int]], bool], min_prob: float = 0.0
+    ) -> None:  # fmt: skip
         """Begin after the first token; see the attributes.
 
         Args:
             ends: whether the text ends with the last token emitted in this step; called once for each token, in order,
                 and may keep state.
         """
-        self.session, self.planner, self.min_prob = session, planner, min_prob
-        self.over = False
         self._ends = ends
+        self.start_drafts(session, planner, min_prob)
+
+    def start_drafts(self, session: SlotSession, planner: Planner, min_prob: float) -> None:
+        """Set the attributes of drafts."""
+        self.session, self.planner, self.min_prob = session, planner, min_prob
         planner.begin()
 
     def budget(self) -> int:
@@ -77,6 +83,28 @@ class Text:
         """Return True if the text ends with the last token emitted in this step."""
         self.over = self._ends(emitted)
         return self.over
+
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self.proposed = self.tree = DraftTree.empty()
+        self.accepted: Acceptance | None = None
+        self.error: Exception | None = None
+
+    def accept(self, verdict: Verdict) -> Acceptance | None:
+        """Return what the model emits; None if the text has failed."""
+        if self.error is None:
+            try:
+                self.accepted = accept(self.tree, verdict.choose, self.ends)
+            except Exception as error:  # noqa: BLE001 (of this text alone)
+                self.error = error
+        return self.accepted
+
+    def result(self, draft_ns: int, forward_ns: int, accept_ns: int) -> "Step | Exception":
+        """Return the text's result of the step."""
+        if self.error is not None or self.accepted is None:
+            return self.error or RuntimeError("the text was not decoded")
+        sources = self.session.slots.outcomes(self.session.slot)
+        return Step(self.tree, *self.accepted, draft_ns, forward_ns, accept_ns, sources=sources)
 
 
 class Model(Protocol):
@@ -156,16 +184,16 @@ class Tally:
 def step(texts: Sequence[Text], model: Model) -> list[Step | Exception]:
     """Run one pass over texts; return the result or the error of each."""
     begin = perf_counter_ns()
-    turns = [_Turn(text) for text in texts]
-    _draft(turns)
+    for text in texts:
+        text.begin_step()
+    _draft(texts)
     drafted = perf_counter_ns()
-    verdicts = model.verify([turn.tree for turn in turns])
+    verdicts = model.verify([text.tree for text in texts])
     verified = perf_counter_ns()
-    accepted = [turn.accept(verdict) for turn, verdict in zip(turns, verdicts, strict=True)]
-    model.keep(accepted)
-    _learn(turns, verdicts)
+    model.keep([text.accept(verdict) for text, verdict in zip(texts, verdicts, strict=True)])
+    _learn([pair for pair in zip(texts, verdicts, strict=True) if pair[0].accepted])
     times = (drafted - begin, verified - drafted, perf_counter_ns() - verified)
-    return [turn.result(*(each // len(turns) for each in times)) for turn in turns]
+    return [text.result(*(each // len(texts) for each in times)) for text in texts]
 
 
 def decode(model: Model, text: Text) -> Iterator[Step]:
@@ -177,101 +205,56 @@ def decode(model: Model, text: Text) -> Iterator[Step]:
         yield done
 
 
-class _Turn:
-    """One text's part of a pass."""
-
-    def __init__(self, text: Text) -> None:
-        self.text = text
-        self.proposed = self.tree = DraftTree.empty()
-        self.sources: Sequence[SourceOutcome] = ()
-        self.accepted: Acceptance | None = None
-        self.error: Exception | None = None
-
-    def accept(self, verdict: Verdict) -> Acceptance | None:
-        """Return what the model emits; None if the text has failed."""
-        if self.error is None:
-            try:
-                self.accepted = accept(self.tree, verdict.choose, self.text.ends)
-            except Exception as error:  # noqa: BLE001 (of this text alone)
-                self.error = error
-        return self.accepted
-
-    def result(self, draft_ns: int, forward_ns: int, accept_ns: int) -> Step | Exception:
-        """Return the text's result of the pass."""
-        if self.error is not None or self.accepted is None:
-            return self.error or RuntimeError("the text was not decoded")
-        times = draft_ns, forward_ns, accept_ns
-        return Step(self.tree, self.accepted.path, self.accepted.tokens, *times, sources=self.sources)
-
-
-def _draft(turns: Sequence[_Turn]) -> None:
+def _draft(texts: Sequence[Text]) -> None:
     """Draft for all texts together; if that fails, one by one, to find the one that fails."""
-    texts = [turn.text for turn in turns]
     try:
-        budgets = [text.budget() for text in texts]
+        budgets, least = [text.budget() for text in texts], [text.min_prob for text in texts]
         slots = texts[0].session.slots
-        drafts = slots.propose(
-            [text.session.slot for text in texts], budgets, [text.min_prob for text in texts]
-        )
-        proposed = drafts.trees()
+        proposed = slots.propose([text.session.slot for text in texts], budgets, least).trees()
         cut = [text.cut(tree) for text, tree in zip(texts, proposed, strict=True)]
         trees = trim_together([text.planner for text in texts], cut)
     except Exception as error:  # noqa: BLE001 (of one text: the others continue)
-        if len(turns) == 1:
-            turns[0].error = error
+        if len(texts) == 1:
+            texts[0].error = error
         else:
-            for turn in turns:
-                _draft([turn])
+            for text in texts:
+                _draft([text])
         return
-    for turn, offered, tree in zip(turns, proposed, trees, strict=True):
-        turn.proposed, turn.tree = offered, tree
+    for text, offered, tree in zip(texts, proposed, trees, strict=True):
+        text.proposed, text.tree = offered, tree
 
 
-def _learn(turns: Sequence[_Turn], verdicts: Sequence[Verdict]) -> None:
+def _learn(done: Sequence[tuple[Text, Verdict]]) -> None:
     """Pass the results to the drafters, with the optional data that they need, and to the planners."""
-    done = [
-        (turn, verdict, turn.accepted) for turn, verdict in zip(turns, verdicts, strict=True) if turn.accepted
-    ]
+    accepted = [text.accepted for text, _ in done if text.accepted]
     if not done:
         return
-    slots = done[0][0].text.session.slots
-    sessions = [turn.text.session for turn, _, _ in done]
-    tokens = [accepted.tokens for _, _, accepted in done]
-    errors = slots.observe(
+    sessions = [text.session for text, _ in done]
+    errors = sessions[0].slots.observe(
         [session.slot for session in sessions],
-        np.concatenate(tokens),
-        np.cumsum([len(each) for each in tokens]),
-        trees=[turn.tree for turn, _, _ in done],
-        candidates=[
-            verdict.candidates() if turn.text.session.needs_candidates else None for turn, verdict, _ in done
-        ],
-        hidden=_states(sessions, [(verdict, accepted.path) for _, verdict, accepted in done]),
-    )
-    for place, (turn, _, accepted) in enumerate(done):
-        if place in errors:
-            turn.error = errors[place]
-            continue
+        np.concatenate([each.tokens for each in accepted]),
+        np.cumsum([len(each.tokens) for each in accepted]),
+        trees=[text.tree for text, _ in done],
+        candidates=[verdict.candidates() if text.session.needs_candidates else None for text, verdict in done],
+        hidden=_states([
+            verdict.hidden(each.path[-1] + 1 if each.path else 0) if session.needs_hidden else None
+            for (_, verdict), session, each in zip(done, sessions, accepted, strict=True)
+        ]),
+    )  # fmt: skip
+    for place, ((text, _), each) in enumerate(zip(done, accepted, strict=True)):
+        text.error = errors.get(place)
         try:
-            turn.sources = slots.outcomes(turn.text.session.slot)
-            turn.text.planner.learn(turn.proposed, turn.tree, accepted)
+            if text.error is None:
+                text.planner.learn(text.proposed, text.tree, each)
         except Exception as error:  # noqa: BLE001 (of this text alone)
-            turn.error = error
+            text.error = error
 
 
-def _states(
-    sessions: Sequence[SlotSession], results: Sequence[tuple[Verdict, list[int]]]
-) -> NDArray[np.floating[Any]] | None:
-    """Return the states that predicted the last tokens, NaN where unknown; None if no drafter needs them."""
-    found = {
-        place: state
-        for place, (session, (verdict, path)) in enumerate(zip(sessions, results, strict=True))
-        if session.needs_hidden and (state := verdict.hidden(path[-1] + 1 if path else 0)) is not None
-    }
-    if not found:
-        return None
-    states = np.full(
-        (len(sessions), *next(iter(found.values())).shape), np.nan, next(iter(found.values())).dtype
+def _states(known: Sequence[NDArray[np.floating[Any]] | None]) -> NDArray[np.floating[Any]] | None:
+    """Return the states that predicted the last tokens, NaN where unknown; None if none is known."""
+    some = next((state for state in known if state is not None), None)
+    return (
+        None
+        if some is None
+        else np.array([np.full_like(some, np.nan) if each is None else each for each in known])
     )
-    for place, state in found.items():
-        states[place] = state
-    return states

@@ -7,7 +7,7 @@ The text lies in a ring buffer: once that is full, a new token replaces the olde
 A negative token separates documents: no n-gram spans it.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba.np.numpy_support import carray
@@ -99,7 +99,7 @@ class _Scratch(NamedTuple):
 
 
 @kernel
-def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> Any:
+def append_tokens(tokens, links, heads, size, ids):
     """Append ids to a `History` of `size` tokens so far; return its new size."""
     capacity, mask = len(tokens), heads.shape[1] - 1
     for new in ids:
@@ -124,7 +124,7 @@ def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> A
 
 
 @kernel
-def append_texts(table: Any, texts: Any, places: Any, slots: Any, ids: Any, stops: Any) -> Any:
+def append_texts(table, texts, places, slots, ids, stops):
     """Append new ids to the histories of a table, see `History.row`; return the first text that lacks room, or the end.
 
     Args:
@@ -145,7 +145,7 @@ def append_texts(table: Any, texts: Any, places: Any, slots: Any, ids: Any, stop
 
 
 @kernel
-def draft_texts(table: Any, texts: Any, contexts: Any, packed_rule: Any, budget: Any, max_level: Any) -> Any:
+def draft_texts(table, texts, contexts, packed_rule, budget, max_level):
     """Grow draft trees from histories of a table, see `History.row`, by a HistoryRule as float64 [7].
 
     Args:
@@ -187,7 +187,7 @@ def draft_texts(table: Any, texts: Any, contexts: Any, packed_rule: Any, budget:
 
 
 @kernel
-def _history_of(table: Any, slot: Any) -> Any:
+def _history_of(table, slot):
     """Return the arrays of a text's `History`."""
     capacity = table[slot, CAPACITY]
     return (
@@ -198,31 +198,31 @@ def _history_of(table: Any, slot: Any) -> Any:
 
 
 @leaf_kernel
-def _unpack_rule(values: Any) -> Any:
+def _unpack_rule(values):
     return HistoryRule(
         int(values[0]), int(values[1]), int(values[2]), values[3], values[4], values[5], values[6]
     )
 
 
 @leaf_kernel
-def _back(capacity: Any, place: Any, steps: Any) -> Any:
+def _back(capacity, place, steps):
     """Return the place `steps` back in the ring; given a place instead of steps, the number of steps back to it."""
     return place - steps if place >= steps else place - steps + capacity
 
 
 @leaf_kernel
-def _mix(key: Any, token: Any) -> Any:
+def _mix(key, token):
     """Return the key of an n-gram extended to the left by a token."""
     return (key + token + 1) * _SCATTER
 
 
 @leaf_kernel
-def _cell_of(key: Any, mask: Any) -> Any:
+def _cell_of(key, mask):
     return (key ^ (key >> 29)) & mask
 
 
 @leaf_kernel
-def _match(tokens: Any, place: Any, text: Any, stop: Any, most: Any) -> Any:
+def _match(tokens, place, text, stop, most):
     """Return the match length, at most `most`, of the texts up to a place and before `stop`."""
     length = 0
     while length < most and tokens[_back(len(tokens), place, length)] == text[stop - 1 - length]:
@@ -231,9 +231,7 @@ def _match(tokens: Any, place: Any, text: Any, stop: Any, most: Any) -> Any:
 
 
 @leaf_kernel
-def _enter_following(
-    state: Any, nodes: Any, slot: Any, _parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
-) -> Any:
+def _enter_following(state, nodes, slot, _parent, depth, prob, tail, max_level):
     history, rule, scratch, candidates, end = state
     floor, stop = floor_of(nodes, tail, rule.floor), end + depth
     load_path(scratch.text, nodes, stop, slot)
@@ -247,7 +245,7 @@ def _enter_following(
 
 
 @leaf_kernel
-def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, prob: Any, floor: Any) -> Any:
+def _gather(history, rule, scratch, candidates, stop, prob, floor):
     """Distribute a node's probability to the tokens that may follow; return the number of candidates."""
     upper = min(stop, rule.max_match)
     _look_up(history, scratch, stop, upper)
@@ -275,7 +273,7 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
 
 
 @leaf_kernel
-def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
+def _look_up(history, scratch, stop, most):
     """Find the starts of the lists for n-grams that end before `stop`, and reset the buffers."""
     tokens, _, heads, size = history
     newest, mask = (size - 1) % len(tokens), heads.shape[1] - 1
@@ -295,10 +293,7 @@ def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
 
 
 @leaf_kernel
-def _read(
-    history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, order: Any, upper: Any, found: Any,
-    seen: Any,
-) -> Any:  # fmt: skip
+def _read(history, rule, scratch, candidates, stop, order, upper, found, seen):
     """Read the last occurrences of an n-gram that match at most `upper` tokens; return candidates and reads so far."""
     tokens, links, _, size = history
     capacity, longest = len(tokens), min(stop, rule.max_match, upper + 1)
@@ -333,7 +328,7 @@ def _read(
 
 
 @leaf_kernel
-def _hand_out(scratch: Any, candidates: Any, seen: Any) -> Any:
+def _hand_out(scratch, candidates, seen):
     """Give each occurrence the shares of its match length and all shorter ones."""
     total = 0.0
     for length in range(len(scratch.shares)):

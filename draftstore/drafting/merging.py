@@ -14,8 +14,6 @@ Sums, maxima and cascades perform about as well with two good sources, but a bad
 (docs/findings.md).
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,9 +32,7 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 @kernel
-def merge_texts(
-    tokens: Any, parents: Any, levels: Any, sizes: Any, seen: Any, mixed: Any, slots: Any, budgets: Any, max_levels: Any
-) -> Any:  # fmt: skip
+def merge_texts(tokens, parents, levels, sizes, seen, mixed, slots, budgets, max_levels):
     """Merge the drafts of every text's sources; a text that is not mixed keeps the draft of its only source.
 
     Args:
@@ -76,7 +72,7 @@ def merge_texts(
 
 
 @leaf_kernel
-def _find_chances(trie: Any, scratch: Any, drafts: Any, seen: Any, sources: Any) -> Any:
+def _find_chances(trie, scratch, drafts, seen, sources):
     """Fill a trie with the nodes of all drafts and their probabilities; return its number of nodes."""
     tokens, parents, levels, sizes = drafts
     places, above, doubts = scratch
@@ -99,10 +95,7 @@ def _find_chances(trie: Any, scratch: Any, drafts: Any, seen: Any, sources: Any)
 
 
 @kernel
-def learn_texts(
-    contexts: Any, tokens: Any, parents: Any, levels: Any, sizes: Any, seen: Any, matched: Any, waiting: Any,
-    limits: Any, slots: Any, ids: Any, stops: Any,
-) -> Any:  # fmt: skip
+def learn_texts(contexts, tokens, parents, levels, sizes, seen, matched, waiting, limits, slots, ids, stops):
     """Append new ids to the contexts, int32 [slots, any], and judge drafts that wait for it; see `merge_texts`.
 
     Args:
@@ -140,7 +133,7 @@ def learn_texts(
 
 
 @leaf_kernel
-def _count_children(state: Any, node: Any, child: Any) -> Any:
+def _count_children(state, node, child):
     """Count the expected and correct tokens among a node's children; see `draftstore.trees.walk.walk`."""
     parents, levels, seen = state
     expected = 0.0

@@ -99,9 +99,7 @@ class DraftFigures:
 
 
 @kernel
-def _count_sources(
-    counts: Any, labels: Any, state: Any, wanted: Any, drafted: Any, matched: Any, reasons: Any, learned: Any
-) -> None:  # fmt: skip
+def _count_sources(counts, labels, state, wanted, drafted, matched, reasons, learned):
     for slot in learned:
         for source in range(labels.shape[1] if state[DRAFTS, slot] > 0 else 0):
             if labels[slot, source] < 0:

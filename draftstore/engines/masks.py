@@ -12,7 +12,6 @@ padding row is a draft like any other, and siblings keep different tokens, on wh
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ def rows_and_mask(
 
 
 @kernel
-def _fill(tokens: Any, mask: Any, nodes: Any, parents: Any, sizes: Any, lasts: Any) -> None:
+def _fill(tokens, mask, nodes, parents, sizes, lasts):
     """Fill tokens and the mask, initially all False, from the trees of a batch."""
     for text in range(len(lasts)):
         tokens[text, 0] = lasts[text]

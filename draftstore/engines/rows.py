@@ -9,7 +9,6 @@ Whole texts are compared if another one has the same length and these ids, and f
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +55,7 @@ class Rows:
 
 
 @kernel
-def _find(state: Any, there: Any, table: Any, lengths: Any, added: Any) -> Any:
+def _find(state, there, table, lengths, added):
     """Return `Rows.find`'s result with slots of -1, number of ids -1 if a row ends outside; set who is `there`."""
     rows = np.flatnonzero(added)
     batch, taken = len(rows), np.zeros(state.shape[1], np.bool_)
@@ -94,7 +93,7 @@ def _find(state: Any, there: Any, table: Any, lengths: Any, added: Any) -> Any:
 
 
 @kernel
-def _has_twin(state: Any, slot: Any) -> Any:
+def _has_twin(state, slot):
     """Return whether another text has the same size and the same ids at the places that are compared."""
     ids, size = ids_of(state, slot), state[SIZE, slot]
     for other in range(state.shape[1]):
@@ -108,7 +107,7 @@ def _has_twin(state: Any, slot: Any) -> Any:
 
 
 @leaf_kernel
-def _agree(text: Any, row: Any, first: Any, stop: Any) -> Any:
+def _agree(text, row, first, stop):
     """Return whether a text has the ids of a row from `first` to `stop`, and at some places before."""
     for place in range(stop - 1, max(first, 0) - 1, -1):
         if text[place] != row[place]:

@@ -1,7 +1,5 @@
 """The texts of an engine's requests, by slot, each in an array of its own: one that grows copies no other."""
 
-from typing import Any
-
 import numpy as np
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
@@ -95,23 +93,20 @@ class Texts:
 
 
 @kernel
-def ids_of(state: Any, slot: Any) -> Any:
+def ids_of(state, slot):
     """Return the array of a text; see `Texts.state`."""
     return carray(pointer(state[ADDRESS, slot]), (state[ROOM, slot],), np.int32)
 
 
 @kernel
-def _append(state: Any, slot: Any, new: Any) -> None:
+def _append(state, slot, new):
     size = state[SIZE, slot] + len(new)
     ids_of(state, slot)[state[SIZE, slot] : size] = new
     state[SIZE, slot] = size
 
 
 @kernel
-def _follow(
-    state: Any, tokens: Any, parents: Any, nodes: Any, slots: Any, ids: Any, stops: Any, budgets: Any, step: Any,
-    vocab_size: Any, counts: Any,
-) -> Any:  # fmt: skip
+def _follow(state, tokens, parents, nodes, slots, ids, stops, budgets, step, vocab_size, counts):
     """Return the first place of a text without room, before anything has changed, or -1 and `Texts.follow`'s result."""
     learning, ends, known = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64), np.empty_like(ids)
     texts, end, start = 0, 0, np.int64(0)
@@ -148,15 +143,12 @@ def _follow(
 
 
 @leaf_kernel
-def _pass_by(_state: Any, _node: Any, _child: Any) -> None:
+def _pass_by(_state, _node, _child):
     pass
 
 
 @kernel
-def _keep(
-    kept: Any, above: Any, nodes: Any, slots: Any, tokens: Any, parents: Any, levels: Any, sizes: Any, budgets: Any,
-    chain: Any,
-) -> Any:  # fmt: skip
+def _keep(kept, above, nodes, slots, tokens, parents, levels, sizes, budgets, chain):
     """Return the first four arrays of a `DraftBatch`."""
     cut = np.empty(len(slots), np.int32)
     for place in range(len(slots)):

@@ -2,7 +2,7 @@
 
     batch = Batch(model)
     batch.join(member)                        at any time; its prompt is prefilled in chunks between passes
-    for outcome in batch.step(): ...          one pass: a `Step` for every text
+    for member, result in batch.step(): ...          one pass: a `Step` for every text
     batch.leave(member)                       at any time between steps; finished texts leave automatically
 
 Every text has its own slot in a pool of keys and values (`draftstore.hf.pools`), and its own positions, mask, choice of
@@ -29,7 +29,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, rereads_at, takes_one, vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
-from draftstore.hf.members import Member, ModelVerdict, Outcome
+from draftstore.hf.members import Member, ModelVerdict
 from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.runner import LEAST_WIDTH, MAX_ROWS, TEXTS, Runner, padded, return_runner, take_runner
 from draftstore.trees.tree import DraftTree
@@ -112,47 +112,47 @@ class Batch:
             self._reading.remove(member)
         elif member in self._members:
             slot, last = self._members.index(member), self._members.pop()
-            self._slots.leave(member.drafted.session.slot)
+            self._slots.leave(member.session.slot)
             if last is not member:
                 self._runner.pool.copy(len(self._members), slot, last.past)
                 self._members[slot] = last
 
     @torch.no_grad()
-    def step(self) -> list[Outcome]:
+    def step(self) -> list[tuple[Member, Step | Exception]]:
         """Run one pass over all texts whose prompts have been read, then read up to a chunk of prompts.
 
         Returns:
-            Outcomes of the pass, and of texts whose prompts were completed, the latter with an empty tree.
+            Each text of the pass, and each whose prompt was completed, with its new tokens (for the latter with an
+            empty tree) or its error. One that is over or has failed has left.
 
         Raises:
             MemoryError: the pool cannot grow: all texts are lost. On a GPU torch's OutOfMemoryError.
         """
-        outcomes: list[Outcome] = []
+        results: list[tuple[Member, Step | Exception]] = []
         if self._members:
             with self._model._optimize_model_for_decode():
-                results = step([member.drafted for member in self._members], self)
-            for member, result in zip(list(self._members), results, strict=True):
-                if isinstance(result, Exception):
-                    outcomes.append(Outcome(member, None, result))
-                else:
-                    outcomes.append(Outcome(member, result))
+                results = [*zip(list(self._members), step(self._members, self), strict=True)]
+            for member, result in results:
                 if member.over or isinstance(result, Exception):
                     self.leave(member)
         # A pass may write to the slots after its texts, so new ones come only now.
-        return outcomes + self._read()
+        return results + self._read()
 
     def verify(self, trees: Sequence[DraftTree]) -> list[ModelVerdict]:
         """Run a forward pass over the texts in decoding; see `draftstore.decoding.loop.Model`."""
-        entries = [member.drafted.entry(tree) for member, tree in zip(self._members, trees, strict=True)]
-        runner = self._reserve(max(entry.past + len(entry.tokens) for entry in entries))
+        rows = [
+            (int(member.text.ids[-1]), tree, member.past)
+            for member, tree in zip(self._members, trees, strict=True)
+        ]
+        runner = self._reserve(max(past + 1 + len(tree) for _, tree, past in rows))
         for member in self._members:  # a model that rereads has only one
             if member.past == self._rereads_at == len(member.text) - 1:
                 runner.read(0, member.text.ids.astype(np.int64), 0, Wants(best=False))
-        wants = [member.drafted.wants for member in self._members]
-        parts = runner.run(entries, Wants(*map(any, zip(*wants, strict=True))))
+        wants = [member.wants for member in self._members]
+        parts = runner.run(rows, Wants(*map(any, zip(*wants, strict=True))))
         return [
-            ModelVerdict(rows, member.chooser, each)
-            for rows, member, each in zip(parts, self._members, wants, strict=True)
+            ModelVerdict(part, member.chooser, each)
+            for part, member, each in zip(parts, self._members, wants, strict=True)
         ]
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
@@ -161,16 +161,16 @@ class Batch:
         kept = [member.keep(each) for member, each in zip(self._members, accepted, strict=True)]
         self._runner.pool.move(pasts, kept)
 
-    def _read(self) -> list[Outcome]:
+    def _read(self) -> list[tuple[Member, Step | Exception]]:
         """Read up to a chunk of prompts, in order of arrival."""
-        outcomes: list[Outcome] = []
+        results: list[tuple[Member, Step | Exception]] = []
         left, alone = self._chunk if self._members else self._chunk_alone, 0
         while left > 0 and self._reading and len(self._members) < self.most:
             group = [] if alone else self._short_prompts(left)
             if len(group) > 1:
                 runner = self._reserve(max(len(member.prompt) for member in group))
                 try:
-                    outcomes += self._read_together(group, runner)
+                    results += self._read_together(group, runner)
                     left -= sum(member.past for member in group)
                 except Exception:  # noqa: BLE001 (of one text: each is read alone)
                     alone = len(group)
@@ -185,14 +185,14 @@ class Batch:
                 slot, wants = runner.pool.slots - 1, member.first_wants
                 rows = runner.read(slot, tokens, member.past, wants, candidates)
             except Exception as error:  # noqa: BLE001 (of this text alone)
-                outcomes.append(Outcome(self._reading.popleft(), None, error))
+                results.append((self._reading.popleft(), error))
                 continue
             member.past += len(tokens)
             left -= len(tokens)
             if member.past == len(member.prompt):
                 self._reading.popleft()
-                outcomes.append(self._begin(member, rows, begin, slot))
-        return outcomes
+                results.append(self._begin(member, rows, begin, slot))
+        return results
 
     def _short_prompts(self, left: int) -> list[Member]:
         """Return the next texts whose prompts one pass over at most `left` tokens reads without much waste."""
@@ -207,30 +207,32 @@ class Batch:
             group.append(member)
         return group
 
-    def _read_together(self, group: Sequence[Member], runner: Runner) -> list[Outcome]:
+    def _read_together(
+        self, group: Sequence[Member], runner: Runner
+    ) -> list[tuple[Member, Step | Exception]]:
         """Read the prompts of the next texts in one pass."""
         begin, first = perf_counter_ns(), len(self._members)
         wants = Wants(*map(any, zip(*(member.first_wants for member in group), strict=True)))
         parts = runner.read_together(first, [member.prompt for member in group], wants)
-        outcomes = []
+        results = []
         for slot, (member, rows) in enumerate(zip(group, parts, strict=True), first):
             self._reading.popleft()
             member.past = len(member.prompt)
-            outcomes.append(self._begin(member, rows, begin, slot))
-        return outcomes
+            results.append(self._begin(member, rows, begin, slot))
+        return results
 
-    def _begin(self, member: Member, rows: Rows, begin: int, slot: int) -> Outcome:
+    def _begin(self, member: Member, rows: Rows, begin: int, slot: int) -> tuple[Member, Step | Exception]:
         """Emit the first token of a text in a slot; unless that ends the text, move it to the slot after the others."""
         filled = perf_counter_ns()
         try:
             accepted = member.begin(rows, self._model, self._room, self._slots)
         except Exception as error:  # noqa: BLE001 (of this text alone)
-            return Outcome(member, None, error)
+            return member, error
         if not member.over:
             self._runner.pool.copy(slot, len(self._members), member.past)
             self._members.append(member)
         done = perf_counter_ns()
-        return Outcome(member, Step(DraftTree.empty(), [], accepted.tokens, 0, filled - begin, done - filled))
+        return member, Step(DraftTree.empty(), [], accepted.tokens, 0, filled - begin, done - filled)
 
     def _room(self) -> int:
         return self._runner.room(len(self._members)) - 1

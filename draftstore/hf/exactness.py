@@ -19,9 +19,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import PLAIN, takes_one, why_never
-from draftstore.hf.passes import Entry, Wants
+from draftstore.hf.passes import Wants
 from draftstore.hf.preparing import prepare_text
-from draftstore.hf.runner import LEAST_WIDTH, new_runner
+from draftstore.hf.runner import LEAST_WIDTH, Drafted, new_runner
 from draftstore.trees.tree import DraftTree
 
 PROMPT = 12
@@ -173,15 +173,14 @@ def _read_together(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     runner.pool.resize(LEAST_WIDTH, 0, 0)
     wants = Wants(best=False)
     logits = [runner.read(others, tokens[:PROMPT], 0, wants).logits(0).cpu()]
-    beside = [Entry(tokens[:1], DraftTree.empty(), PROMPT // 2)] * others
+    beside: list[Drafted] = [(int(tokens[0]), DraftTree.empty(), PROMPT // 2)] * others
     for _ in beside:
         runner.read(0, tokens[: PROMPT // 2], 0, wants)
     tree, rows = _draft(tokens[PROMPT + 1 : -1].tolist(), wrong=int(tokens[0]))
-    drafted = np.concatenate([tokens[PROMPT : PROMPT + 1], tree.tokens])
-    found = runner.run([*beside, Entry(drafted, tree, PROMPT)], wants)[others]
+    found = runner.run([*beside, (int(tokens[PROMPT]), tree, PROMPT)], wants)[others]
     logits += [found.logits(row).cpu() for row in rows]
-    runner.pool.move([*(entry.past for entry in beside), PROMPT], [*([] for _ in beside), rows])
-    last = Entry(tokens[-1:], DraftTree.empty(), PROMPT + len(rows))
+    runner.pool.move([*(past for *_, past in beside), PROMPT], [*([] for _ in beside), rows])
+    last = int(tokens[-1]), DraftTree.empty(), PROMPT + len(rows)
     logits.append(runner.run([*beside, last], wants)[others].logits(0).cpu())
     return torch.cat(logits).to(torch.float32)
 

@@ -126,10 +126,10 @@ def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step]
     for member in members:
         batch.join(member)
     while len(batch):
-        for member, step, error in batch.step():
-            if step is None:
-                raise error or DecodingError("a text failed")
-            on_step(step._replace(text=numbers[member]))
+        for member, result in batch.step():
+            if isinstance(result, Exception):
+                raise result
+            on_step(result._replace(text=numbers[member]))
 
 
 def _check_texts(processors: Any, streamer: Any) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,28 +10,28 @@ from numpy.typing import NDArray
 from transformers.generation.configuration_utils import GenerationConfig
 
 from draftstore.decoding.acceptance import Acceptance, accept, check_tree
-from draftstore.decoding.loop import Step, Text
+from draftstore.decoding.loop import Text
 from draftstore.decoding.planners import Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, SlotSession, start
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, depth_limit, vocab_size
 from draftstore.hf.choosing import Chooser, Ids
-from draftstore.hf.passes import Entry, Rows, Wants
+from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.stopping import StopRules
 from draftstore.recycling.prompts import PromptCandidates
 from draftstore.trees.tree import DraftTree
 
 
-class Member:
-    """A text of a batch.
+class Member(Text):
+    """A text of a batch; its drafts respect the limits of pool, positions and text.
 
     Attributes:
         text: its ids, with the padding of the prompt.
         chooser: chooses its tokens.
         prompt: int64 [any], its prompt without padding.
         past: number of its tokens in the pool.
-        over: whether it has ended.
+        wants: outputs needed from its passes.
         max_length: maximum tokens, including prompt and padding; None if there is no limit.
     """
 
@@ -71,7 +71,6 @@ class Member:
         if attention_mask is not None and attention_mask.dim() == 2:
             self.prompt = self.prompt[attention_mask[0, -len(self.prompt) :].cpu().numpy() != 0]
         self.past = 0
-        self.over = False
         self._stops = StopRules(criteria, self.text, self.chooser)
         self.max_length = self._stops.max_length
         self._streamer = streamer
@@ -86,7 +85,7 @@ class Member:
             planner: chooses how much of a draft to verify; it is copied.
             min_prob: minimum probability of a drafted node.
         """
-        self._drafter, self._planner, self._min_prob = drafter, copy.copy(planner), min_prob
+        self._drafter, self._planner, self._least = drafter, copy.copy(planner), min_prob
         return self
 
     def ends(self, emitted: Sequence[int]) -> bool:
@@ -121,9 +120,9 @@ class Member:
         accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
         self.text.extend(accepted.tokens)
         if not self.over:
-            self.drafted = DraftedText(
-                self, self._session(verdict, slots), self._planner, self._min_prob, model, room
-            )
+            self.start_drafts(self._session(verdict, slots), self._planner, self._least)
+            self.wants = Wants(self.chooser.greedy, self.session.needs_candidates, self.session.needs_hidden)
+            self._room, self._vocab_size, self._depth_limit = room, vocab_size(model), depth_limit(model)
         self._prompt_candidates = None
         return accepted
 
@@ -142,30 +141,11 @@ class Member:
         self.past += len(accepted.tokens)
         return [0, *(node + 1 for node in accepted.path)]
 
-
-class DraftedText(Text):
-    """A member as a `draftstore.decoding.loop.Text`; its drafts respect the limits of pool, positions and text."""
-
-    def __init__(
-        self,
-        member: Member,
-        session: SlotSession,
-        planner: Planner,
-        min_prob: float,
-        model: Any,
-        room: Callable[[], int],
-    ) -> None:
-        """Begin after the first token; see `Member.begin`."""
-        super().__init__(session, planner, member.ends, min_prob)
-        self.wants = Wants(member.chooser.greedy, session.needs_candidates, session.needs_hidden)
-        self._member, self._room = member, room
-        self._vocab_size, self._depth_limit = vocab_size(model), depth_limit(model)
-
     def _depth(self) -> int:
         """Return the maximum depth of a draft now: nodes that could not be emitted are not verified."""
-        most = self._member.max_length
-        left = NO_LIMIT if most is None else most - len(self._member.text) - 1
-        return max(0, min(left, self._depth_limit(self._member.past)))
+        most = self.max_length
+        left = NO_LIMIT if most is None else most - len(self.text) - 1
+        return max(0, min(left, self._depth_limit(self.past)))
 
     def budget(self) -> int:
         """Return the maximum nodes of a draft now."""
@@ -184,12 +164,6 @@ class DraftedText(Text):
             )
         tree = tree.down_to(self._depth())
         return tree if len(tree) <= self._room() else tree.prefix(self._room())
-
-    def entry(self, tree: DraftTree) -> Entry:
-        """Return the input of a pass over a draft."""
-        tokens: NDArray[np.int64] = np.empty(len(tree) + 1, np.int64)
-        tokens[0], tokens[1:] = self._member.text.ids[-1], tree.tokens
-        return Entry(tokens, tree, self._member.past)
 
 
 class ModelVerdict:
@@ -215,17 +189,3 @@ class ModelVerdict:
     def hidden(self, row: int) -> NDArray[np.float16] | None:
         """Return float16 [d], the last hidden state at a row."""
         return self._rows.hidden(row) if self._wants.hidden else None
-
-
-class Outcome(NamedTuple):
-    """The outcome of a step for one text.
-
-    Attributes:
-        member: the text; it has left the batch if it is over or has failed.
-        step: its new tokens; None if it failed.
-        error: exception raised by its drafter, logits processors or stopping criteria.
-    """
-
-    member: Member
-    step: Step | None
-    error: Exception | None = None

@@ -1,4 +1,4 @@
-"""A forward pass: its input for each text, and its outputs, kept on the device until requested."""
+"""A forward pass: the outputs that it needs, and those that it gives, kept on the device until requested."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,26 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from draftstore.recycling.prompts import PromptCandidates
-from draftstore.trees.tree import DraftTree
 
 CANDIDATES = 8
 """Number of most likely tokens per row, for drafters."""
 CHUNK = 128
 """Logits per chunk in the search for the largest ones; divides nearly all vocabulary sizes."""
-
-
-class Entry(NamedTuple):
-    """The input of a pass for one text.
-
-    Attributes:
-        tokens: int64 [n + 1], token of every row.
-        tree: tree of n nodes.
-        past: number of the text's tokens in the pool, which is the position of row 0.
-    """
-
-    tokens: NDArray[np.int64]
-    tree: DraftTree
-    past: int
 
 
 class Wants(NamedTuple):

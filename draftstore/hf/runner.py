@@ -32,9 +32,10 @@ from transformers import DynamicCache
 
 from draftstore.hf.attention import shared_keys
 from draftstore.hf.masks import Views, attention_masks, views_of
-from draftstore.hf.passes import CANDIDATES, Entry, Fetch, Pass, Rows, Wants, gathering, last_hidden
+from draftstore.hf.passes import CANDIDATES, Fetch, Pass, Rows, Wants, gathering, last_hidden
 from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.recycling.prompts import PromptCandidates
+from draftstore.trees.tree import DraftTree
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 """Possible numbers of rows of each text in a graph."""
@@ -51,6 +52,8 @@ WARM_UPS = 2
 """Warm-up passes before capture, in which libraries choose kernels and allocate memory."""
 
 LOG = logging.getLogger(__name__)
+Drafted = tuple[int, DraftTree, int]
+"""A text in a pass; see `Runner.run`."""
 
 
 class PassShape(NamedTuple):
@@ -97,17 +100,24 @@ class Runner:
         most = min(MAX_ROWS, max(1, MAX_TOGETHER // (padded(texts, TEXTS) if self.graphs else texts)))
         return max(size for size in BUCKETS if size <= most)
 
-    def run(self, entries: Sequence[Entry], wants: Wants) -> list[Rows]:
-        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each."""
-        shape = self._shape_of(entries, wants)
+    def run(self, texts: Sequence[Drafted], wants: Wants) -> list[Rows]:
+        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each.
+
+        Args:
+            texts: the last token of each text, which is row 0; its draft; the number of its tokens in the pool, which
+                is the position of row 0.
+        """
+        shape = self._shape_of(texts, wants)
         # Tensors that are kept must be writable inside and outside of inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._fill_in(entries, shape)
+            self._fill_in(texts, shape)
             replayed = self._replay(shape) if self._capturing else None
-            start = None if self.graphs or len(entries) > 1 else entries[0].past
+            start = None if self.graphs or len(texts) > 1 else texts[0][2]
             whole = replayed or self._compute(shape, start)
             fetch = cache(whole.fetch if replayed is None else self._copy(replayed))
-        return [whole.rows(fetch, text * shape.rows, len(each.tokens)) for text, each in enumerate(entries)]
+        return [
+            whole.rows(fetch, place * shape.rows, 1 + len(tree)) for place, (_, tree, _) in enumerate(texts)
+        ]
 
     def read(
         self,
@@ -165,17 +175,17 @@ class Runner:
         fetch = cache(whole.fetch)
         return [whole.rows(fetch, text, 1) for text in range(texts)]
 
-    def _shape_of(self, entries: Sequence[Entry], wants: Wants) -> PassShape:
-        texts, rows = len(entries), max(len(entry.tokens) for entry in entries)
+    def _shape_of(self, drafted: Sequence[Drafted], wants: Wants) -> PassShape:
+        texts, rows = len(drafted), max(1 + len(tree) for _, tree, _ in drafted)
         if self.graphs:
             texts, rows = padded(texts, TEXTS), padded(rows, BUCKETS)
-        columns = max(entry.past for entry in entries) + rows
+        columns = max(past for *_, past in drafted) + rows
         width = LEAST_WIDTH if self.graphs else columns
         while width < columns:
             width *= 2
         return PassShape(texts, rows, min(width, self.pool.length), wants)
 
-    def _fill_in(self, entries: Sequence[Entry], shape: PassShape) -> None:
+    def _fill_in(self, drafted: Sequence[Drafted], shape: PassShape) -> None:
         """Write a pass's inputs to the buffers and send them to the device."""
         if self._sent is not None:
             self._sent.synchronize()  # the last pass may still be reading the host buffers
@@ -185,12 +195,11 @@ class Runner:
         pasts, ids, depths = _parts(integers, texts, rows)
         among = self._host_among.numpy()[: texts * rows * rows].reshape(texts, rows, rows)
         among[:] = np.eye(rows, dtype=np.bool_)
-        for text, entry in enumerate(entries):
-            count = len(entry.tokens)
-            pasts[text] = entry.past
-            ids[text, :count] = entry.tokens
-            depths[text, :count] = entry.tree.position_offsets()
-            among[text, :count, :count] = entry.tree.attention_mask()
+        for text, (last, tree, past) in enumerate(drafted):
+            count = 1 + len(tree)
+            pasts[text], ids[text, 0], ids[text, 1:count] = past, last, tree.tokens
+            depths[text, :count] = tree.position_offsets()
+            among[text, :count, :count] = tree.attention_mask()
         self._integers[: integers.size].copy_(self._host_integers[: integers.size], non_blocking=True)
         self._among[: among.size].copy_(self._host_among[: among.size], non_blocking=True)
         if self._sent is not None:

@@ -25,8 +25,8 @@ from draftstore.errors import CurveError, ModelError, counted
 from draftstore.hf.checks import vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
-from draftstore.hf.passes import Entry, Wants
-from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, new_runner
+from draftstore.hf.passes import Wants
+from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, Drafted, new_runner
 from draftstore.storage.cache import cache_folder
 from draftstore.storage.progress import OnProgress, ignore
 from draftstore.trees.tree import DraftTree
@@ -174,10 +174,10 @@ def _room_for(model: Any, context: int, rows: int) -> int:
     return room
 
 
-def tree_entry(count: int, past: int, vocab_size: int) -> Entry:
+def tree_entry(count: int, past: int, vocab_size: int) -> Drafted:
     """Return the input of a pass over `count` rows: a binary tree."""
     nodes = np.arange(count - 1)
     tokens = (nodes * 7919 % vocab_size).astype(np.int32)
     parents = ((nodes + 1) // 2 - 1).astype(np.int16)
     tree = DraftTree(tokens, parents, np.zeros(count - 1, np.uint8))
-    return Entry(np.append(0, tokens).astype(np.int64), tree, past)
+    return 0, tree, past

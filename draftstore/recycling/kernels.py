@@ -6,8 +6,6 @@
 The ids in a row are distinct and valid: `_write_row` ensures this, so other kernels need not check.
 """
 
-from typing import Any
-
 import numpy as np
 
 from draftstore.jit import kernel, leaf_kernel
@@ -17,7 +15,7 @@ from draftstore.trees.walk import walk
 
 
 @kernel
-def fill_trees(matrix: Any, lasts: Any, befores: Any, texts: Any, budget: Any, max_level: Any) -> Any:
+def fill_trees(matrix, lasts, befores, texts, budget, max_level):
     """Fill the static tree for texts, int64 [batch]; `lasts` int64 [texts] are their last tokens, -1: no tree.
 
     Returns:
@@ -37,9 +35,7 @@ def fill_trees(matrix: Any, lasts: Any, befores: Any, texts: Any, budget: Any, m
 
 
 @leaf_kernel
-def _enter_candidates(
-    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
-) -> Any:
+def _enter_candidates(state, nodes, slot, parent, depth, prob, tail, max_level):
     """Enter a token's candidates where the static tree has paths; see `draftstore.trees.frontier.grow`."""
     matrix, last, before, slots = state
     token = last
@@ -62,7 +58,7 @@ def _enter_candidates(
 
 
 @leaf_kernel
-def _guess(matrix: Any, last: Any, before: Any, rank: Any) -> Any:
+def _guess(matrix, last, before, rank):
     """Return the guess of a rank; -1 if there is none, or if it is the last token or one of its candidates."""
     guess = np.int64(before[rank])
     if guess >= len(matrix) or guess == last:
@@ -74,7 +70,7 @@ def _guess(matrix: Any, last: Any, before: Any, rank: Any) -> Any:
 
 
 @kernel
-def learn(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, candidates: Any) -> Any:
+def learn(matrix, last, accepted, tokens, parents, candidates):
     """Write the rows of all tokens of a verified tree.
 
     Args:
@@ -103,13 +99,13 @@ def learn(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, cand
 
 
 @leaf_kernel
-def _mark(is_accepted: Any, _node: Any, child: Any) -> Any:
+def _mark(is_accepted, _node, child):
     if child >= 0:
         is_accepted[child] = True
 
 
 @kernel
-def write_rows(matrix: Any, tokens: Any, candidates: Any) -> Any:
+def write_rows(matrix, tokens, candidates):
     """Write the rows of tokens, int32 [k], in order; `candidates` int32 [k, any]. Returns the last row, int32 [8]."""
     for row in range(len(tokens)):
         _write_row(matrix, np.int64(tokens[row]), candidates, row)
@@ -117,7 +113,7 @@ def write_rows(matrix: Any, tokens: Any, candidates: Any) -> Any:
 
 
 @leaf_kernel
-def _write_row(matrix: Any, token: Any, candidates: Any, row: Any) -> None:
+def _write_row(matrix, token, candidates, row):
     """Write one row of distinct candidates; a row without candidates leaves the matrix unchanged."""
     vocab_size, width = len(matrix), min(WIDTH, candidates.shape[1])
     if token < 0 or token >= vocab_size:

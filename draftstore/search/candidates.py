@@ -1,6 +1,6 @@
 """The candidates of a node: the tokens that follow the occurrences of a suffix, with their probabilities."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ class Candidates(NamedTuple):
 
 
 @kernel
-def new_candidates(room: Any) -> Any:
+def new_candidates(room):
     """Return an empty table for at most `room` candidates, at most half full."""
     size = 64
     while size < 2 * room:
@@ -49,9 +49,7 @@ def new_candidates(room: Any) -> Any:
 
 
 @leaf_kernel
-def read_following(
-    index: Any, candidates: Any, rows: Any, steps: Any, offset: Any, count: Any, found: Any
-) -> Any:
+def read_following(index, candidates, rows, steps, offset, count, found):
     """Read the tokens that follow the rows of a suffix of `offset` tokens (see `Matches`) and add them as candidates.
 
     Returns:
@@ -92,7 +90,7 @@ def read_following(
 
 
 @leaf_kernel
-def place_of(candidates: Any, found: Any, token: Any) -> Any:
+def place_of(candidates, found, token):
     """Return the index of a token among the candidates; `found` if it is new."""
     mask = len(candidates.table) - 1
     cell = ((token * 0x9E3779B1) >> 7) & mask
@@ -109,14 +107,14 @@ def place_of(candidates: Any, found: Any, token: Any) -> Any:
 
 
 @leaf_kernel
-def hand_out(candidates: Any, runs: Any, share: Any) -> Any:
+def hand_out(candidates, runs, share):
     """Distribute a share of probability to the candidates of the rows last read."""
     for i in range(runs):
         candidates.probs[candidates.run_places[i]] += share * candidates.run_shares[i]
 
 
 @leaf_kernel
-def clear_table(candidates: Any, found: Any) -> Any:
+def clear_table(candidates, found):
     """Remove the first `found` candidates from the table."""
     for i in range(found):
         candidates.table[candidates.cells[i]] = -1

@@ -5,7 +5,7 @@ documents end between there and the position.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ def count_documents(index: SuffixIndex, table: DocumentTable, ngrams: NDArray[np
 
 
 @kernel
-def _count(index: Any, table: Any, ngrams: Any, first: Any, step: Any) -> Any:
+def _count(index, table, ngrams, first, step):
     """Return int64 [k]: the document counts of every `step`-th n-gram from `first` on, 0 for the others."""
     counts = np.zeros(len(ngrams), np.int64)
     stamps = np.full(len(table.ends), -1, np.int64)

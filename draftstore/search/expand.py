@@ -16,7 +16,7 @@ the continuations of the longest match, reduced to its heaviest nodes.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,9 +93,9 @@ class Rule(NamedTuple):
 
 @kernel
 def draft_batch(
-    tokens: Any, suffixes: Any, keys: Any, first_rows: Any, segments: Any, vocab_size: Any, key_bits: Any,
-    key_tokens: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any,
-) -> Any:  # fmt: skip
+    tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens, packed_rule, contexts, budget,
+    max_level,
+):  # fmt: skip
     """Grow a draft tree for each of the right-aligned contexts, int32 [batch, any].
 
     An id outside the vocabulary (-1: padding) hides all before it. The index is unpacked: a draft takes microseconds,
@@ -128,7 +128,7 @@ def draft_batch(
 
 
 @leaf_kernel
-def _unpack_rule(values: Any, budget: Any) -> Any:
+def _unpack_rule(values, budget):
     rows = max(1, int(values[3] * math.sqrt(budget / ROWS_NODES)))
     return Rule(
         int(values[0]), int(values[1]), int(values[2]), rows,
@@ -137,20 +137,20 @@ def _unpack_rule(values: Any, budget: Any) -> Any:
 
 
 @kernel
-def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
+def _new_scratch(rule, budget, segments):
     """Return buffers for the matches and nodes of drafts of at most `budget` nodes."""
     return (new_matches(rule.max_match + rule.depth, budget + 1, segments), new_frontier(budget))
 
 
 @leaf_kernel
-def _room(rule: Any, segments: Any, vocab_size: Any) -> Any:
+def _room(rule, segments, vocab_size):
     """Bound the candidates of a node: the rows read for the longest match or for all suffixes."""
     rows = rule.rows if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
     return min(rows, segments * (vocab_size + 1)) + 2 * segments
 
 
 @leaf_kernel
-def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
+def _find_match(index, rule, matches, context):
     """Return begin and end of the usable context, the length of its longest match and the number of occurrences."""
     begin, end = load_context(matches.text, context, rule.max_match, index.vocab_size)
     match = find_longest(index, matches, begin, end)
@@ -160,9 +160,7 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
 
 
 @kernel
-def _grow(
-    index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
-) -> Any:
+def _grow(index, rule, matches, candidates, nodes, begin, end, max_level):
     """Fill `nodes`; return their number. A separate kernel: it takes 15 s to compile."""
     return grow(
         nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
@@ -170,9 +168,7 @@ def _grow(
 
 
 @leaf_kernel
-def _enter_following(
-    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
-) -> Any:
+def _enter_following(state, nodes, slot, parent, depth, prob, tail, max_level):
     index, rule, matches, candidates, begin, end = state
     floor, stop = floor_of(nodes, tail, rule.floor), end + depth
     load_path(matches.text, nodes, stop, slot)
@@ -181,13 +177,13 @@ def _enter_following(
 
 
 @leaf_kernel
-def floor_of(nodes: Any, tail: Any, floor: Any) -> Any:
+def floor_of(nodes, tail, floor):
     """Return the probability below which no shorter suffix is used; in a full tree, at least the last node's."""
     return max(floor, nodes.probs[tail - 1]) if tail == len(nodes.keys) else floor
 
 
 @leaf_kernel
-def load_path(text: Any, nodes: Any, stop: Any, slot: Any) -> Any:
+def load_path(text, nodes, stop, slot):
     """Write the tokens of a node's path after the context, up to `stop`."""
     while slot > 0:
         stop -= 1
@@ -196,10 +192,7 @@ def load_path(text: Any, nodes: Any, stop: Any, slot: Any) -> Any:
 
 
 @leaf_kernel
-def _gather(
-    index: Any, rule: Any, matches: Any, candidates: Any, begin: Any, stop: Any, slot: Any, parent: Any,
-    prob: Any, floor: Any,
-) -> Any:  # fmt: skip
+def _gather(index, rule, matches, candidates, begin, stop, slot, parent, prob, floor):
     """Distribute a node's probability to the tokens that may follow; return the number of candidates."""
     lengths = matches.lengths
     top = min(lengths[parent, 0] + 1, stop - begin) if slot > 0 else lengths[0, 0]
@@ -249,7 +242,7 @@ def _gather(
 
 
 @leaf_kernel
-def power_of(base: Any, exponent: Any) -> Any:
+def power_of(base, exponent):
     """Return base ** exponent for an exponent from 0 to 1, by square roots: bit-identical on every machine."""
     power, root, digits = 1.0, base, exponent
     while digits > 0.0:
@@ -262,9 +255,7 @@ def power_of(base: Any, exponent: Any) -> Any:
 
 
 @leaf_kernel
-def enter_all(
-    nodes: Any, candidates: Any, found: Any, tail: Any, depth: Any, parent: Any, max_level: Any
-) -> Any:
+def enter_all(nodes, candidates, found, tail, depth, parent, max_level):
     """Enter a node's candidates as its children; return the new tail."""
     for i in range(found):
         tail = enter(nodes, tail, candidates.tokens[i], candidates.probs[i], depth, parent, max_level)

@@ -4,7 +4,7 @@ The text is the context followed by a node's path. Rows are kept by node and suf
 are a subset of its parent's rows for the suffix one token shorter, so going down the tree narrows them step by step.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class Matches(NamedTuple):
 
 
 @kernel
-def new_matches(most: Any, slots: Any, segments: Any) -> Any:
+def new_matches(most, slots, segments):
     """Return arrays for texts of at most `most` tokens."""
     return Matches(
         np.empty(most, np.int64),
@@ -52,7 +52,7 @@ def new_matches(most: Any, slots: Any, segments: Any) -> Any:
 
 
 @leaf_kernel
-def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> Any:
+def load_context(text, context, max_match, vocab_size):
     """Copy the last tokens of the context to the front of `text`; return begin and end of the usable ones."""
     size = min(len(context), max_match)
     begin = 0
@@ -64,7 +64,7 @@ def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> An
 
 
 @leaf_kernel
-def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
+def find_longest(index, matches, begin, end):
     """Return the length of the context's longest suffix that occurs; its rows go into slot 0.
 
     All shorter suffixes occur as well, which allows a search for the length: down step by step from the number of
@@ -87,7 +87,7 @@ def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
 
 
 @leaf_kernel
-def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any, wanted: Any) -> Any:
+def find_suffix(index, matches, stop, slot, parent, length, wanted):
     """Find the rows of a suffix of a node's text, among its parent's if known; return their number. Longest first."""
     counts = matches.counts
     if slot == 0 or length <= matches.lengths[parent, 1]:
@@ -102,7 +102,7 @@ def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, len
 
 
 @leaf_kernel
-def _search(index: Any, matches: Any, stop: Any, slot: Any, length: Any) -> Any:
+def _search(index, matches, stop, slot, length):
     """Find all rows of the suffix of `text[:stop]` with `length` tokens, in every segment."""
     text, start, count = matches.text, stop - length, np.int64(0)
     rows = matches.rows[slot, length]
@@ -118,7 +118,7 @@ def _search(index: Any, matches: Any, stop: Any, slot: Any, length: Any) -> Any:
 
 
 @leaf_kernel
-def _narrow(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any) -> Any:
+def _narrow(index, matches, stop, slot, parent, length):
     """Keep the parent's reads that continue with the last token."""
     token, count, reads = matches.text[stop - 1], 0.0, np.int64(0)
     rows, parent_rows = matches.rows[slot, length], matches.rows[parent, length - 1]
@@ -136,7 +136,7 @@ def _narrow(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length:
 
 
 @leaf_kernel
-def read_fewer(matches: Any, slot: Any, length: Any, reads: Any) -> Any:
+def read_fewer(matches, slot, length, reads):
     """Read only `reads` of a suffix's rows, evenly spaced, unless they are part of a sequence; return how many."""
     rows, steps, total = matches.rows[slot, length], matches.steps[slot, length], np.int64(0)
     count = np.int64(matches.counts[slot, length])

@@ -126,10 +126,7 @@ def _rows_of(rows: Rows, first: int, stop: int) -> tuple[int, int]:
 
 
 @kernel
-def merge_rows(
-    tokens: Any, suffixes: Any, gaps: Any, new_tokens: Any, new_suffixes: Any, shift: Any, vocab_size: Any,
-    merged: Any,
-) -> Any:  # fmt: skip
+def merge_rows(tokens, suffixes, gaps, new_tokens, new_suffixes, shift, vocab_size, merged):
     """Merge rows of an old and a new text with the same first tokens; return their number.
 
     The new text starts at `shift`. Rows beyond the end of `merged` are counted, but not written.
@@ -147,9 +144,7 @@ def merge_rows(
 
 
 @leaf_kernel
-def _rows_before(
-    tokens: Any, suffixes: Any, row: Any, new_tokens: Any, position: Any, vocab_size: Any
-) -> Any:
+def _rows_before(tokens, suffixes, row, new_tokens, position, vocab_size):
     """Return the first row from `row` on whose suffix is above a new one."""
     step, low, high = np.int64(1), row, np.int64(len(suffixes))
     while low < high:  # gallop: most new suffixes are close to the previous one
@@ -168,7 +163,7 @@ def _rows_before(
 
 
 @leaf_kernel
-def _is_above(tokens: Any, position: Any, new_tokens: Any, new_position: Any, vocab_size: Any) -> Any:
+def _is_above(tokens, position, new_tokens, new_position, vocab_size):
     above = False
     for i in range(DEEPEST):
         old = token_at(tokens, 0, len(tokens), position + i)
@@ -180,7 +175,7 @@ def _is_above(tokens: Any, position: Any, new_tokens: Any, new_position: Any, vo
 
 
 @leaf_kernel
-def _copy_rows(suffixes: Any, row: Any, stop: Any, gaps: Any, merged: Any, size: Any) -> Any:
+def _copy_rows(suffixes, row, stop, gaps, merged, size):
     """Append the rows [row, stop) of remaining documents at their new positions; return the new size."""
     for i in range(row, stop):
         position = np.int64(suffixes[i])

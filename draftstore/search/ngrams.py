@@ -111,7 +111,7 @@ def _merge(tables: Sequence[NgramTable]) -> NgramTable:
 
 
 @kernel
-def count_rows(tokens: Any, positions: Any, vocab_size: Any, max_n: Any) -> Any:
+def count_rows(tokens, positions, vocab_size, max_n):
     """Count the n-grams of some ascending suffixes of a segment, int32 [rows], all lengths in one pass.
 
     Returns:
@@ -144,7 +144,7 @@ def count_rows(tokens: Any, positions: Any, vocab_size: Any, max_n: Any) -> Any:
 
 
 @kernel
-def add_tables(left: Any, left_counts: Any, right: Any, right_counts: Any) -> Any:
+def add_tables(left, left_counts, right, right_counts):
     """Merge two ascending tables of n-grams [k, n] with their counts [k]; equal n-grams become one."""
     n = left.shape[1]
     ngrams = np.empty((len(left) + len(right), n), left.dtype)

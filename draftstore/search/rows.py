@@ -17,8 +17,6 @@ Reading is bound by memory latency: a row costs a cache miss in `suffixes` and a
 are therefore read at a time, without branches between them, so that their misses overlap.
 """
 
-from typing import Any
-
 import numpy as np
 
 from draftstore.jit import leaf_kernel
@@ -31,7 +29,7 @@ WAYS = 16
 
 
 @leaf_kernel
-def following(index: Any, segment: Any, first: Any, step: Any, read: Any, offset: Any) -> Any:
+def following(index, segment, first, step, read, offset):
     """Return the token at an offset from the start of a read; `vocab_size` at the end of the document or segment."""
     base, n = index.segments[segment, 0], index.segments[segment, 1]
     row = first + np.int64((read + 0.5) * step)
@@ -40,9 +38,7 @@ def following(index: Any, segment: Any, first: Any, step: Any, read: Any, offset
 
 
 @leaf_kernel
-def first_read(
-    index: Any, segment: Any, first: Any, step: Any, begin: Any, end: Any, offset: Any, token: Any
-) -> Any:
+def first_read(index, segment, first, step, begin, end, offset, token):
     """Return the first of the reads [begin, end) with at least `token` at an offset; `end` if there is none."""
     while begin < end:
         parts, below = min(np.int64(WAYS), end - begin), np.int64(0)
@@ -58,9 +54,7 @@ def first_read(
 
 
 @leaf_kernel
-def run_end(
-    index: Any, segment: Any, first: Any, step: Any, read: Any, end: Any, offset: Any, token: Any
-) -> Any:
+def run_end(index, segment, first, step, read, end, offset, token):
     """Return the end of the run of `token` at `read`, which fills at least one block, by galloping."""
     stride = np.int64(BLOCK)
     while read + stride < end and following(index, segment, first, step, read + stride, offset) == token:

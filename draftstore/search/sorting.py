@@ -53,7 +53,7 @@ def _sort(text: NDArray[Any], suffixes: NDArray[np.int32], symbols: int) -> None
 
 
 @kernel
-def _find_foreign(tokens: Any, vocab_size: Any, sentinel: Any) -> Any:
+def _find_foreign(tokens, vocab_size, sentinel):
     """Return the first position of an id that is neither in the vocabulary nor the sentinel; -1 if there is none."""
     for i in range(len(tokens)):
         token = np.int64(tokens[i])
@@ -63,7 +63,7 @@ def _find_foreign(tokens: Any, vocab_size: Any, sentinel: Any) -> Any:
 
 
 @kernel
-def bucket_bounds(text: Any, symbols: Any) -> Any:
+def bucket_bounds(text, symbols):
     """Return int32 [symbols + 1]: the first row of each first symbol; the sentinel is the last symbol."""
     bounds = np.zeros(symbols + 1, np.int32)
     for i in range(len(text)):
@@ -74,7 +74,7 @@ def bucket_bounds(text: Any, symbols: Any) -> Any:
 
 
 @kernel
-def _sort_lms_substrings(text: Any, suffixes: Any, bounds: Any) -> Any:
+def _sort_lms_substrings(text, suffixes, bounds):
     """Leave the LMS positions in `suffixes[:count]`, ordered by their LMS substrings; return their count."""
     symbols = len(bounds) - 1
     n = len(text)
@@ -99,7 +99,7 @@ def _sort_lms_substrings(text: Any, suffixes: Any, bounds: Any) -> Any:
 
 
 @kernel
-def _induce_l(text: Any, suffixes: Any, bounds: Any) -> Any:
+def _induce_l(text, suffixes, bounds):
     """Place the L-type suffixes in one scan from the left, starting from the LMS suffixes in place."""
     symbols = len(bounds) - 1
     n = len(text)
@@ -116,7 +116,7 @@ def _induce_l(text: Any, suffixes: Any, bounds: Any) -> Any:
 
 
 @kernel
-def _induce_s(text: Any, suffixes: Any, bounds: Any, mark_lms: Any) -> Any:
+def _induce_s(text, suffixes, bounds, mark_lms):
     """Place the S-type suffixes in one scan from the right; marked LMS positions are stored as complements."""
     symbols = len(bounds) - 1
     ends = bounds[1:].copy()
@@ -138,7 +138,7 @@ def _induce_s(text: Any, suffixes: Any, bounds: Any, mark_lms: Any) -> Any:
 
 
 @kernel
-def _name_lms_substrings(text: Any, suffixes: Any, count: Any) -> Any:
+def _name_lms_substrings(text, suffixes, count):
     """Replace each LMS substring by its rank; return the number of ranks."""
     n = len(text)
     # LMS positions are at least two apart: `position // 2` is a free cell, first for lengths, then for ranks.
@@ -176,7 +176,7 @@ def _name_lms_substrings(text: Any, suffixes: Any, count: Any) -> Any:
 
 
 @kernel
-def _restore_lms_positions(text: Any, suffixes: Any, count: Any) -> Any:
+def _restore_lms_positions(text, suffixes, count):
     """Turn the order of the reduced text's suffixes into the order of the LMS positions that they represent."""
     n = len(text)
     write = n - 1
@@ -191,7 +191,7 @@ def _restore_lms_positions(text: Any, suffixes: Any, count: Any) -> Any:
 
 
 @kernel
-def _induce_from_sorted_lms(text: Any, suffixes: Any, bounds: Any, count: Any) -> Any:
+def _induce_from_sorted_lms(text, suffixes, bounds, count):
     """Order all suffixes from the sorted LMS suffixes in `suffixes[:count]`."""
     symbols = len(bounds) - 1
     suffixes[count:] = _EMPTY

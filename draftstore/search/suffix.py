@@ -83,13 +83,13 @@ def index_segment(
 
 
 @kernel
-def first_row_table(tokens: Any, vocab_size: Any) -> Any:
+def first_row_table(tokens, vocab_size):
     """Return int32 [vocab_size + 1]: the first row of every first token; last, of the sentinels."""
     return bucket_bounds(tokens, vocab_size + 1)[: vocab_size + 1]
 
 
 @kernel
-def key_table(tokens: Any, suffixes: Any, vocab_size: Any, key_bits: Any, key_tokens: Any) -> Any:
+def key_table(tokens, suffixes, vocab_size, key_bits, key_tokens):
     """Return int64 [ceil(n / 16)]: the packed leading tokens of every 16th suffix of one segment."""
     n = len(tokens)
     keys = np.empty((n + KEY_STRIDE - 1) // KEY_STRIDE, np.int64)
@@ -101,7 +101,7 @@ def key_table(tokens: Any, suffixes: Any, vocab_size: Any, key_bits: Any, key_to
 
 
 @leaf_kernel
-def token_at(tokens: Any, base: Any, n: Any, position: Any) -> Any:
+def token_at(tokens, base, n, position):
     """Return the token at a position of a segment, -1 outside: a damaged store must not crash the process."""
     if position < 0 or position >= n:
         return np.int64(-1)
@@ -109,9 +109,7 @@ def token_at(tokens: Any, base: Any, n: Any, position: Any) -> Any:
 
 
 @leaf_kernel
-def _suffix_key(
-    tokens: Any, base: Any, n: Any, position: Any, vocab_size: Any, key_bits: Any, count: Any
-) -> Any:
+def _suffix_key(tokens, base, n, position, vocab_size, key_bits, count):
     """Pack `count` tokens from `position` on; the sentinel counts as `vocab_size`, positions past the end as 0."""
     key = np.int64(0)
     for j in range(count):
@@ -121,7 +119,7 @@ def _suffix_key(
 
 
 @leaf_kernel
-def find_rows(index: Any, segment: Any, lo: Any, hi: Any, pattern: Any, start: Any, stop: Any) -> Any:
+def find_rows(index, segment, lo, hi, pattern, start, stop):
     """Return the rows that start with int64 `pattern[start:stop]`, among the rows [lo, hi) of its first token."""
     base, n, first_key = index.segments[segment, 0], index.segments[segment, 1], index.segments[segment, 2]
     length = stop - start
@@ -143,9 +141,7 @@ def find_rows(index: Any, segment: Any, lo: Any, hi: Any, pattern: Any, start: A
 
 
 @leaf_kernel
-def _find_keys(
-    index: Any, base: Any, n: Any, first_key: Any, lo: Any, hi: Any, low_key: Any, high_key: Any
-) -> Any:
+def _find_keys(index, base, n, first_key, lo, hi, low_key, high_key):
     """Return the rows in [lo, hi) with keys from `low_key` to below `high_key`."""
     block = _lower_block(index, first_key, lo, hi, low_key)
     first, end = max(lo, (block - 1) * KEY_STRIDE), min(hi, block * KEY_STRIDE)
@@ -162,7 +158,7 @@ def _find_keys(
 
 
 @leaf_kernel
-def _lower_block(index: Any, first_key: Any, lo: Any, hi: Any, key: Any) -> Any:
+def _lower_block(index, first_key, lo, hi, key):
     """Return the first block starting in [lo, hi) with a key of at least `key`, else the one after the last."""
     a = (lo + KEY_STRIDE - 1) // KEY_STRIDE
     b = (hi + KEY_STRIDE - 1) // KEY_STRIDE
@@ -176,7 +172,7 @@ def _lower_block(index: Any, first_key: Any, lo: Any, hi: Any, key: Any) -> Any:
 
 
 @leaf_kernel
-def _count_below(index: Any, base: Any, n: Any, lo: Any, hi: Any, low_key: Any, high_key: Any) -> Any:
+def _count_below(index, base, n, lo, hi, low_key, high_key):
     """Count the rows of one block below two keys, without branches, so that their cache misses overlap."""
     below_low = below_high = 0
     for row in range(lo, hi):
@@ -188,9 +184,7 @@ def _count_below(index: Any, base: Any, n: Any, lo: Any, hi: Any, low_key: Any, 
 
 
 @leaf_kernel
-def _scan_rows(
-    index: Any, base: Any, n: Any, lo: Any, hi: Any, known: Any, pattern: Any, start: Any, length: Any
-) -> Any:
+def _scan_rows(index, base, n, lo, hi, known, pattern, start, length):
     """Return the rows in the short range [lo, hi) that match the pattern."""
     first, matches = lo, 0
     for row in range(lo, hi):
@@ -207,18 +201,7 @@ def _scan_rows(
 
 
 @leaf_kernel
-def _lower_row(
-    index: Any,
-    base: Any,
-    n: Any,
-    lo: Any,
-    hi: Any,
-    known: Any,
-    pattern: Any,
-    start: Any,
-    length: Any,
-    after: Any,
-) -> Any:
+def _lower_row(index, base, n, lo, hi, known, pattern, start, length, after):
     """Return the first row in [lo, hi) not below the pattern, or with `after` the first row above all matches."""
     while lo < hi:
         middle = (lo + hi) // 2

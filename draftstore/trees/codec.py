@@ -4,8 +4,6 @@ Trees come from disks and networks, so reading one checks everything that later 
 code (below) for an invalid tree.
 """
 
-from typing import Any
-
 import numpy as np
 
 from draftstore.jit import kernel, leaf_kernel
@@ -35,7 +33,7 @@ TOO_MANY = -9
 
 
 @leaf_kernel
-def tree_flags(tokens: Any, size: Any) -> Any:
+def tree_flags(tokens, size):
     """Return the flags of the narrowest format for the first `size` nodes."""
     widest = np.int64(0)
     for i in range(size):
@@ -44,13 +42,13 @@ def tree_flags(tokens: Any, size: Any) -> Any:
 
 
 @leaf_kernel
-def tree_bytes(flags: Any, size: Any) -> Any:
+def tree_bytes(flags, size):
     """Return the encoded size of a tree in bytes."""
     return HEADER_BYTES + size * ((4 if flags & WIDE_TOKENS else 2) + (2 if flags & WIDE_PARENTS else 1) + 1)
 
 
 @leaf_kernel
-def _put_number(out: Any, place: Any, value: Any, width: Any) -> Any:
+def _put_number(out, place, value, width):
     """Write a little-endian number of `width` bytes; return the position after it."""
     for i in range(width):
         out[place + i] = (value >> (8 * i)) & 0xFF
@@ -58,7 +56,7 @@ def _put_number(out: Any, place: Any, value: Any, width: Any) -> Any:
 
 
 @leaf_kernel
-def get_number(data: Any, place: Any, width: Any) -> Any:
+def get_number(data, place, width):
     """Read a little-endian number of `width` bytes."""
     value = np.int64(0)
     for i in range(width):
@@ -67,7 +65,7 @@ def get_number(data: Any, place: Any, width: Any) -> Any:
 
 
 @leaf_kernel
-def write_tree(tokens: Any, parents: Any, levels: Any, size: Any, flags: Any, out: Any, place: Any) -> Any:
+def write_tree(tokens, parents, levels, size, flags, out, place):
     """Write a tree of `size` nodes at a position; return the position after it."""
     token_width = 4 if flags & WIDE_TOKENS else 2
     parent_width = 2 if flags & WIDE_PARENTS else 1
@@ -84,7 +82,7 @@ def write_tree(tokens: Any, parents: Any, levels: Any, size: Any, flags: Any, ou
 
 
 @kernel
-def encode_trees(tokens: Any, parents: Any, levels: Any, sizes: Any) -> Any:
+def encode_trees(tokens, parents, levels, sizes):
     """Encode and concatenate a batch of trees.
 
     Args:
@@ -110,7 +108,7 @@ def encode_trees(tokens: Any, parents: Any, levels: Any, sizes: Any) -> Any:
 
 
 @leaf_kernel
-def tree_size(data: Any, start: Any, stop: Any) -> Any:
+def tree_size(data, start, stop):
     """Return the number of nodes of the tree in bytes `start` to `stop`, or an error code."""
     if stop - start < HEADER_BYTES:
         return np.int64(CUT)
@@ -126,7 +124,7 @@ def tree_size(data: Any, start: Any, stop: Any) -> Any:
 
 
 @leaf_kernel
-def _read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, levels: Any) -> Any:
+def _read_tree(data, start, size, tokens, parents, levels):
     """Read a tree measured by `tree_size` into arrays; return 0 or an error code."""
     flags = data[start + 1]
     token_width = 4 if flags & WIDE_TOKENS else 2
@@ -156,9 +154,7 @@ def _read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, leve
 
 
 @leaf_kernel
-def _check_tree(
-    tokens: Any, parents: Any, levels: Any, size: Any, vocab_size: Any, depths: Any, marks: Any, mark: Any
-) -> Any:
+def _check_tree(tokens, parents, levels, size, vocab_size, depths, marks, mark):
     """Check the guarantees of `DraftTree` other than the order of parents; return 0 or an error code."""
     depths[0] = 0
     for i in range(size):
@@ -179,7 +175,7 @@ def _check_tree(
 
 
 @leaf_kernel
-def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, i: Any) -> Any:
+def _in_order(tokens, parents, levels, depths, i):
     """Return True if node i sorts after the one before it by level, depth, token and parent."""
     if levels[i] != levels[i - 1]:
         return levels[i] > levels[i - 1]
@@ -191,7 +187,7 @@ def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, i: Any) -> An
 
 
 @leaf_kernel
-def _marks_for(size: Any) -> Any:
+def _marks_for(size):
     places = 16
     while places < 16 * size:
         places *= 2
@@ -199,7 +195,7 @@ def _marks_for(size: Any) -> Any:
 
 
 @kernel
-def decode_drafts(data: Any, start: Any, batch: Any, vocab_size: Any, budget: Any) -> Any:
+def decode_drafts(data, start, batch, vocab_size, budget):
     """Decode the drafts of a batch of contexts, a table and concatenated trees, which end with the data.
 
     Args:

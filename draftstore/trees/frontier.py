@@ -12,7 +12,7 @@ then token id.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +47,13 @@ class Frontier(NamedTuple):
 
 
 @kernel
-def new_frontier(budget: Any) -> Any:
+def new_frontier(budget):
     """Return an array for at most `budget` nodes."""
     return Frontier(np.empty(budget, np.int64), np.empty(budget, np.float64))
 
 
 @leaf_kernel
-def grow(nodes: Any, max_depth: Any, enter_children: Any, state: Any, max_level: Any) -> Any:
+def grow(nodes, max_depth, enter_children, state, max_level):
     """Grow a tree best-first in an empty Frontier; return the number of its nodes.
 
     Args:
@@ -74,7 +74,7 @@ def grow(nodes: Any, max_depth: Any, enter_children: Any, state: Any, max_level:
 
 
 @kernel
-def finish(nodes: Any, size: Any) -> Any:
+def finish(nodes, size):
     """Return the first `size` nodes as a tree: tokens int32 [size], parents int16 [size], levels uint8 [size]."""
     tokens, parents, levels = np.empty(size, np.int32), np.empty(size, np.int16), np.empty(size, np.uint8)
     unpack_nodes(nodes, size, tokens, parents, levels)
@@ -82,25 +82,25 @@ def finish(nodes: Any, size: Any) -> Any:
 
 
 @leaf_kernel
-def token_of(nodes: Any, node: Any) -> Any:
+def token_of(nodes, node):
     """Return the token of a node."""
     return (nodes.keys[node] >> _TOKEN_SHIFT) & _TOKEN_MASK
 
 
 @leaf_kernel
-def parent_of(nodes: Any, node: Any) -> Any:
+def parent_of(nodes, node):
     """Return the slot of a node's parent."""
     return nodes.keys[node] & _PARENT_MASK
 
 
 @leaf_kernel
-def depth_of(nodes: Any, node: Any) -> Any:
+def depth_of(nodes, node):
     """Return the depth of a node: 1 for a child of the context."""
     return (nodes.keys[node] >> _DEPTH_SHIFT) & _DEPTH_MASK
 
 
 @leaf_kernel
-def may_have_children(nodes: Any, node: Any, tail: Any) -> Any:
+def may_have_children(nodes, node, tail):
     """Return True if the best possible child of a node would fit among the first `tail`."""
     if tail < len(nodes.keys):
         return True
@@ -110,7 +110,7 @@ def may_have_children(nodes: Any, node: Any, tail: Any) -> Any:
 
 
 @leaf_kernel
-def unpack_nodes(nodes: Any, size: Any, tokens: Any, parents: Any, levels: Any) -> Any:
+def unpack_nodes(nodes, size, tokens, parents, levels):
     """Unpack the keys of the first `size` nodes."""
     keys = nodes.keys
     for i in range(size):
@@ -120,7 +120,7 @@ def unpack_nodes(nodes: Any, size: Any, tokens: Any, parents: Any, levels: Any) 
 
 
 @leaf_kernel
-def enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any, max_level: Any) -> Any:
+def enter(nodes, tail, token, prob, depth, parent, max_level):
     """Insert a node in key order, dropping the last of a full array; return the new tail."""
     keys, probs = nodes.keys, nodes.probs
     full = tail == len(keys)
@@ -145,7 +145,7 @@ def enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any,
 
 
 @leaf_kernel
-def _level(prob: Any) -> Any:
+def _level(prob):
     """Return the level of a probability: the first whose bound it reaches, 256 if none."""
     if prob < LEVEL_BOUNDS[_LEVELS - 1]:
         return _LEVELS

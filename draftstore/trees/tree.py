@@ -195,7 +195,7 @@ class DraftTree:
 
 
 @kernel
-def _offsets(parents: Any) -> Any:
+def _offsets(parents):
     offsets = np.zeros(len(parents) + 1, np.int64)
     for node in range(len(parents)):
         offsets[node + 1] = offsets[parents[node] + 1] + 1
@@ -203,7 +203,7 @@ def _offsets(parents: Any) -> Any:
 
 
 @kernel
-def _mask(parents: Any) -> Any:
+def _mask(parents):
     mask = np.zeros((len(parents) + 1, len(parents) + 1), np.bool_)
     mask[0, 0] = True
     for row in range(1, len(mask)):
@@ -250,7 +250,7 @@ def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
 
 
 @kernel
-def best_chains(tokens: Any, parents: Any, levels: Any, sizes: Any, longest: Any) -> Any:
+def best_chains(tokens, parents, levels, sizes, longest):
     """Return the best chain of each tree, see `best_chain`, as arrays of the same kind.
 
     Args:

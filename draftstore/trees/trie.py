@@ -1,6 +1,6 @@
 """A trie of draft trees, whose nodes get new probabilities: the best ones form a draft tree again."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ class Trie(NamedTuple):
 
 
 @kernel
-def new_trie(places: Any) -> Any:
+def new_trie(places):
     """Return a trie with only the context."""
     return Trie(
         np.empty(places, np.int64),
@@ -30,7 +30,7 @@ def new_trie(places: Any) -> Any:
 
 
 @leaf_kernel
-def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, stop: Any, places: Any) -> Any:
+def place_nodes(trie, size, tokens, parents, start, stop, places):
     """Insert a tree's nodes into a trie of `size` nodes, recording their places int64 [nodes]; return its new size."""
     for node in range(start, stop):
         parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
@@ -40,7 +40,7 @@ def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, sto
 
 
 @leaf_kernel
-def place_node(trie: Any, size: Any, parent: Any, token: Any) -> Any:
+def place_node(trie, size, parent, token):
     """Return the place of a parent's child with a token, which is `size` if it is new."""
     place = _find_child(trie, parent, token)
     if place == 0:
@@ -52,7 +52,7 @@ def place_node(trie: Any, size: Any, parent: Any, token: Any) -> Any:
 
 
 @leaf_kernel
-def _find_child(trie: Any, parent: Any, token: Any) -> Any:
+def _find_child(trie, parent, token):
     """Return a parent's child with a token, 0 if there is none."""
     place = np.int64(trie.child[parent])
     while place > 0 and trie.tokens[place] != token:
@@ -61,15 +61,13 @@ def _find_child(trie: Any, parent: Any, token: Any) -> Any:
 
 
 @leaf_kernel
-def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
+def keep_best(trie, nodes, places, max_depth, max_level):
     """Fill `nodes` with a trie's best nodes; return their number. `places` int64 [budget + 1] is scratch space."""
     return grow(nodes, max_depth, _enter_branches, (trie, places), max_level)
 
 
 @leaf_kernel
-def _enter_branches(
-    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
-) -> Any:
+def _enter_branches(state, nodes, slot, parent, depth, _prob, tail, max_level):
     trie, places = state
     place = _find_child(trie, places[parent], token_of(nodes, slot - 1)) if slot > 0 else np.int64(0)
     places[slot] = place

@@ -1,14 +1,12 @@
 """Walks down draft trees along a text; siblings may be in any order."""
 
-from typing import Any
-
 import numpy as np
 
 from draftstore.jit import kernel, leaf_kernel
 
 
 @leaf_kernel
-def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
+def walk(tokens, parents, ids, visit, state):
     """Follow token ids, int32 [any], read-only, down a tree until one is missing.
 
     Args:
@@ -32,14 +30,14 @@ def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
 
 
 @leaf_kernel
-def steps_below(levels: Any, node: Any, parent: Any) -> Any:
+def steps_below(levels, node, parent):
     """Return the levels between a node and its parent (-1: the context): its probability given its parent."""
     before = np.int64(levels[parent]) if parent >= 0 else np.int64(0)
     return max(np.int64(0), np.int64(levels[node]) - before)
 
 
 @kernel
-def find_fault(parents: Any, tokens: Any) -> Any:
+def find_fault(parents, tokens):
     """Return the first node whose parent does not precede it or that duplicates a sibling; -1 if there is none."""
     cells = 16
     while cells < 2 * len(tokens):

@@ -130,6 +130,8 @@ class Server:
             settings.http_address or LOCAL, settings.allow_hosts, tokens=self._permissions.needs_token
         )
         http = HttpServer(make_app(self._site, hosts), LAST_ANSWERS)
+        for at in self._http:
+            at.listen(BACKLOG)  # what is announced below answers
         web = asyncio.create_task(http.serve(self._http)) if self._http else None
         self._tick()
         self._tidy()

@@ -95,14 +95,14 @@ class BatchEngine:
         """Run a forward pass over all answers; if it fails, all of them do."""
         ended: Ended = []
         try:
-            outcomes = self._batch.step()
+            results = self._batch.step()
         except Exception as fault:  # noqa: BLE001 (reported for each answer)
-            outcomes, ended = [], [(answer, fault) for answer in self._answers.values()]
-        for member, step, error in outcomes:
-            answer = self._answers[member]
+            results, ended = [], [(answer, fault) for answer in self._answers.values()]
+        for member, result in results:
+            answer, error = self._answers[member], result if isinstance(result, Exception) else None
             try:
-                if step is not None:
-                    answer.take(step)
+                if not isinstance(result, Exception):
+                    answer.take(result)
             except Exception as reason:  # noqa: BLE001 (that is how an answer ends)
                 error = reason
             if error is not None or member.over:

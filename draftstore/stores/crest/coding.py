@@ -5,8 +5,6 @@ node its token, its parent plus one, and the difference of its level from that o
 padded with zeros. A number is the code of its bit length, followed by its bits after the first.
 """
 
-from typing import Any
-
 import numpy as np
 
 from draftstore.jit import kernel, leaf_kernel
@@ -44,7 +42,7 @@ PADDING = 64
 
 
 @leaf_kernel
-def _put_bits(out: Any, bit: Any, value: Any, count: Any) -> Any:
+def _put_bits(out, bit, value, count):
     """Write the lowest `count` bits of a value into zeros; return the position after them."""
     for i in range(count - 1, -1, -1):
         out[bit >> 3] |= np.uint8(((value >> i) & 1) << (7 - (bit & 7)))
@@ -53,7 +51,7 @@ def _put_bits(out: Any, bit: Any, value: Any, count: Any) -> Any:
 
 
 @leaf_kernel
-def _put_symbol(codes: Any, alphabet: Any, symbol: Any, out: Any, bit: Any) -> Any:
+def _put_symbol(codes, alphabet, symbol, out, bit):
     """Write the code of a symbol, or of ESCAPE; return the position after it, and whether it had a code."""
     low, high = codes.starts[alphabet], codes.starts[alphabet + 1] - 1
     escape = high
@@ -69,7 +67,7 @@ def _put_symbol(codes: Any, alphabet: Any, symbol: Any, out: Any, bit: Any) -> A
 
 
 @leaf_kernel
-def _put_number(codes: Any, value: Any, out: Any, bit: Any) -> Any:
+def _put_number(codes, value, out, bit):
     """Write a number below 2^32; return the position after it."""
     count = np.int64(0)
     while value >> count:
@@ -79,7 +77,7 @@ def _put_number(codes: Any, value: Any, out: Any, bit: Any) -> Any:
 
 
 @leaf_kernel
-def _put_value(codes: Any, alphabet: Any, value: Any, out: Any, bit: Any) -> Any:
+def _put_value(codes, alphabet, value, out, bit):
     """Write a value of an alphabet, escaped if it has no code; return the position after it."""
     bit, known = _put_symbol(codes, alphabet, value, out, bit)
     if not known:
@@ -88,7 +86,7 @@ def _put_value(codes: Any, alphabet: Any, value: Any, out: Any, bit: Any) -> Any
 
 
 @kernel
-def code_entries(codes: Any, data: Any, stops: Any) -> Any:
+def code_entries(codes, data, stops):
     """Encode entries.
 
     `codes` is a Writing; `data` uint8 [bytes], read-only, concatenated entries (`draftstore.stores.crest.envelope`);
@@ -129,14 +127,14 @@ def code_entries(codes: Any, data: Any, stops: Any) -> Any:
 
 
 @leaf_kernel
-def _next_bits(data: Any, bit: Any) -> Any:
+def _next_bits(data, bit):
     place = bit >> 5
     both = np.int64(data[place]) << 32 | np.int64(data[place + 1])
     return both >> (32 - (bit & 31)) & 0xFFFFFFFF
 
 
 @leaf_kernel
-def _get_symbol(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
+def _get_symbol(codes, alphabet, data, bit):
     """Read a code; return its symbol, or -1, and the position after it."""
     ahead = _next_bits(data, bit)
     head = codes[alphabet * HEAD + (ahead >> (MAX_BITS - HEAD_BITS))]
@@ -152,7 +150,7 @@ def _get_symbol(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
 
 
 @leaf_kernel
-def _get_number(codes: Any, data: Any, bit: Any) -> Any:
+def _get_number(codes, data, bit):
     """Read a number; return it, or -1, and the position after it."""
     count, bit = _get_symbol(codes, NUMBERS, data, bit)
     if count <= 1 or count > MAX_BITS:
@@ -162,7 +160,7 @@ def _get_number(codes: Any, data: Any, bit: Any) -> Any:
 
 
 @leaf_kernel
-def _get_value(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
+def _get_value(codes, alphabet, data, bit):
     """Read a value of an alphabet; return it, or -1, and the position after it."""
     value, bit = _get_symbol(codes, alphabet, data, bit)
     if value == ESCAPE:
@@ -171,7 +169,7 @@ def _get_value(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
 
 
 @kernel
-def read_entries(codes: Any, data: Any, ends: Any, rows: Any, batch: Any, most: Any, max_level: Any) -> Any:
+def read_entries(codes, data, ends, rows, batch, most, max_level):
     """Decode entries, each into a row of a batch of trees, up to `most` nodes and a level.
 
     `codes` is int64 [any], the table for reading; `data` uint32 [words], four coded bytes per word, the first the
@@ -195,9 +193,7 @@ def read_entries(codes: Any, data: Any, ends: Any, rows: Any, batch: Any, most: 
 
 
 @leaf_kernel
-def _read_entry(
-    codes: Any, data: Any, start: Any, end: Any, tokens: Any, parents: Any, levels: Any, max_level: Any
-) -> Any:
+def _read_entry(codes, data, start, end, tokens, parents, levels, max_level):
     """Decode one entry; return 0 or an error code, the nodes that were kept, occurrences and distinct tokens."""
     occurrences, bit = _get_number(codes, data, start << 3)
     distinct, bit = _get_number(codes, data, bit)

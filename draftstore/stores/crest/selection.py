@@ -15,7 +15,7 @@ common. It ranks nearly all tokens before the first bigrams, and bigrams before 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,7 +145,7 @@ def _paths(trees: Trees) -> tuple[NDArray[np.int32], NDArray[np.int16], NDArray[
 
 
 @kernel
-def node_sums(levels: Any, sizes: Any) -> Any:
+def node_sums(levels, sizes):
     """Return float64 [k], the summed probabilities of each tree's nodes; levels uint8 [k, nodes], sizes int64 [k]."""
     sums = np.zeros(len(sizes), np.float64)
     for i in range(len(sizes)):
@@ -155,7 +155,7 @@ def node_sums(levels: Any, sizes: Any) -> Any:
 
 
 @kernel
-def find_ngrams(table: Any, ngrams: Any) -> Any:
+def find_ngrams(table, ngrams):
     """Return int64 [k], the row of each n-gram [k, n] in an ascending table [rows, n]; -1 if absent."""
     found = np.empty(len(ngrams), np.int64)
     n = table.shape[1]
@@ -178,10 +178,7 @@ def find_ngrams(table: Any, ngrams: Any) -> Any:
 
 
 @kernel
-def shared_sums(
-    tokens: Any, parents: Any, levels: Any, sizes: Any, other_tokens: Any, other_parents: Any, other_sizes: Any,
-    others: Any,
-) -> Any:  # fmt: skip
+def shared_sums(tokens, parents, levels, sizes, other_tokens, other_parents, other_sizes, others):
     """Return float64 [k], the summed probabilities of those nodes of each tree that are also in another tree.
 
     The trees are tokens int32 [k, nodes], parents int16 [k, nodes], levels uint8 [k, nodes] and sizes int64 [k]; those

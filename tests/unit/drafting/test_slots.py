@@ -1,5 +1,6 @@
 """Drafts for many texts in one call: each gets what it gets alone, by a slow oracle, whatever becomes of the others."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -488,6 +489,14 @@ def test_errors_have_the_places_of_their_texts() -> None:
     for place, token in {0: 1, 3: 0, 5: 8}.items():
         (tree,) = slots.propose([places[place]], [1], [0.0]).trees()
         assert tree.tokens.tolist() == [token], "only the second has learned what came"
+
+
+def test_slots_forget_a_drafter_without_texts() -> None:
+    slots, drafter = Slots(), Recorder()
+    slots.leave(start(drafter, [1], slots=slots).slot)
+    known = weakref.ref(drafter)
+    del drafter
+    assert known() is None
 
 
 def test_no_texts_are_no_work() -> None:

@@ -18,7 +18,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import generate, pools
 from draftstore.hf.batches import Batch
-from draftstore.hf.members import Member, Outcome
+from draftstore.hf.members import Member
 from draftstore.hf.preparing import prepare_text
 from draftstore.hf.runner import MAX_ROWS, Runner
 from tests.fakes.adversaries import Adversary, Prophet, Prophets, RandomTrees, Silent
@@ -37,12 +37,12 @@ def member_of(text: Known, drafter: Drafter | None = None, **options: Any) -> Me
     return member.draft(drafter, Fixed(12))
 
 
-def run(batch: Batch) -> list[Outcome]:
+def run(batch: Batch) -> list[tuple[Member, Step | Exception]]:
     """Decode until all texts have left."""
-    outcomes: list[Outcome] = []
+    results: list[tuple[Member, Step | Exception]] = []
     while len(batch):
-        outcomes += batch.step()
-    return outcomes
+        results += batch.step()
+    return results
 
 
 def text_of(member: Member) -> tuple[int, ...]:
@@ -110,10 +110,10 @@ def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> 
     ]
     for member in members:
         batch.join(member)
-    (failed,) = [outcome for outcome in run(batch) if outcome.error is not None]
-    assert failed.member is members.pop(3)
-    assert str(failed.error) == where
-    assert text_of(failed.member) == texts[3].text[: len(text_of(failed.member))]
+    ((failed, error),) = [each for each in run(batch) if isinstance(each[1], Exception)]
+    assert failed is members.pop(3)
+    assert str(error) == where
+    assert text_of(failed) == texts[3].text[: len(text_of(failed))]
     del texts[3]
     assert [text_of(member) for member in members] == [text.text for text in texts]
 
@@ -148,9 +148,9 @@ def test_long_prompts_are_read_while_others_go_on() -> None:
     batch = Batch(model_of("llama"), chunk=32)
     first, second = member_of(greedy()[0]), member_of(greedy()[1]._replace(prompt=prompt))
     batch.join(first)
-    assert [outcome.member for outcome in batch.step()] == [first]
+    assert [member for member, _ in batch.step()] == [first]
     batch.join(second)
-    came = [[outcome.member for outcome in batch.step()] for _ in range(7)]
+    came = [[member for member, _ in batch.step()] for _ in range(7)]
     assert came == [[first]] * 6 + [[first, second]], "200 tokens are 7 chunks of 32"
 
 

@@ -206,7 +206,7 @@ def together(data: Path, model: Any) -> tuple[list[list[int]], list[list[int]]]:
         batch.join(members[-1])
         batch.step()
     while len(batch):
-        assert not [outcome.error for outcome in batch.step() if outcome.error]
+        assert not [result for _, result in batch.step() if isinstance(result, Exception)]
     batch.close()
     return [member.text.ids.tolist() for member in members], truths
 

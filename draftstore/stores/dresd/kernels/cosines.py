@@ -3,8 +3,6 @@
 Numba has no float16: rows are read as their bits, and the exponent, 112 lower than that of a float32, is corrected.
 """
 
-from typing import Any
-
 import numpy as np
 
 from draftstore.jit import kernel, reordering_kernel
@@ -17,7 +15,7 @@ _SCALE = np.float32(2.0**112)
 
 
 @reordering_kernel
-def dot(rows: Any, row: Any, query: Any) -> Any:
+def dot(rows, row, query):
     """Return the dot product of a row of float32 [any, dims] and a query, float32 [dims]."""
     total = np.float32(0.0)
     for i in range(len(query)):
@@ -26,7 +24,7 @@ def dot(rows: Any, row: Any, query: Any) -> Any:
 
 
 @reordering_kernel
-def half_dot(rows: Any, row: Any, query: Any) -> Any:
+def half_dot(rows, row, query):
     """Return the same for rows of float16, as their bits, uint16 [any, dims]."""
     total = np.float32(0.0)
     for i in range(len(query)):
@@ -36,7 +34,7 @@ def half_dot(rows: Any, row: Any, query: Any) -> Any:
 
 
 @kernel
-def project(weights: Any, bias: Any, states: Any) -> Any:
+def project(weights, bias, states):
     """Return float32 [batch, dims]: weights [dims, hidden_size] @ state + bias [dims] for states [batch, hidden_size].
 
     All are float32. A state gives the same numbers in every batch; one with a value that is not finite, no finite one.

@@ -15,7 +15,7 @@ often than their share. So a miss gets most when all neighbours differ, as in th
 `draftstore.search.expand`, with weights instead of counts.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,18 +76,7 @@ class Scratch(NamedTuple):
 
 
 @kernel
-def draft_trees(
-    index: Any,
-    tokens: Any,
-    calibration: Any,
-    contexts: Any,
-    queries: Any,
-    drafts: Any,
-    length: Any,
-    probing: Any,
-    budget: Any,
-    max_level: Any,
-) -> Any:
+def draft_trees(index, tokens, calibration, contexts, queries, drafts, length, probing, budget, max_level):
     """Draw a draft tree for each query.
 
     Args:
@@ -129,7 +118,7 @@ def draft_trees(
 
 
 @kernel
-def new_scratch(drafts: Any, length: Any, budget: Any) -> Any:
+def new_scratch(drafts, length, budget):
     """Return buffers for tries of `drafts` continuations."""
     places = drafts * length + 1
     return Scratch(
@@ -146,10 +135,7 @@ def new_scratch(drafts: Any, length: Any, budget: Any) -> Any:
 
 
 @kernel
-def draw_tree(
-    tokens: Any, vocab_size: Any, calibration: Any, starts: Any, similarities: Any, length: Any, scratch: Any,
-    nodes: Any, max_level: Any,
-) -> Any:  # fmt: skip
+def draw_tree(tokens, vocab_size, calibration, starts, similarities, length, scratch, nodes, max_level):
     """Draw the tree of given neighbours, nearest first; return its number of nodes. See `draft_trees`.
 
     `starts` are int64 [neighbours], their continuations in the corpus, `similarities` float32 [neighbours], their
@@ -164,7 +150,7 @@ def draw_tree(
 
 
 @leaf_kernel
-def _clear(scratch: Any) -> Any:
+def _clear(scratch):
     """Reset a trie to the context; return its size."""
     for place in range(len(scratch.sums)):
         scratch.trie.child[place] = 0
@@ -174,14 +160,14 @@ def _clear(scratch: Any) -> Any:
 
 
 @leaf_kernel
-def _weight(calibration: Any, similarity: Any) -> Any:
+def _weight(calibration, similarity):
     """Return the weight of a neighbour; close to zero for an invalid similarity, as in a damaged store."""
     distance = max(0.0, 1.0 - similarity) if similarity > -1.0 else 2.0
     return 1.0 / (1.0 + distance / calibration.reach)
 
 
 @leaf_kernel
-def _read(tokens: Any, start: Any, vocab_size: Any, path: Any, length: Any) -> Any:
+def _read(tokens, start, vocab_size, path, length):
     """Read a continuation up to the end of its document, from any position; return its number of tokens."""
     count = 0
     while count < length and 0 <= start + count < len(tokens) and tokens[start + count] < vocab_size:
@@ -191,7 +177,7 @@ def _read(tokens: Any, start: Any, vocab_size: Any, path: Any, length: Any) -> A
 
 
 @leaf_kernel
-def _hang(scratch: Any, size: Any, count: Any, weight: Any) -> Any:
+def _hang(scratch, size, count, weight):
     """Add the first `count` tokens of the path to a trie of `size` nodes; return its new size."""
     size = place_nodes(scratch.trie, size, scratch.path, scratch.chain, 0, count, scratch.places)
     above = np.int64(0)
@@ -205,7 +191,7 @@ def _hang(scratch: Any, size: Any, count: Any, weight: Any) -> Any:
 
 
 @leaf_kernel
-def _find_chances(scratch: Any, size: Any, calibration: Any) -> Any:
+def _find_chances(scratch, size, calibration):
     """Fill a trie with the probabilities of its nodes."""
     probs, unseen = scratch.trie.probs, scratch.unseen
     probs[0], unseen[0] = 1.0, calibration.unseen

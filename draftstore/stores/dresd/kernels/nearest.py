@@ -89,7 +89,7 @@ def search(
 
 
 @kernel
-def _search(index: Any, queries: Any, tokens: Any, k: Any, probing: Any) -> Any:
+def _search(index, queries, tokens, k, probing):
     batch = len(tokens)
     entries = np.empty((batch, k), np.int64)
     similarities = np.empty((batch, k), np.float32)
@@ -102,7 +102,7 @@ def _search(index: Any, queries: Any, tokens: Any, k: Any, probing: Any) -> Any:
 
 
 @kernel
-def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any, similarities: Any) -> Any:
+def find_nearest(index, query, token, probing, entries, similarities):
     """Find the nearest entries of one query, see `search`; return how many, and the size of its group.
 
     `entries` int64 [k] and `similarities` float32 [k] are filled, nearest first.
@@ -124,9 +124,7 @@ def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any,
 
 
 @kernel
-def _probe(
-    index: Any, query: Any, first: Any, last: Any, end: Any, wanted: Any, entries: Any, similarities: Any
-) -> Any:
+def _probe(index, query, first, last, end, wanted, entries, similarities):
     """Visit the lists of a group, nearest centroids first, until enough entries are seen; return the number found."""
     waiting = np.arange(first, last)
     nearness = np.empty(last - first, np.float32)
@@ -148,7 +146,7 @@ def _probe(
 
 
 @leaf_kernel
-def _sift(waiting: Any, nearness: Any, first: Any, place: Any, size: Any) -> Any:
+def _sift(waiting, nearness, first, place, size):
     """Restore a max-heap of lists: move the one at a place down until no nearer list is below it."""
     moved = waiting[place]
     while True:
@@ -164,7 +162,7 @@ def _sift(waiting: Any, nearness: Any, first: Any, place: Any, size: Any) -> Any
 
 
 @leaf_kernel
-def _squares(query: Any) -> Any:
+def _squares(query):
     total = 0.0
     for i in range(len(query)):
         total += np.float64(query[i]) * np.float64(query[i])
@@ -172,9 +170,7 @@ def _squares(query: Any) -> Any:
 
 
 @leaf_kernel
-def _scan(
-    vectors: Any, query: Any, start: Any, stop: Any, found: Any, entries: Any, similarities: Any
-) -> Any:
+def _scan(vectors, query, start, stop, found, entries, similarities):
     """Compare a query with a range of entries and keep the nearest; return how many there are."""
     least = similarities[found - 1] if found == len(entries) else np.float32(-np.inf)
     for entry in range(start, stop):
@@ -187,7 +183,7 @@ def _scan(
 
 
 @leaf_kernel
-def _insert(entry: Any, similarity: Any, found: Any, entries: Any, similarities: Any) -> Any:
+def _insert(entry, similarity, found, entries, similarities):
     """Insert an entry into the sorted nearest ones if it is near enough; return their number."""
     place = found
     while place > 0 and (

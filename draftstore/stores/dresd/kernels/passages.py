@@ -119,7 +119,7 @@ def find_passages(
 
 
 @kernel
-def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
+def first_entries(tokens, starts, alike):
     """Return int64 [documents]: the first position of each document whose entry is kept; see `find_passages`.
 
     A document, including its sentinel, is compared with all earlier ones by its prefixes. The hash table holds prefixes
@@ -162,7 +162,7 @@ def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
 
 
 @kernel
-def _count(keys: Any, counts: Any, beginning: Any, first: Any) -> Any:
+def _count(keys, counts, beginning, first):
     """Count a document's kept entries along the prefix that it shares with others."""
     prefix = _MULTIPLIER
     for depth in range(len(beginning)):
@@ -172,7 +172,7 @@ def _count(keys: Any, counts: Any, beginning: Any, first: Any) -> Any:
 
 
 @kernel
-def _mix(prefix: Any, token: Any) -> Any:
+def _mix(prefix, token):
     """Return the hash of a prefix extended by a token; never 0, which marks an empty slot."""
     value = (prefix ^ (np.uint64(token) + np.uint64(1))) * _MULTIPLIER
     value = (value ^ (value >> np.uint64(29))) * _MULTIPLIER
@@ -180,7 +180,7 @@ def _mix(prefix: Any, token: Any) -> Any:
 
 
 @kernel
-def _find(keys: Any, key: Any) -> Any:
+def _find(keys, key):
     """Return the slot of a key, or the empty slot for it."""
     slot = np.int64(key >> np.uint64(1)) & (len(keys) - 1)
     while keys[slot] != 0 and keys[slot] != key:
@@ -189,12 +189,12 @@ def _find(keys: Any, key: Any) -> Any:
 
 
 @kernel
-def _new_table(size: Any) -> Any:
+def _new_table(size):
     return np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64)
 
 
 @kernel
-def _grow(keys: Any, documents: Any, counts: Any) -> Any:
+def _grow(keys, documents, counts):
     wide, moved, counted = _new_table(2 * len(keys))
     for old in range(len(keys)):
         if keys[old] != 0:

@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import Faults, SlotDrafter, Slots
+from draftstore.drafting.sources import check_trees
 from draftstore.errors import DraftstoreError
+from draftstore.trees.batch import DraftBatch
 
 
 class Mixture(SlotDrafter):
@@ -43,3 +45,4 @@ class Mixture(SlotDrafter):
         session = Mixture([RequestDrafter(2), RequestDrafter(2)]).session([0, 0])
         session.propose(1)
         session.observe([0])
+        check_trees(DraftBatch.empty(1), 1)

@@ -135,7 +135,7 @@ def check_trees(batch: DraftBatch, texts: int) -> DraftBatch:
 
 
 @kernel
-def _find_wrong(tokens: Any, parents: Any, sizes: Any) -> Any:
+def _find_wrong(tokens, parents, sizes):
     """Return the draft and node that make no tree, node -1 if it is the draft's size; (-1, -1) if all are trees."""
     for row in range(len(sizes)):
         if not 0 <= sizes[row] <= tokens.shape[1]:

@@ -25,7 +25,7 @@ ids = st.lists(st.integers(0, VOCAB - 1), max_size=40)
 
 
 class Recorder(ContextDrafter):
-    """A drafter that notes what it is asked and proposes the last token again."""
+    """A drafter that notes what it is asked and proposes the last token, if there is one, again."""
 
     def __init__(self, context_size: int = 4, vocab_size: int = VOCAB, hidden_size: int = 0) -> None:
         self.context_size = context_size
@@ -45,8 +45,9 @@ class Recorder(ContextDrafter):
         assert contexts.dtype == np.int32
         assert contexts.shape[1] == self.context_size
         self.calls.append((contexts.tolist(), budget, min_prob))
-        last, root, level = contexts[:, -1:], np.full(1, -1, np.int16), np.zeros(1, np.uint8)
-        return DraftBatch.of([(row, root, level, 1, 1) for row in last])
+        last = [row[row >= 0] for row in contexts[:, -1:]]
+        root, level = np.full(1, -1, np.int16), np.zeros(1, np.uint8)
+        return DraftBatch.of([(row, root[: len(row)], level[: len(row)], 1, 1) for row in last])
 
 
 def store(strategy: str = "backoff") -> RestDrafter:

@@ -31,6 +31,18 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 @kernel
+def find_wrong(tokens, parents, sizes):
+    """Return the draft and node that make no tree, node -1 if it is the draft's size; (-1, -1) if all are trees."""
+    for row in range(len(sizes)):
+        if not 0 <= sizes[row] <= tokens.shape[1]:
+            return row, -1
+        for node in range(sizes[row]):
+            if tokens[row, node] < 0 or not -1 <= parents[row, node] < node:
+                return row, node
+    return -1, -1
+
+
+@kernel
 def merge_texts(tokens, parents, levels, sizes, seen, mixed, slots, budgets, max_levels):
     """Merge the drafts of every text's sources; a text that is not mixed keeps the draft of its only source.
 

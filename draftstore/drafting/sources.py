@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import Session
+from draftstore.drafting.merging import find_wrong
 from draftstore.errors import DraftTreeError
-from draftstore.jit import as_input, kernel
+from draftstore.jit import as_input
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 
@@ -121,9 +122,7 @@ def check_trees(batch: DraftBatch, texts: int) -> DraftBatch:
         raise DraftTreeError(
             "its proposal is not a tree: expected a token, a parent and a level for each node"
         )
-    row, node = _find_wrong(
-        as_input(tokens, np.int32), as_input(parents, np.int16), as_input(sizes, np.int32)
-    )
+    row, node = find_wrong(as_input(tokens, np.int32), as_input(parents, np.int16), as_input(sizes, np.int32))
     if node >= 0:
         raise DraftTreeError(
             f"it proposed node {node} with token {tokens[row, node]} and parent {parents[row, node]}: expected a "
@@ -132,18 +131,6 @@ def check_trees(batch: DraftBatch, texts: int) -> DraftBatch:
     if row >= 0:
         raise DraftTreeError(f"it proposed {sizes[row]} nodes of {tokens.shape[1]}")
     return batch
-
-
-@kernel
-def _find_wrong(tokens, parents, sizes):
-    """Return the draft and node that make no tree, node -1 if it is the draft's size; (-1, -1) if all are trees."""
-    for row in range(len(sizes)):
-        if not 0 <= sizes[row] <= tokens.shape[1]:
-            return row, -1
-        for node in range(sizes[row]):
-            if tokens[row, node] < 0 or not -1 <= parents[row, node] < node:
-                return row, node
-    return -1, -1
 
 
 def _arrays_of(tree: DraftTree, budget: int) -> list[NDArray[Any]]:

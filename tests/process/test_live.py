@@ -78,7 +78,7 @@ def test_kills_lose_no_more_than_the_last_second(tmp_path: Path, seed: int) -> N
     answers: list[np.ndarray] = []
     confirmed = 0
     for _ in range(2):
-        with served("--live", f"team={tmp_path}:100000") as service, remembering(service) as decoder:
+        with served("--live", f"team={tmp_path}:1000000") as service, remembering(service) as decoder:
             counters = decoder.parts[0].drafter.store.counters  # type: ignore[attr-defined]
             for answer in answers[:confirmed]:
                 assert drafted(decoder, answer[:30]) == answer[30:34].tolist()
@@ -98,7 +98,7 @@ def test_kills_lose_no_more_than_the_last_second(tmp_path: Path, seed: int) -> N
     oldest = segments(tmp_path)[0]
     oldest.write_bytes(oldest.read_bytes()[: -int(rng.integers(1, 40))])  # torn
     pairs = {pair for answer in answers for pair in pairwise(answer.tolist())}
-    with served("--live", f"team={tmp_path}:100000") as service, remembering(service) as decoder:
+    with served("--live", f"team={tmp_path}:1000000") as service, remembering(service) as decoder:
         lost = 0
         for answer in answers:
             tree = decoder.session(answer[:30]).propose(4)

@@ -101,7 +101,7 @@ class Client(socketserver.BaseRequestHandler):
 
     def relay(self, process: socket.socket, message: tuple[bytes, bytes], idle: list[socket.socket]) -> None:
         """Pass messages on until the transaction ends; the process is idle before the client knows."""
-        waiting, parts, state = 0, False, b"I"
+        waiting, parts, held, state = 0, False, False, b"I"
         sock = self.request
         while True:
             kind, content = message
@@ -110,13 +110,16 @@ class Client(socketserver.BaseRequestHandler):
             else:
                 waiting += kind in WHOLE
                 parts = kind in PARTS or (parts and kind != b"S")
+                held = (
+                    kind in PARTS and kind != b"H"
+                )  # the server keeps the end of its answer until it is asked for
             done = not waiting and not parts and state == b"I"
             if done:
                 idle.append(process)
             (self.request if sock is process else process).sendall(packed(*message))
             if done:
                 return
-            sock = select.select([process, self.request], [], [], SECONDS)[0][0]
+            sock = select.select([self.request] if held else [process, self.request], [], [], SECONDS)[0][0]
             message = read_message(sock)
 
 

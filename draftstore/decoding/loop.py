@@ -51,6 +51,8 @@ class Text:
     """
 
     session: SlotSession
+    planner: Planner
+    min_prob: float
     over = False
 
     def __init__(
@@ -63,10 +65,6 @@ class Text:
                 and may keep state.
         """
         self._ends = ends
-        self.start_drafts(session, planner, min_prob)
-
-    def start_drafts(self, session: SlotSession, planner: Planner, min_prob: float) -> None:
-        """Set the attributes of drafts."""
         self.session, self.planner, self.min_prob = session, planner, min_prob
         planner.begin()
 
@@ -252,8 +250,6 @@ def _learn(done: Sequence[tuple[Text, Verdict]]) -> None:
 def _states(known: Sequence[NDArray[np.floating[Any]] | None]) -> NDArray[np.floating[Any]] | None:
     """Return the states that predicted the last tokens, NaN where unknown; None if none is known."""
     some = next((state for state in known if state is not None), None)
-    return (
-        None
-        if some is None
-        else np.array([np.full_like(some, np.nan) if each is None else each for each in known])
-    )
+    if some is None:
+        return None
+    return np.array([np.full_like(some, np.nan) if each is None else each for each in known])

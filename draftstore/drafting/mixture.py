@@ -1,6 +1,8 @@
 """A mixture of several drafters: their trees for a step are merged into one, see `draftstore.drafting.merging`.
 
-drafter = Mixture([RequestDrafter(vocab_size), store.drafter(), RecyclingDrafter(vocab_size)])
+    drafter = Mixture([RequestDrafter(vocab_size), store.drafter(), RecyclingDrafter(vocab_size)])
+
+A drafter that fails costs its own drafts of a text, never the text.
 """
 
 from collections.abc import Sequence

@@ -34,9 +34,8 @@ NOT_WANTED = SourceOutcome(0, 0, "budget")
 def counted(labels: Sequence[str], parts: Sequence[SourceOutcome]) -> Counter[tuple[str, str]]:
     """Return a step's `drafted`, `matched` and reasons by source; without parts, no nodes were requested."""
     counts: Counter[tuple[str, str]] = Counter()
-    for label, part in zip(
-        labels, parts or [NOT_WANTED] * len(labels), strict=False
-    ):  # none without a source
+    # Plain decoding has no source.
+    for label, part in zip(labels, parts or [NOT_WANTED] * len(labels), strict=False):
         counts[label, "drafted"] = part.drafted
         counts[label, "matched"] = part.matched
         if part.reason:

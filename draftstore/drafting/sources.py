@@ -99,7 +99,7 @@ class SessionSource(SlotSource):
     def propose(self, slots: NDArray[np.int64], budget: int, min_prob: float) -> DraftBatch:
         """Let each session propose; DraftTreeError if a proposal is not a tree."""
         trees = [self._sessions[slot].propose(budget, min_prob) for slot in slots.tolist()]
-        return check_trees(DraftBatch.of([(*_arrays_of(tree, budget), 0, 0) for tree in trees]), len(slots))
+        return DraftBatch.joined([_batch_of(tree, budget) for tree in trees])
 
     def observe(self, places: NDArray[np.int64], results: Results) -> Mapping[int, Exception]:
         """Let each session learn; see `SlotSource`."""
@@ -133,18 +133,14 @@ def check_trees(batch: DraftBatch, texts: int) -> DraftBatch:
     return batch
 
 
-def _arrays_of(tree: DraftTree, budget: int) -> list[NDArray[Any]]:
-    """Return the arrays of a proposal, cut to a budget."""
+def _batch_of(tree: DraftTree, budget: int) -> DraftBatch:
+    """Return a proposal as a batch of one, cut to a budget; DraftTreeError if it is not a tree."""
     types = {"tokens": np.int32, "parents": np.int16, "levels": np.uint8}
     try:
-        arrays = [
-            np.asarray(getattr(tree, name)).astype(dtype, casting="same_kind", copy=False)[:budget]
+        tokens, parents, levels = (
+            np.asarray(getattr(tree, name))[None, :budget].astype(dtype, casting="same_kind", copy=False)
             for name, dtype in types.items()
-        ]
+        )
     except Exception as error:
         raise DraftTreeError(f"its proposal is not a tree: {error}") from error
-    if {array.shape for array in arrays} != {(len(arrays[0]),)}:
-        raise DraftTreeError(
-            "its proposal is not a tree: expected a token, a parent and a level for each node"
-        )
-    return arrays
+    return check_trees(DraftBatch.plain(tokens, parents, levels, np.array([tokens.shape[1]], np.int32)), 1)

@@ -26,7 +26,6 @@ from draftstore.errors import EngineError
 from draftstore.jit import as_input
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees.batch import DraftBatch
-from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 FORGET_STEPS = 64
@@ -202,16 +201,15 @@ class Proposer:
         try:
             batch = self._slots.propose(texts, nodes, [self._min_prob] * len(texts))
         except Exception:  # noqa: BLE001 (of one text: the others continue)
-            batch = DraftBatch.of([self._draft_alone(*each) for each in zip(texts, nodes, strict=True)])
+            batch = DraftBatch.joined([self._draft_alone(*each) for each in zip(texts, nodes, strict=True)])
         return self.texts.keep(slots, batch, budgets, self._chain)
 
-    def _draft_alone(self, slot: int, budget: int) -> tuple[object, ...]:
+    def _draft_alone(self, slot: int, budget: int) -> DraftBatch:
         try:
-            tree = self._slots.propose([slot], [budget], [self._min_prob]).trees()[0]
+            return self._slots.propose([slot], [budget], [self._min_prob])
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self._lose(slot, error)
-            tree = DraftTree.empty()
-        return tree.tokens, tree.parents, tree.levels, 0, 0
+            return DraftBatch.empty(1)
 
     def _lose(self, slot: int, error: Exception) -> None:
         self.failed("no more drafts for a text", error)

@@ -143,9 +143,8 @@ def _follow(state, tokens, parents, nodes, slots, ids, stops, budgets, step, voc
             texts += 1
             size, row = nodes[slot], counts[state[CORPUS, slot]]
             accepted = walk(tokens[slot, :size], parents[slot, :size], new, _pass_by, 0)
-            accepted = min(
-                accepted, len(new) - 1
-            )  # the last id is the model's own, even if the draft had it too
+            # The last id is the model's own, even if the draft had it too.
+            accepted = min(accepted, len(new) - 1)
             row[0] += 1
             row[1] += size
             row[2] += accepted

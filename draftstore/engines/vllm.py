@@ -88,9 +88,8 @@ class Drafter:
     ) -> list[list[int]]:
         counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
         rows, lengths, slots, new, stops = self._rows.find(ids, sizes, counts)
-        room = (
-            self._max_model_len - 1 - lengths
-        )  # near its maximum length, vLLM verifies fewer tokens of a text
+        # Near its maximum length, vLLM verifies fewer tokens of a text.
+        room = self._max_model_len - 1 - lengths
         budgets = np.where(room < self._longest, room, proposer.budget)
         batch = proposer.propose(slots, new, stops, budgets)
         chains: list[list[int]] = [[] for _ in sampled]

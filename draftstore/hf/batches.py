@@ -2,7 +2,7 @@
 
     batch = Batch(model)
     batch.join(member)                        at any time; its prompt is prefilled in chunks between passes
-    for member, result in batch.step(): ...          one pass: a `Step` for every text
+    for member, result in batch.step(): ...   one pass: a `Step` for every text
     batch.leave(member)                       at any time between steps; finished texts leave automatically
 
 Every text has its own slot in a pool of keys and values (`draftstore.hf.pools`), and its own positions, mask, choice of
@@ -201,8 +201,7 @@ class Batch:
         for member in itertools.islice(self._reading, self.most - len(self._members)):
             longest, total = max(longest, len(member.prompt)), total + len(member.prompt)
             wasteful = longest * (len(group) + 1) * MOST_SPARE > total
-            gathers = member.past == 0 and member.prompt_candidates(self._vocab_size) is not None
-            if member.past or gathers or wasteful or total > left:
+            if member.past or member.gathers or wasteful or total > left:
                 break
             group.append(member)
         return group

@@ -84,7 +84,7 @@ class Member(Text):
             planner: chooses how much of a draft to verify; it is copied.
             min_prob: minimum probability of a drafted node.
         """
-        self._drafter, self._planner, self._least = drafter, copy.copy(planner), min_prob
+        self._drafter, self.planner, self.min_prob = drafter, copy.copy(planner), min_prob
         return self
 
     def ends(self, emitted: Sequence[int]) -> bool:
@@ -94,10 +94,15 @@ class Member(Text):
             self._streamer.put(torch.tensor(emitted[-1:]))
         return self.over
 
+    @property
+    def gathers(self) -> bool:
+        """Whether its drafter needs candidates of the whole prompt."""
+        return bool(getattr(self._drafter, "needs_candidates", False))
+
     def prompt_candidates(self, vocab_size: int) -> PromptCandidates | None:
         """Return the object that gathers candidates from the prompt; the same one until the prompt is read."""
-        if self.past == 0:
-            self._prompt_candidates = PromptCandidates.of(self.prompt, self._drafter, vocab_size)
+        if self.past == 0 and self.gathers:
+            self._prompt_candidates = PromptCandidates(self.prompt, vocab_size)
         return self._prompt_candidates
 
     @property
@@ -119,7 +124,8 @@ class Member(Text):
         accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
         self.text.extend(accepted.tokens)
         if not self.over:
-            self.start_drafts(self._session(verdict, slots), self._planner, self._least)
+            self.session = self._session(verdict, slots)
+            self.planner.begin()
             self.wants = Wants(self.chooser.greedy, self.session.needs_candidates, self.session.needs_hidden)
             self._room, self._vocab_size, self._depth_limit = room, vocab_size(model), depth_limit(model)
         self._prompt_candidates = None

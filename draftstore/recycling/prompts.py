@@ -42,11 +42,6 @@ class PromptCandidates:
         self._read = 0
         self._found: list[tuple[NDArray[np.int64], torch.Tensor]] = []
 
-    @classmethod
-    def of(cls, ids: Any, drafter: object, vocab_size: int) -> "PromptCandidates | None":
-        """Return an object that gathers candidates for a drafter's session; None if it needs none."""
-        return cls(ids, vocab_size) if getattr(drafter, "needs_candidates", False) else None
-
     @contextmanager
     def reading(self, model: Any, top: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
         """Gather from the model's head, in this thread, while it processes the next tokens of the prompt.

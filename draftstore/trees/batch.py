@@ -80,39 +80,30 @@ class DraftBatch(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[Any]) -> "DraftBatch":
         """Return drafts that were made one by one: tokens, parents, levels, match length and match count of each."""
-        sizes = np.array([len(row[0]) for row in rows], np.int32)
-        shape = len(rows), int(sizes.max(initial=0))
-        batch = cls(
-            np.empty(shape, np.int32),
-            np.empty(shape, np.int16),
-            np.empty(shape, np.uint8),
-            sizes,
-            np.array([row[3] for row in rows], np.int32),
-            np.array([row[4] for row in rows], np.int64),
-        )
-        for place, (tokens, parents, levels, *_) in enumerate(rows):
-            size = len(tokens)
-            batch.tokens[place, :size], batch.parents[place, :size] = tokens, parents
-            batch.levels[place, :size] = levels
-        return batch
+        parts = [
+            cls(
+                np.array([tokens], np.int32), np.array([parents], np.int16), np.array([levels], np.uint8),
+                np.array([len(tokens)], np.int32), np.array([match], np.int32), np.array([count], np.int64),
+            )
+            for tokens, parents, levels, match, count in rows
+        ]  # fmt: skip
+        return cls.joined(parts) if parts else cls.empty(0)
 
     @classmethod
     def joined(cls, parts: Sequence["DraftBatch"]) -> "DraftBatch":
         """Return the drafts of parts of a batch, at least one, as those of the whole batch."""
         if len(parts) == 1:
             return parts[0]
-        width = max(part.tokens.shape[1] for part in parts)
-        arrays: list[Any] = [
-            np.concatenate(
-                [
-                    rows if rows.shape[1] == width else np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
-                    for rows in column
-                ]
-            )
-            for column in zip(*(part[:3] for part in parts), strict=True)
-        ]
-        arrays += map(np.concatenate, zip(*(part[3:6] for part in parts), strict=True))
-        return cls(*arrays)._replace(reason=parts[0].reason)
+        sizes = np.concatenate([part.sizes for part in parts])
+        matches = np.concatenate([part.match_lengths for part in parts])
+        counts = np.concatenate([part.match_counts for part in parts])
+        shape, end = (len(sizes), max(part.tokens.shape[1] for part in parts)), 0
+        trees = np.empty(shape, np.int32), np.empty(shape, np.int16), np.empty(shape, np.uint8)
+        for part in parts:
+            begin, end = end, end + len(part.sizes)
+            for array, rows in zip(trees, part[:3], strict=True):
+                array[begin:end, : part.tokens.shape[1]] = rows
+        return cls(*trees, sizes, matches, counts, parts[0].reason)
 
     def trees(self) -> list[DraftTree]:
         """Return one tree for each context, as views of the arrays."""

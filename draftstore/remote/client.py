@@ -29,17 +29,11 @@ longer than the deadline: see `sys.setswitchinterval`. From asyncio, use `asynci
 import itertools
 import logging
 import math
-import os
-import threading
-import weakref
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from socket import gethostname
 from time import monotonic
 from typing import Any, TypeVar
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,13 +45,11 @@ from draftstore.live.log import MAX_DOCUMENT
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address, default_socket
 from draftstore.remote.connection import (
-    Connection,
+    Connections,
     RequestFailed,
     Tls,
     check_answer,
     client_context,
-    open_connection,
-    open_in_thread,
     read_drafts,
     read_releases,
 )
@@ -151,13 +143,6 @@ class RemoteDrafter(ContextDrafter):
         return DraftBatch.empty(batch, reason)
 
 
-class _Thread(threading.local):
-    """The connection of a thread, and the one being opened for it over a network."""
-
-    connection: Connection | None = None
-    opening: Future[Connection] | None = None
-
-
 class RemoteStore(AbstractContextManager["RemoteStore"]):
     """A release or store of the lookup service, used like a local store; see the module docstring.
 
@@ -216,8 +201,8 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self.hidden_size = 0
         self.counters = Counters()
         self._ids = itertools.count(1)
-        self._tls = client_context(tls, self.address)
-        self._hello = b"" if token is None else wire.frame(Operation.HELLO, 0, token.encode())
+        hello = b"" if token is None else wire.frame(Operation.HELLO, 0, token.encode())
+        self._connections = Connections(self.address, client_context(tls, self.address), hello, self.counters)
         self._vocabulary_given = vocab_size is not None
         self._tokenizer = None if tokenizer is None else wire.short_hash(tokenizer.fingerprint)
         self._fingerprint = None if tokenizer is None else tokenizer.fingerprint
@@ -225,7 +210,6 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self._pauses, self._append_pauses = Pauses(), Pauses()
         self._warned: dict[tuple[str, Outcome], float] = {}
         self._closed = False
-        self._begin_process()
         _warm_up(name)
 
     def drafter(self, strategy: str = "") -> RemoteDrafter:
@@ -272,7 +256,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         hidden: NDArray[np.float16] | None,
     ) -> DraftBatch | Outcome:
         """Return drafts for all contexts, in as many requests as they need, or why there are none. Never raises."""
-        self._notice_fork()
+        self._connections.renew()
         batch, end, parts = len(contexts), monotonic() + self.deadline, list[DraftBatch]()
         if self._closed or self._pauses.holds:
             self.counters.failed(Outcome.SKIPPED, batch)
@@ -287,7 +271,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
                     number, self.name, contexts[part], budget, min_prob, strategy, states
                 )
                 asked = min(step, batch - first)
-                answer = self._send(data, end).receive(24 + asked * (16 + 7 * budget), end)
+                answer = self._connections.send(data, end).receive(24 + asked * (16 + 7 * budget), end)
                 parts.append(self._read(check_answer(answer, Operation.DRAFT, number), asked, budget))
         except RequestFailed as trouble:
             self.counters.failed(trouble.outcome, batch)
@@ -309,13 +293,15 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             lead: number of leading ids that belong to the prompt.
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
         """
-        self._notice_fork()
+        self._connections.renew()
         if not self._closed and not self._append_pauses.holds:
             end = monotonic() + max(self.deadline, APPEND_SECONDS) + TOKEN_SECONDS * len(ids)
             cut = max(0, len(ids) - MAX_DOCUMENT)
             data = self._append_frame([(ids[cut:], max(0, lead - cut))], (digest,) if digest else ())
             try:
-                check_answer(self._send(data[1], end).receive(MAX_LIST, end), Operation.APPEND, data[0])
+                check_answer(
+                    self._connections.send(data[1], end).receive(MAX_LIST, end), Operation.APPEND, data[0]
+                )
             except RequestFailed as trouble:
                 self._fail(trouble, self._append_pauses, "no answers are remembered by")
             else:
@@ -342,49 +328,10 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def close(self) -> None:
         """Close all connections; from now on every draft is empty."""
         self._closed = True
-        self._notice_fork()
-        with self._lock:
-            for connection in self._connections:
-                connection.shut_down()
+        self._connections.shut_down()
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def _notice_fork(self) -> None:
-        if self._process != os.getpid():
-            self._begin_process()
-
-    def _begin_process(self) -> None:
-        """Start without connections: a forked process must not use its parent's connections or locks."""
-        self._process = os.getpid()
-        self._number = self._process + crc32(gethostname().encode())  # in containers, every process may be 1
-        self._thread = _Thread()
-        self._lock = threading.Lock()
-        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self.counters.renew()
-
-    def _open(self, mine: _Thread, end: float) -> Connection:
-        if self.address.path:
-            return open_connection(self.address, self._number, self._tls, self._hello, end)
-        opening = mine.opening or open_in_thread(self.address, self._number, self._tls, self._hello)
-        mine.opening = None
-        try:
-            return opening.result(max(end - monotonic(), 0.0))
-        except TimeoutError:
-            mine.opening = opening  # for a later call
-            raise RequestFailed(Outcome.TIMEOUT, "no connection in time: is the host up?") from None
-
-    def _send(self, data: bytes, end: float) -> Connection:
-        """Send a request on this thread's connection, opening one if necessary; return the connection."""
-        mine = self._thread
-        if mine.connection is None or mine.connection.pending:  # an earlier answer was too late
-            mine.connection = None
-            mine.connection = self._open(mine, end)
-            self.counters.add("connections")
-            with self._lock:
-                self._connections.add(mine.connection)
-        mine.connection.send(data, end)
-        return mine.connection
 
     def _read(self, payload: bytes, batch: int, budget: int) -> DraftBatch:
         """Return the drafts of an answer; all answers must have the tokenizer of the first, or none."""
@@ -402,8 +349,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def _fail(self, trouble: RequestFailed, pauses: Pauses, effect: str) -> None:
         """Pause requests after a failed call if that helps, and warn."""
         outcome = trouble.outcome
-        self._thread.connection = None
-        self._number += 1
+        self._connections.drop(failed=True)
         wait = min(trouble.failure.retry_after, LONGEST_PAUSE) if trouble.failure else 0.0
         if outcome in _REFUSALS:
             pauses.pause(REFUSAL_SECONDS)
@@ -428,10 +374,13 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self, operation: Operation, number: int, data: bytes, seconds: float, read: Callable[[bytes], Result]
     ) -> Result:
         """Send a request on a new connection; return the answer parsed by `read`, or raise LookupServiceError."""
-        self._notice_fork()
-        self._thread.connection, end = None, monotonic() + seconds
+        self._connections.renew()
+        self._connections.drop()
+        end = monotonic() + seconds
         try:
-            return read(check_answer(self._send(data, end).receive(MAX_LIST, end), operation, number))
+            return read(
+                check_answer(self._connections.send(data, end).receive(MAX_LIST, end), operation, number)
+            )
         except RequestFailed as trouble:
             raise LookupServiceError(f"no drafts of {self.name!r} from {self.address}: {trouble}") from None
 

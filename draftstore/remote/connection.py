@@ -1,4 +1,4 @@
-"""One connection to the lookup service: a blocking socket with a deadline for each call.
+"""Connections to the lookup service, one for each thread: a blocking socket with a deadline for each call.
 
 A Unix socket connects immediately. Over a network, name resolution, lost packets and a TLS handshake can exceed the
 deadline of a call, so a thread connects: calls wait for it up to their deadlines, and a later one gets the connection.
@@ -7,6 +7,7 @@ Answers are validated here: decoders trust drafts, so nothing unchecked leaves t
 """
 
 import json
+import os
 import select
 import socket
 import ssl
@@ -15,13 +16,15 @@ import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from socket import gethostname
 from time import monotonic
 from typing import Any
+from zlib import crc32
 
 from draftstore.errors import DraftstoreError, WireError
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address
-from draftstore.remote.counters import Outcome
+from draftstore.remote.counters import Counters, Outcome
 from draftstore.remote.wire import ANSWER, HEADER, DraftAnswer, Failure, Frame, Operation, Status, read_header
 
 CHUNK = 1 << 16
@@ -174,6 +177,71 @@ def open_in_thread(
     except RuntimeError as error:  # too many threads, or the interpreter is shutting down
         future.set_exception(RequestFailed(Outcome.UNREACHABLE, f"no thread to connect in: {error}"))
     return future
+
+
+class _Thread(threading.local):
+    """The connection of a thread, and the one being opened for it over a network."""
+
+    connection: Connection | None = None
+    opening: Future[Connection] | None = None
+
+
+class Connections:
+    """The connections of a client to one address: one for each thread, none shared with a forked process."""
+
+    def __init__(
+        self, address: Address, context: ssl.SSLContext | None, hello: bytes, counters: Counters
+    ) -> None:
+        """Connect on demand; see `open_connection`."""
+        self._address, self._context, self._hello, self._counters = address, context, hello, counters
+        self._process = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Start without connections in a forked process, which must not use its parent's connections or locks."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        self._number = self._process + crc32(gethostname().encode())  # in containers, every process may be 1
+        self._thread = _Thread()
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._counters.renew()
+
+    def send(self, data: bytes, end: float) -> Connection:
+        """Send a frame on this thread's connection, which is opened if there is none; return the connection."""
+        mine = self._thread
+        if mine.connection is None or mine.connection.pending:  # an earlier answer was too late
+            mine.connection = None
+            mine.connection = self._opened(mine, end)
+            self._counters.add("connections")
+            with self._lock:
+                self._open.add(mine.connection)
+        mine.connection.send(data, end)
+        return mine.connection
+
+    def _opened(self, mine: _Thread, end: float) -> Connection:
+        if self._address.path:
+            return open_connection(self._address, self._number, self._context, self._hello, end)
+        opening = mine.opening or open_in_thread(self._address, self._number, self._context, self._hello)
+        mine.opening = None
+        try:
+            return opening.result(max(end - monotonic(), 0.0))
+        except TimeoutError:
+            mine.opening = opening  # for a later call
+            raise RequestFailed(Outcome.TIMEOUT, "no connection in time: is the host up?") from None
+
+    def drop(self, *, failed: bool = False) -> None:
+        """Let this thread connect again; after a failure, to the next of the address's places."""
+        self._thread.connection = None
+        self._number += failed
+
+    def shut_down(self) -> None:
+        """Shut all down, even those in use."""
+        self.renew()
+        with self._lock:
+            for connection in self._open:
+                connection.shut_down()
 
 
 def client_context(tls: Tls | None, address: Address) -> ssl.SSLContext | None:

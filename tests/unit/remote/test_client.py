@@ -256,7 +256,7 @@ def test_a_forked_process_has_a_connection_of_its_own_and_leaves_that_of_its_par
             return alike
 
         assert drafts_alike()
-        with client._lock:  # another thread of the parent may hold it
+        with client._connections._lock:  # another thread of the parent may hold it
             child = fork(drafts_and_closes)
             assert drafts_alike()
             _, status = os.waitpid(child, 0)

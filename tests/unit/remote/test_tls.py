@@ -72,14 +72,16 @@ def test_threads_get_the_drafts_of_the_store(
 def test_nothing_is_read_unencrypted_when_another_thread_closes_the_client(
     lookups: Lookups, certificate: Certificate, small_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = RemoteStore._send
+    send = Connection.send
 
-    def closed_meanwhile(store: RemoteStore, data: bytes, end: float) -> Connection:
-        connection = send(store, data, end)
-        store.close()
-        return connection
+    def closed_meanwhile(connection: Connection, data: bytes, end: float) -> None:
+        send(connection, data, end)
+        if connection in used:
+            store.close()
+        used.append(connection)
 
-    monkeypatch.setattr(RemoteStore, "_send", closed_meanwhile)
+    used: list[Connection] = []
+    monkeypatch.setattr(Connection, "send", closed_meanwhile)
     with client_of(lookups, certificate.file) as store:
         store.drafter().draft(contexts_of(small_store, 1), 8)
     assert store.counters["answered"] + store.counters["closed"] == 1

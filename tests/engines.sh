@@ -8,10 +8,10 @@ cd "$(dirname "$0")/.."
 seconds=${1:-300}
 [[ $seconds =~ ^[0-9]+$ ]] || { echo "usage: tests/engines.sh [SECONDS]" >&2; exit 2; }
 declare -A needs=([sglang]=430 [vllm]=240 [llama-cpp]=150 [transformers]=210)
-shared='assembly\.py|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer)\.py'
+shared='assembly/|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer|texts)\.py'
 declare -A files=(
-  [sglang]="^draftstore/(engines/(sglang|masks)\.py|$shared)|^tests/engines_sglang/"
-  [vllm]="^draftstore/(engines/(vllm|rows)\.py|$shared)|^tests/engines_vllm/"
+  [sglang]="^draftstore/(engines/sglang\.py|$shared)|^tests/engines_sglang/"
+  [vllm]="^draftstore/(engines/vllm\.py|$shared)|^tests/engines_vllm/"
   [llama-cpp]='^draftstore/engines/llama_cpp\.py|^tests/engines_llama_cpp/'
   [transformers]='^draftstore/(decoding|hf)/|^tests/unit/hf/'
 )

@@ -11,7 +11,8 @@ from benchmarks.measure import resident
 from benchmarks.quality.libraries import Arctic, Ngram, PromptLookup
 from benchmarks.quality.ngram import new_corpus
 from benchmarks.stores.published import build_published
-from draftstore.assembly import Sources, assemble
+from draftstore.assembly.drafter import assemble
+from draftstore.assembly.sources import Sources
 from draftstore.decoding.replay import Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.stores.crest.build import CrestOptions, build_crest

@@ -25,7 +25,7 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
-from draftstore.assembly import Strategy
+from draftstore.assembly.sources import Strategy
 from draftstore.cli.output import console, printable
 from draftstore.errors import DraftstoreError
 from draftstore.options import Options, Shown

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from pydantic import Field
 
-from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.assembly.drafter import Assembly, assemble
+from draftstore.assembly.sources import Sources
 from draftstore.cli.common import progress_bars, status
 from draftstore.cli.generate import TimedAnswer, answer, check_positions, first_difference
 from draftstore.cli.options import Command, takes

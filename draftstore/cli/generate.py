@@ -14,7 +14,8 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.assembly.drafter import Assembly, assemble
+from draftstore.assembly.sources import Sources
 from draftstore.cli.common import status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import console, json_option, print_json, print_table, printable, say

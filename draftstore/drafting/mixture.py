@@ -11,8 +11,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.plans import Faults
 from draftstore.drafting.request import RequestDrafter
-from draftstore.drafting.slots import Faults, SlotDrafter, Slots
+from draftstore.drafting.slots import SlotDrafter, Slots
 from draftstore.drafting.sources import check_trees
 from draftstore.errors import DraftstoreError
 from draftstore.trees.batch import DraftBatch

@@ -14,24 +14,22 @@ A source that raises while texts of a mixture are drafted, or proposes an invali
 texts concerned and counted (`Faults`). The error of an only source is raised.
 """
 
-import logging
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import NO_MATCH, Drafter, check_budget, check_ids
+from draftstore.drafting.drafter import NO_MATCH, Drafter, check_ids
 from draftstore.drafting.merging import learn_texts, merge_texts
 from draftstore.drafting.outcomes import FAILED, SourceOutcome
+from draftstore.drafting.plans import Call, Faults, Plan, Text, call_at, plan_drafts, plan_lessons
 from draftstore.drafting.sources import IDS, Prefill, Results, SessionSource, SlotSource
 from draftstore.errors import TokenRangeError
 from draftstore.jit import as_input, read_only
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import DraftTree
-
-LOG = logging.getLogger(__name__)
 
 
 def enlarged(array: NDArray[Any], *shape: int, fill: int = 0) -> NDArray[Any]:
@@ -71,49 +69,6 @@ class SlotDrafter:
         return start(self, prompt_ids, hidden=hidden, candidates=candidates)
 
 
-class Faults:
-    """Number of texts for which each source of a mixture was disabled, by its position."""
-
-    def __init__(self, sources: int) -> None:
-        self.counts = [0] * sources
-
-    def add(self, place: int, error: object) -> None:
-        """Count a failure; the first, second, fourth, eighth, ... of a source is logged."""
-        self.counts[place] += 1
-        count = self.counts[place]
-        if count & (count - 1) == 0:
-            LOG.warning("drafter %d of a mixture has been disabled for %d texts: %s", place + 1, count, error)
-
-
-class _Text(NamedTuple):
-    """The sources of a text, None in place of one that has failed; `faults` None: the only source is not merged."""
-
-    sources: list[SlotSource | None]
-    faults: Faults | None
-
-
-class _Call(NamedTuple):
-    """A call of one source in a step: the places of its texts in the batch, their slots, and its cells in tables."""
-
-    source: SlotSource
-    places: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    cells: tuple[Any, Any]
-    budget: int
-    min_prob: float
-
-
-class _Plan(NamedTuple):
-    """The arguments of a step as arrays, and its calls; `alone`: the only call drafts for all texts, unmerged."""
-
-    slots: NDArray[np.int64]
-    where: NDArray[np.int64] | slice
-    budgets: NDArray[np.int64]
-    levels: NDArray[np.int64]
-    calls: list[_Call]
-    alone: bool
-
-
 class Slots:
     """The texts of one decoding loop; not thread-safe.
 
@@ -139,9 +94,9 @@ class Slots:
         self._waiting = self.wanted  # drafts that have not been compared with the text
         self._mixed: NDArray[np.int64] = np.empty(0, np.int64)  # sources to merge
         self._limits = self._mixed  # of ids
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, Text] = {}
         self._sources: dict[Hashable, SlotSource] = {}
-        self._plans: dict[bool, tuple[tuple[Any, ...], _Plan]] = {}
+        self._plans: dict[bool, tuple[tuple[Any, ...], Plan]] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -165,7 +120,7 @@ class Slots:
             DraftstoreError: a drafter rejects the text, as one for another model does.
         """
         slot = next(slot for slot in range(len(self._texts) + 1) if slot not in self._texts)
-        text = self._texts[slot] = _Text([], faults)
+        text = self._texts[slot] = Text([], faults)
         try:
             sources = self._sources_of(drafters)
             self._reserve(slot + 1, len(sources))
@@ -322,34 +277,21 @@ class Slots:
 
     def _planned(
         self, drafts: bool, slots: tuple[int, ...], budgets: tuple[int, ...] = (), least: tuple[float, ...] = ()
-    ) -> _Plan:  # fmt: skip
+    ) -> Plan:  # fmt: skip
         """Return the plan to draft or to learn, which is made anew if texts or arguments have changed."""
         known = self._plans.get(drafts)
         if known is not None and known[0] == (slots, budgets, least):
             return known[1]
-        groups: dict[tuple[int, int, float], list[tuple[int, int]]] = {}
-        sources: dict[int, SlotSource] = {}
-        levels = [check_budget(budget, min_prob) for budget, min_prob in zip(budgets, least, strict=True)]
-        for place, slot in enumerate(slots):
-            text = self._texts[slot]
-            wanted = (budgets[place], 0.0 if text.faults else least[place]) if drafts else (0, 0.0)
-            for column, source in enumerate(text.sources):
-                if source is not None and (not drafts or (budgets[place] > 0 and levels[place] >= 0)):
-                    sources[id(source)] = source
-                    groups.setdefault((id(source), *wanted), []).append((place, column))
-        rows = np.array(slots, np.int64)
-        calls = [_call_at(sources[key[0]], rows, group, *key[1:]) for key, group in groups.items()]
-        alone = [len(call.places) for call in calls] == [len(slots)] and not self._mixed[rows].any()
-        arrays = read_only(np.array(budgets, np.int64)), read_only(np.array(levels, np.int64))
-        plan = _Plan(read_only(rows), _compact(rows), *arrays, calls, alone)
+        texts = [self._texts[slot] for slot in slots]
+        plan = plan_drafts(texts, slots, budgets, least) if drafts else plan_lessons(texts, slots)
         if drafts:
             self._reserve(nodes=max(budgets, default=0))
-            self.wanted[rows] = (plan.budgets > 0) & (plan.levels >= 0)
-            self.drafted[rows] = self.matched[rows] = 0
+            self.wanted[plan.slots] = (plan.budgets > 0) & (plan.levels >= 0)
+            self.drafted[plan.slots] = self.matched[plan.slots] = 0
         self._plans[drafts] = (slots, budgets, least), plan
         return plan
 
-    def _call(self, call: _Call) -> DraftBatch | None:
+    def _call(self, call: Call) -> DraftBatch | None:
         """Let one source draft; if that fails, for each text alone. Returns the drafts of a call that succeeded."""
         try:
             batch = call.source.propose(call.slots, call.budget, call.min_prob)
@@ -362,7 +304,7 @@ class Slots:
             if len(call.places) > 1:
                 for place, slot in enumerate(call.slots.tolist()):
                     group = [(place, self._texts[slot].sources.index(call.source))]
-                    self._call(_call_at(call.source, call.slots, group, call.budget, call.min_prob))
+                    self._call(call_at(call.source, call.slots, group, call.budget, call.min_prob))
             elif not self._fail(int(call.slots[0]), call.source, error):
                 raise
             return None
@@ -398,23 +340,6 @@ class Slots:
                 if not self._fail(slot, source, error):
                     return error
         return None
-
-
-def _call_at(
-    source: SlotSource, rows: NDArray[np.int64], group: list[tuple[int, int]], budget: int, min_prob: float
-) -> _Call:
-    """Return a call for texts by place and column."""
-    places, columns = np.array(group, np.int64).T
-    slots = as_input(rows[places], np.int64)
-    cells = (_compact(slots), int(columns[0])) if (columns == columns[0]).all() else (slots, columns)
-    return _Call(source, as_input(places, np.int64), slots, cells, budget, min_prob)
-
-
-def _compact(slots: NDArray[np.int64]) -> NDArray[np.int64] | slice:
-    """Return an index of slots: a slice, which is faster, if they follow each other."""
-    if len(slots) and (slots == np.arange(slots[0], slots[0] + len(slots))).all():
-        return slice(int(slots[0]), int(slots[-1]) + 1)
-    return slots
 
 
 class SlotSession:

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from draftstore.assembly import Sources
+from draftstore.assembly.sources import Sources
 from draftstore.errors import DraftstoreError, EngineError, TokenizerError
 from draftstore.options import Number
 from draftstore.storage.manifest import TokenizerIdentity

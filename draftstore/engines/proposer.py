@@ -16,7 +16,8 @@ from time import monotonic
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.assembly.drafter import Assembly, assemble
+from draftstore.assembly.sources import Sources
 from draftstore.drafting.request import SPARE
 from draftstore.drafting.slots import Slots, enlarged
 from draftstore.engines.config import EngineConfig

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.assembly import Sources
+from draftstore.assembly.sources import Sources
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.proposer import Proposer

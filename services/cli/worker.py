@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftstore.assembly import Sources
+from draftstore.assembly.sources import Sources
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.errors import needs_extra

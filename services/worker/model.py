@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging as transformers_log
 
-from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.assembly.drafter import Assembly, assemble
+from draftstore.assembly.sources import Sources
 from draftstore.decoding.budget import Planner
 from draftstore.decoding.grammars import Grammars
 from draftstore.drafting.mixture import Mixture

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.assembly.drafter import Assembly, assemble
+from draftstore.assembly.sources import Sources
 from draftstore.decoding.replay import Recording, replay
 from draftstore.live.store import LiveTarget
 from draftstore.stores.rest.build import RestOptions, build_rest

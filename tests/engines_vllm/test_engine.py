@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from draftstore.assembly import Sources, assemble
+from draftstore.assembly.drafter import assemble
+from draftstore.assembly.sources import Sources
 from draftstore.decoding.replay import Recording, replay
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer

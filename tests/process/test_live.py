@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.assembly.drafter import Assembly, assemble
+from draftstore.assembly.sources import Sources
 from draftstore.live.log import read_since, segments
 from draftstore.live.store import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.assembly.drafter import Assembly, assemble
+from draftstore.assembly.sources import Sources
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from click.testing import CliRunner, Result
 
-from draftstore.assembly import Sources
+from draftstore.assembly.sources import Sources
 from draftstore.cli.options import takes
 
 GIVEN: list[Sources] = []

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from draftstore.assembly import Sources
+from draftstore.assembly.sources import Sources
 from draftstore.engines.config import CONFIG_VARIABLE, EngineConfig
 from draftstore.errors import EngineError
 from draftstore.live.store import LiveTarget

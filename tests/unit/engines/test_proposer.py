@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.assembly import Sources, assemble
+from draftstore.assembly.drafter import assemble
+from draftstore.assembly.sources import Sources
 from draftstore.drafting.request import RequestSource
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import Proposer

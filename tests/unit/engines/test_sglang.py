@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.assembly import Sources
+from draftstore.assembly.sources import Sources
 from draftstore.drafting.request import RequestDrafter
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import Proposer

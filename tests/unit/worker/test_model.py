@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftstore.assembly import Sources
+from draftstore.assembly.sources import Sources
 from draftstore.decoding.curve import CostCurve
 from draftstore.errors import DraftstoreError
 from draftstore.hf.loading import ModelOptions

@@ -115,12 +115,12 @@ def _shape(tree: DraftTree) -> tuple[NDArray[Any], NDArray[Any]]:
 @kernel
 def _compare(ids, tokens, parents, levels, seen):
     """Count in `seen` the expected acceptances of the children along the next tokens, and the actual ones."""
-    walk(tokens, parents, ids, _count_children, (parents, levels, seen))
+    walk(tokens, parents, ids, count_claims, (parents, levels, seen))
 
 
 @leaf_kernel
-def _count_children(state, node, child):
-    """Count the expected acceptances of a node's children, and that of the next node."""
+def count_claims(state, node, child):
+    """Count the expected acceptances of a node's children, and that of the next node, in float64 [2, BANDS]."""
     parents, levels, seen = state
     for i in range(node + 1, len(parents)):
         if parents[i] == node:
@@ -128,6 +128,15 @@ def _count_children(state, node, child):
             band = min(steps // LEVELS_PER_OCTAVE, BANDS - 1)
             seen[0, band] += _PROBS[steps]
             seen[1, band] += i == child
+
+
+@leaf_kernel
+def chance_of(parents, levels, factors, chances, node):
+    """Return the acceptance probability of a node, whose parent's is known; `factors`: float64 [BANDS]."""
+    parent = np.int64(parents[node])
+    steps = steps_below(levels, node, parent)
+    factor = factors[min(steps // LEVELS_PER_OCTAVE, BANDS - 1)]
+    return min(1.0, _PROBS[steps] * factor) * (chances[parent] if parent >= 0 else 1.0)
 
 
 @kernel
@@ -139,9 +148,7 @@ def _add_expected(parents, levels, factors, tokens):
             parent = np.int64(parents[i])
             if parent < -1 or parent >= i:
                 return i
-            steps = steps_below(levels, i, parent)
-            factor = factors[min(steps // LEVELS_PER_OCTAVE, BANDS - 1)]
-            chances[i] = min(1.0, _PROBS[steps] * factor) * (chances[parent] if parent >= 0 else 1.0)
+            chances[i] = chance_of(parents, levels, factors, chances, i)
             total += chances[i]
         tokens[i + 1] += total
     return -1

@@ -45,7 +45,15 @@ class EngineConfig(Sources):
         {}, description="Sources for requests that name a corpus."
     )
     budget: Annotated[int, Number] = Field(
-        16, ge=1, le=MAX_BUDGET, description="Maximum nodes of a draft; an engine's own limit also applies."
+        16,
+        ge=0,
+        le=MAX_BUDGET,
+        description="Maximum nodes of a draft; an engine's own limit also applies. 0: no drafts.",
+    )
+    adaptive: bool = Field(
+        True,
+        description="Verify as many nodes as pay at the engine's load, whose cost is measured while it runs. False: "
+        "always whole drafts.",
     )
     min_prob: Annotated[float, Number] = Field(
         0.0, ge=0, le=1, description="Minimum probability of a drafted token."

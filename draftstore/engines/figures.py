@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.outcomes import NOT_WANTED
 from draftstore.drafting.slots import Slots, enlarged
+from draftstore.engines.load import Load
 from draftstore.engines.texts import CORPUS, DRAFTS, Texts
 from draftstore.errors import EngineError, needs_extra
 from draftstore.jit import kernel
@@ -25,12 +26,14 @@ class DraftFigures:
         strangers: number of texts of an unknown corpus.
         steps: int64 [corpora, 3 + nodes], steps, drafted and accepted tokens, and those by position.
         sources: int64 [corpora, sources, 2 + reasons], drafted and matched tokens, and empty drafts by reason.
+        load: what was learned of passes; None with fixed budgets.
     """
 
     def __init__(self, engine: str, corpora: Sequence[str] = ("",), nodes: int = 0) -> None:
         """Start from zero, for drafts of at most `nodes` nodes."""
         self.engine, self.corpora = engine, [*corpora]
         self.failures = self.strangers = 0
+        self.load: Load | None = None
         self.steps = np.zeros((len(self.corpora), 3 + nodes), np.int64)
         self.sources = np.zeros((len(self.corpora), 0, 2), np.int64)
         self._labels: list[str] = []
@@ -95,6 +98,22 @@ class DraftFigures:
         failures = CounterMetricFamily(f"{PREFIX}_failures", "Texts whose drafter failed.", labels=["engine"])
         failures.add_metric([self.engine], self.failures)
         yield failures
+        if self.load is not None:
+            yield from self._collect_load(self.load)
+
+    def _collect_load(self, load: Load) -> Iterable[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for (name, text), count in zip(_LOAD, [*load.passes, *load.estimate], strict=True):
+            family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["engine"])
+            family.add_metric([self.engine], count)
+            yield family
+        costs = GaugeMetricFamily(
+            f"{PREFIX}_pass_seconds", "Learned time of a pass.", labels=["engine", "texts", "rows"]
+        )
+        for texts, rows, seconds in load.costs.table():
+            costs.add_metric([self.engine, f"{texts:.0f}", f"{rows:.0f}"], seconds)
+        yield costs
 
 
 @kernel
@@ -123,6 +142,12 @@ _METRICS: tuple[tuple[str, ...], ...] = (
     ("source_drafted_tokens", "Tokens of a source's own drafts, verified or not.", "source"),
     ("source_matched_tokens", "Tokens of a source's own drafts in an answer, verified or not.", "source"),
     ("source_empty_drafts", "Steps in which a source drafted nothing, by reason.", "source", "reason"),
+)
+_LOAD = (
+    ("passes", "Steps of the engine with requests."),
+    ("passes_without_drafts", "Steps of the engine in which nothing was drafted."),
+    ("plain_seconds", "Estimated time of measured passes if their tokens had been decoded without drafts."),
+    ("drafted_seconds", "Estimated time of the same passes as they were, with the time to draft."),
 )
 
 

@@ -22,6 +22,7 @@ from draftstore.drafting.request import SPARE
 from draftstore.drafting.slots import Slots, enlarged
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.figures import DraftFigures
+from draftstore.engines.load import Load
 from draftstore.engines.texts import CORPUS, DRAFTS, REMEMBERED, SIZE, STEP, Texts
 from draftstore.errors import EngineError
 from draftstore.jit import as_input
@@ -60,8 +61,12 @@ class Proposer:
         tokenizer: TokenizerIdentity,
         model: str | None = None,
         chain: int | None = None,
+        fixed_rows: bool = False,
     ) -> None:
-        """Open all sources; with `chain`, drafts are the best paths of at most that many nodes."""
+        """Open all sources; with `chain`, drafts are the best paths of at most that many nodes.
+
+        With `fixed_rows`, the engine verifies the same number of rows whatever is drafted.
+        """
         self.budget = config.budget
         self._vocab_size, self._min_prob = vocab_size, config.min_prob
         self._chain = -1 if chain is None else chain
@@ -76,11 +81,16 @@ class Proposer:
         self._without_live = {name: assembly.without_live() for name, assembly in self._corpora.items()}
         nodes = self.budget if chain is None else chain
         self.figures = DraftFigures(engine, [*self._corpora], nodes)
-        self.texts, self._slots, self.forgotten = Texts(nodes), Slots(), list[int]()
+        self.load: Load | None = None
+        self.texts, self._slots, self.forgotten = Texts(nodes, judged=config.adaptive), Slots(), list[int]()
+        self._new_texts, self._drafting = False, 0.0
         self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
         self._steps, self.figures.steps[:], self.figures.sources[:] = 0, 0, 0
+        if config.adaptive:
+            self.texts.chances(np.zeros(1, np.int64), DraftBatch.empty(1))
+            self.figures.load = self.load = Load(fixed_rows=fixed_rows)
 
     @property
     def sources(self) -> str:
@@ -129,7 +139,7 @@ class Proposer:
             self.failed("no drafts for a text", error)
             slot, drafts = self._slots.join([], ()), False
         self.texts.put(slot, text)
-        state = self.texts.state
+        state, self._new_texts = self.texts.state, True
         state[CORPUS, slot], state[DRAFTS, slot], state[STEP, slot] = place, drafts, self._steps
         state[REMEMBERED, slot] = len(text) - 1 if live and drafts else NEVER
         self._labels = enlarged(self._labels, state.shape[1], len(labels), fill=-1)
@@ -155,6 +165,8 @@ class Proposer:
         ids: NDArray[np.int32],
         stops: NDArray[np.int64],
         budgets: NDArray[np.int64],
+        *,
+        undisturbed: bool = True,
     ) -> DraftBatch:
         """Return a draft for each text, empty if there is none. Never raises.
 
@@ -163,17 +175,26 @@ class Proposer:
             ids: int32 [any], the ids of all texts that are new since the last step, one text after another.
             stops: int64 [batch], the end of each text's ids.
             budgets: int64 [batch], maximum nodes, at most those configured; 0 turns drafts off.
+            undisturbed: whether the engine has only verified the last step's drafts since then.
         """
+        now = self.load.clock() if self.load else 0.0
         self._steps, self.forgotten = self._steps + 1, []
         try:
             slots, ids, stops = as_input(slots, np.int64), as_input(ids, np.int32), as_input(stops, np.int64)
             budgets = np.minimum(budgets, self.budget)
-            waiting = self._learn(slots, ids, stops, budgets)
-            batch = self._draft(slots, budgets)
+            waiting, regular = self._learn(slots, ids, stops, budgets)
+            if self.load is None:
+                batch = self._draft(slots, budgets)
+            else:
+                texts, known, self._new_texts = frozenset(slots.tolist()), not self._new_texts, False
+                self.load.measure(texts, len(ids), now, undisturbed=undisturbed and regular and known)
+                batch = self._draft_by_load(self.load, slots, budgets)
             for slot in waiting:  # or it has ended
                 self._remember(slot)
             if self._steps % 8 == 0:
                 self._forget_old()
+            if self.load is not None:
+                self.load.begin(texts, int(batch.sizes.sum()), self._drafting)
             return batch  # noqa: TRY300 (nothing above may raise either)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("no drafts in a step", error)
@@ -181,9 +202,9 @@ class Proposer:
 
     def _learn(
         self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64], budgets: NDArray[np.int64]
-    ) -> list[int]:  # fmt: skip
+    ) -> tuple[list[int], bool]:  # fmt: skip
         """Append new ids, count what became of drafts, set budgets of texts without drafts to 0; see `Texts.follow`."""
-        learned, known, ends, waiting = self.texts.follow(
+        learned, known, ends, waiting, regular = self.texts.follow(
             slots, ids, stops, budgets, self._steps, self._vocab_size, self.figures.steps
         )
         texts = learned.tolist()
@@ -191,8 +212,18 @@ class Proposer:
             self._lose(texts[place], error)
             budgets[slots == texts[place]] = 0
         self.figures.count_sources(self._slots, self.texts, self._labels, learned)
-        found: list[int] = waiting.tolist()
-        return found
+        return waiting.tolist(), regular
+
+    def _draft_by_load(self, load: Load, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
+        """Draft if that pays, and cut the drafts to the nodes that do."""
+        self._drafting, begin = 0.0, load.clock()
+        if not load.wants_drafts(len(slots)):
+            return self._draft(slots, np.zeros_like(budgets))
+        batch = self._draft(slots, budgets)
+        self._drafting = load.clock() - begin
+        sizes = load.choose(self.texts.chances(slots, batch), self._drafting)
+        self.texts.verify(slots, sizes)
+        return batch._replace(sizes=sizes)
 
     def _draft(self, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
         # One call, and one wait, for all: the same number of nodes for each, cut to the budgets afterwards.

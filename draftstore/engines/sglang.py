@@ -251,7 +251,7 @@ class StoreDrafts:
         tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)
         proposer = Proposer(
             config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer,
-            model=server_args.model_path, chain=longest if self.topk == 1 else None,
+            model=server_args.model_path, chain=longest if self.topk == 1 else None, fixed_rows=True,
         )  # fmt: skip
         LOG.info("%s; trees of at most %d nodes", proposer.sources, longest)
         if config.metrics is not None:

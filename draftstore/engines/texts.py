@@ -9,11 +9,13 @@ Whole texts are compared if another one has the same length and these ids, and f
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
+from draftstore.decoding.budget import BANDS, FORGETTING, PRIOR, chance_of, count_claims
 from draftstore.drafting.drafter import SEPARATOR
 from draftstore.drafting.slots import enlarged
 from draftstore.errors import EngineError
@@ -38,12 +40,16 @@ class Texts:
         state: int64 [7, slots], see `ADDRESS`.
     """
 
-    def __init__(self, nodes: int = 0) -> None:
-        """Start without texts, for drafts of at most `nodes` nodes."""
+    def __init__(self, nodes: int = 0, *, judged: bool = False) -> None:
+        """Start without texts, for drafts of at most `nodes` nodes; `judged` drafts have `chances`."""
         self.state: NDArray[np.int64] = np.empty((DRAFTS + 1, 0), np.int64)
         self._arrays: dict[int, NDArray[np.int32]] = {}
-        self._tokens, self._parents = np.empty((0, nodes), np.int32), np.empty((0, nodes), np.int16)
-        self._nodes = np.empty(0, np.int32)
+        self._drafts: tuple[NDArray[Any], ...] = (
+            np.empty((0, nodes), np.int32), np.empty((0, nodes), np.int16), np.empty((0, nodes), np.uint8)
+        )  # fmt: skip
+        self._sizes = np.empty((2, 0), np.int32)  # drafted, and verified
+        self._seen, self._all = np.empty((0, 2, BANDS)), np.zeros((2, BANDS))
+        self._judged = judged
 
     def __len__(self) -> int:
         return len(self._arrays)
@@ -56,9 +62,9 @@ class Texts:
         """Start a text in a free slot."""
         slots = slot + 1 + slot // 2
         self.state = enlarged(self.state, DRAFTS + 1, slots, fill=-1)
-        self._tokens, self._parents = enlarged(self._tokens, slots), enlarged(self._parents, slots)
-        self._nodes = enlarged(self._nodes, slots)
-        self.state[:, slot], self._nodes[slot], self._arrays[slot] = 0, 0, ids[:0]
+        self._drafts = tuple(enlarged(each, slots) for each in self._drafts)
+        self._sizes, self._seen = enlarged(self._sizes, 2, slots), enlarged(self._seen, slots)
+        self.state[:, slot], self._sizes[:, slot], self._seen[slot], self._arrays[slot] = 0, 0, 0, ids[:0]
         self._reserve(slot, len(ids))
         _append(self.state, slot, as_input(ids, np.int32))
 
@@ -70,7 +76,7 @@ class Texts:
     def follow(
         self, slots: NDArray[np.int64], ids: NDArray[np.int32], stops: NDArray[np.int64], budgets: NDArray[np.int64],
         step: int, vocab_size: int, counts: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], bool]:  # fmt: skip
         """Append the new ids of a step to texts, and count what they accepted of their last drafts.
 
         The arguments are those of `Proposer.propose`, whose budgets are set to 0 where a text has no drafts; the number
@@ -78,11 +84,12 @@ class Texts:
 
         Returns:
             The texts with new ids and drafts, int64 [any]; these ids, `separated`; the end of each text's ids; the
-            texts whose last step was the one before the last, int64 [any].
+            texts whose last step was the one before the last, int64 [any]; whether the new ids of every text are what
+            one pass yields.
         """
-        drafts, new = (self._tokens, self._parents, self._nodes), (slots, ids, stops, budgets)
+        drafts, new = (*self._drafts, self._sizes, self._seen, self._all), (slots, ids, stops, budgets)
         while True:
-            place, *found = _follow(self.state, *drafts, *new, step, vocab_size, counts)
+            place, *found = _follow(self.state, *drafts, self._judged, *new, step, vocab_size, counts)
             if place < 0:
                 return tuple(found)
             self._reserve(int(slots[place]), int(stops[place] - (stops[place - 1] if place else 0)))
@@ -92,10 +99,27 @@ class Texts:
     ) -> DraftBatch:
         """Return drafts, cut to budgets and to their best chains of at most `chain` nodes; -1: trees."""
         return DraftBatch.plain(*_keep(
-            self._tokens, self._parents, self._nodes, slots, as_input(batch.tokens, np.int32),
+            *self._drafts, self._sizes, slots, as_input(batch.tokens, np.int32),
             as_input(batch.parents, np.int16), as_input(batch.levels, np.uint8), as_input(batch.sizes, np.int32),
             budgets, chain,
         ))  # fmt: skip
+
+    def chances(self, slots: NDArray[np.int64], batch: DraftBatch) -> NDArray[np.float64]:
+        """Return float64 [batch, nodes], the chance of each node, at most that of any before it; 0 behind a draft."""
+        parents, levels = as_input(batch.parents, np.int16), as_input(batch.levels, np.uint8)
+        found: NDArray[np.float64] = _chances(
+            self._seen, self._prior(), slots, parents, levels, as_input(batch.sizes, np.int32)
+        )
+        return found
+
+    def _prior(self) -> NDArray[np.float64]:
+        """Return the prior of a text: drafts come true as often as in all texts lately."""
+        expected, actual = self._all + PRIOR
+        return PRIOR[0] * np.array([np.ones(BANDS), actual / expected])
+
+    def verify(self, slots: NDArray[np.int64], sizes: NDArray[np.int32]) -> None:
+        """Note that only so many nodes of each draft are verified."""
+        self._sizes[1, slots] = sizes
 
     def _reserve(self, slot: int, new: int) -> None:
         ids = self.ids(slot)
@@ -119,13 +143,29 @@ def _append(state, slot, new):
 
 
 @kernel
-def _follow(state, tokens, parents, nodes, slots, ids, stops, budgets, step, vocab_size, counts):
+def _follow(
+    state,
+    tokens,
+    parents,
+    levels,
+    sizes,
+    seen,
+    everything,
+    judged,
+    slots,
+    ids,
+    stops,
+    budgets,
+    step,
+    vocab_size,
+    counts,
+):
     """Return the first place of a text without room, before anything has changed, or -1 and `Texts.follow`'s result."""
     learning, ends, known = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64), np.empty_like(ids)
-    texts, end, start = 0, 0, np.int64(0)
+    texts, end, start, regular = 0, 0, np.int64(0), True
     for place in range(len(slots)):
         if state[SIZE, slots[place]] + stops[place] - start > state[ROOM, slots[place]]:
-            return place, learning, known, ends, learning
+            return place, learning, known, ends, learning, True
         start = stops[place]
     start = np.int64(0)
     for place in range(len(slots)):
@@ -141,17 +181,28 @@ def _follow(state, tokens, parents, nodes, slots, ids, stops, budgets, step, voc
                 end += 1
             learning[texts], ends[texts] = slot, end
             texts += 1
-            size, row = nodes[slot], counts[state[CORPUS, slot]]
+            size, row = sizes[1, slot], counts[state[CORPUS, slot]]
             accepted = walk(tokens[slot, :size], parents[slot, :size], new, _pass_by, 0)
             # The last id is the model's own, even if the draft had it too.
             accepted = min(accepted, len(new) - 1)
+            regular = regular and accepted == len(new) - 1
+            if judged:
+                draft, claims = slice(0, sizes[0, slot]), np.zeros((2, BANDS))
+                state_of = parents[slot, draft], levels[slot, draft], claims
+                walk(tokens[slot, draft], parents[slot, draft], new, count_claims, state_of)
+                for total, kept in (
+                    (seen[slot], FORGETTING ** len(new)),
+                    (everything, FORGETTING ** (len(new) / 8)),
+                ):
+                    total += claims
+                    total *= kept
             row[0] += 1
             row[1] += size
             row[2] += accepted
             row[3 : 3 + accepted] += 1
-        nodes[slot] = 0
+        sizes[:, slot] = 0
     waiting = np.flatnonzero((state[STEP] == step - 2) & (state[SIZE] >= 0))
-    return -1, learning[:texts], known[:end], ends[:texts], waiting
+    return -1, learning[:texts], known[:end], ends[:texts], waiting, regular
 
 
 @leaf_kernel
@@ -160,7 +211,7 @@ def _pass_by(_state, _node, _child):
 
 
 @kernel
-def _keep(kept, above, nodes, slots, tokens, parents, levels, sizes, budgets, chain):
+def _keep(kept, above, claims, nodes, slots, tokens, parents, levels, sizes, budgets, chain):
     """Return the first four arrays of a `DraftBatch`."""
     cut = np.empty(len(slots), np.int32)
     for place in range(len(slots)):
@@ -171,8 +222,21 @@ def _keep(kept, above, nodes, slots, tokens, parents, levels, sizes, budgets, ch
         tokens, parents, levels = tokens.copy(), parents.copy(), levels.copy()
     for place in range(len(slots)):
         slot, size = slots[place], cut[place]
-        kept[slot, :size], above[slot, :size], nodes[slot] = tokens[place, :size], parents[place, :size], size
+        kept[slot, :size], above[slot, :size] = tokens[place, :size], parents[place, :size]
+        claims[slot, :size], nodes[:, slot] = levels[place, :size], size
     return tokens, parents, levels, cut
+
+
+@kernel
+def _chances(seen, prior, slots, parents, levels, sizes):
+    chances = np.zeros(parents.shape)
+    for text in range(len(slots)):
+        factors = (seen[slots[text], 1] + prior[1]) / (seen[slots[text], 0] + prior[0])
+        for node in range(sizes[text]):
+            chances[text, node] = chance_of(parents[text], levels[text], factors, chances[text], node)
+        for node in range(1, sizes[text]):
+            chances[text, node] = min(chances[text, node], chances[text, node - 1])
+    return chances
 
 
 class Rows:

@@ -91,7 +91,7 @@ class Drafter:
         # Near its maximum length, vLLM verifies fewer tokens of a text.
         room = self._max_model_len - 1 - lengths
         budgets = np.where(room < self._longest, room, proposer.budget)
-        batch = proposer.propose(slots, new, stops, budgets)
+        batch = proposer.propose(slots, new, stops, budgets, undisturbed=len(rows) == len(counts))
         chains: list[list[int]] = [[] for _ in sampled]
         for row, tokens, size in zip(rows.tolist(), batch.tokens.tolist(), batch.sizes.tolist(), strict=True):
             chains[row] = tokens[:size]

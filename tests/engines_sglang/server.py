@@ -127,6 +127,7 @@ def launched(model: Path, folder: Path, *options: str, **environment: str) -> It
         "HF_HUB_OFFLINE": "1",
         # Requests begin as if their answers were short: all at once, and long ones are put back.
         "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16",
+        "DRAFTSTORE_ADAPTIVE": "false",  # as many passes as the replay predicts
         "PYTHONPATH": str(STAND_INS),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # ninja is there
     }

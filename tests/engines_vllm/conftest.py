@@ -13,4 +13,5 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "DRAFTSTORE_ADAPTIVE": "false",  # as many passes as the replay predicts
 }

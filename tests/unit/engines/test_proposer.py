@@ -44,7 +44,7 @@ class Drafts:
 
     def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
         settings = {"engine": "test", "vocab_size": VOCAB, "tokenizer": NOBODY, **settings}
-        self.made = Proposer(EngineConfig() if config is None else config, **settings)
+        self.made = Proposer(EngineConfig(adaptive=False) if config is None else config, **settings)
         self.known = dict[Hashable, int]()
 
     def propose(self, requests: Sequence[Asked]) -> list[DraftTree]:
@@ -85,7 +85,7 @@ def test_every_request_gets_what_a_session_of_its_own_proposes(
 
 
 def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
-    drafts = Drafts(EngineConfig(budget=2))
+    drafts = Drafts(EngineConfig(adaptive=False, budget=2))
     (tree,) = drafts.propose([asked(0, [1, 2, 3, 4, 1, 2])])
     assert tree.tokens.tolist() == [3, 4]
     drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9])])
@@ -106,7 +106,7 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
 
 
 def test_budgets_of_requests_cut_their_drafts() -> None:
-    drafts = Drafts(EngineConfig(budget=3))
+    drafts = Drafts(EngineConfig(adaptive=False, budget=3))
     trees = drafts.propose([asked(key, [1, 2, 3, 4, 1, 2], budget=key - 1) for key in range(7)])
     assert [len(tree) for tree in trees] == [0, 0, 1, 2, 3, 3, 3]
 
@@ -122,7 +122,7 @@ def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch:
 
 def test_ids_outside_the_vocabulary_such_as_images_separate_what_is_before_from_what_follows() -> None:
     image = VOCAB + 3
-    drafts = Drafts(EngineConfig(live=LiveTarget("team")))
+    drafts = Drafts(EngineConfig(adaptive=False, live=LiveTarget("team")))
     prompt = [1, 2, 3, 4, image, -7, 9, 1, 2]
     predicted = lambda: np.array([2, 7, 8, image, 5, 6])  # noqa: E731
     (tree,) = drafts.propose([asked(0, prompt)])
@@ -205,7 +205,7 @@ def test_a_step_that_fails_has_no_drafts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenizer) -> None:
-    config = EngineConfig(request=False, corpora={"acme": Sources(stores=(small_store,), request=False)})
+    config = EngineConfig(adaptive=False, request=False, corpora={"acme": Sources(stores=(small_store,), request=False)})
     drafts = Drafts(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 20)]
     for corpus, drafted in (("acme", True), ("", False), ("another", False), ("acme", True)):
@@ -221,9 +221,9 @@ def test_what_needs_the_models_states_is_refused_at_the_start(
 ) -> None:
     about = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with pytest.raises(EngineError, match="drafts from hidden states, which engines do not expose"):
-        Drafts(EngineConfig(stores=(small_dense,), request=False), **about)
+        Drafts(EngineConfig(adaptive=False, stores=(small_dense,), request=False), **about)
     with pytest.raises(EngineError, match="drafts from candidates of the model"):
-        Drafts(EngineConfig(recycling=True, request=False))
+        Drafts(EngineConfig(adaptive=False, recycling=True, request=False))
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_answers_that_ended_draft_for_the_next_request_unless_it_wants_none() -> None:
-    config = EngineConfig(request=False, live=LiveTarget("team"))
+    config = EngineConfig(adaptive=False, request=False, live=LiveTarget("team"))
     drafts = Drafts(config)
 
     def drafted(key: int, ids: list[int], live: bool = True) -> list[int]:

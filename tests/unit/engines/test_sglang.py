@@ -41,7 +41,7 @@ class Worker(StoreDrafts, NgramWorker):
 
 def drafts(config: EngineConfig | None = None, rows: int = ROWS, **about: Any) -> BatchDrafts:
     about = {"vocab_size": VOCAB, "tokenizer": NOBODY, **about}
-    return BatchDrafts(Proposer(config or EngineConfig(budget=rows - 1), engine="sglang", **about), rows)
+    return BatchDrafts(Proposer(config or EngineConfig(adaptive=False, budget=rows - 1), engine="sglang", **about), rows)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_requests_that_left_are_forgotten() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_an_answer_is_remembered_when_it_ends(overlap: bool, tmp_path: Path) -> None:
-    config = EngineConfig(live=LiveTarget("team", tmp_path), budget=ROWS - 1)
+    config = EngineConfig(adaptive=False, live=LiveTarget("team", tmp_path), budget=ROWS - 1)
     engine = Engine(worker(overlap=overlap, corpus=drafts(config)))
     engine.join(request := Request("one", [1, 2]))
     while engine.running:
@@ -211,7 +211,7 @@ def tenants(
         corpora[name] = Sources(stores=(folder / name,), request=True)
         texts[name] = small_tokenizer.encode(text, bos=False).tolist()
     about: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
-    found = drafts(EngineConfig(request=False, corpora=corpora, budget=ROWS - 1), **about)
+    found = drafts(EngineConfig(adaptive=False, request=False, corpora=corpora, budget=ROWS - 1), **about)
     yield found, texts
     found.proposer.close()
 

@@ -51,8 +51,9 @@ def drafter(
 
 
 @pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    """Close what a test has opened: other tests look at whether a store is in use."""
+def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Draft in every step, and close what a test has opened: other tests look at whether a store is in use."""
+    monkeypatch.setenv("DRAFTSTORE_ADAPTIVE", "false")
     yield
     while MADE:
         if (proposer := MADE.pop().proposer) is not None:

@@ -1,0 +1,199 @@
+"""A real vLLM on this CPU with SmolLM2-135M-Instruct, with and without drafts: `python -m benchmarks.engines.busy`.
+
+Engines answer the same prompts of AlpacaEval in turn, 1, 4 and 16 at a time: without a speculative configuration; with
+the plug-in and no drafts (`budget = 0`); with a store of unrelated text; and with a store of this model's own answers
+to every other prompt, where prompts with and without theirs are measured apart. Drafts are adaptive or fixed. Then the
+load changes, from 1 text to 16 and back.
+
+A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy.json. Ratios are
+medians of pairs in the same round; the lowest and the highest stand beside.
+
+Examples:
+    make .venv-vllm/.done
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines.busy --work ~/bench
+"""
+
+import argparse
+import json
+import os
+import subprocess
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import zstandard
+
+from benchmarks.common import add_arguments, open_workspace
+from benchmarks.measure import progress
+from benchmarks.report import describe_machine, finish, show_rows
+from benchmarks.smollm import TOKENIZER, smollm
+from draftstore.decoding.conversation import encode_conversation
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import load_tokenizer
+
+CHECKOUT = Path(__file__).parents[2]
+VLLM = CHECKOUT / ".venv-vllm/bin/python"
+TOKENS, QUICK_TOKENS = 64, 16
+PROMPTS = {1: 4, 4: 8, 16: 16}
+"""Prompts of a round by the number of requests at once."""
+LONGEST = 600
+"""Maximum characters of a prompt."""
+UNRELATED = "code_instruct.jsonl.zst"
+KNOWN, UNKNOWN = "answers in the store", "others"
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no drafts": {"budget": 0},
+    "unrelated, adaptive": {"store": "unrelated"},
+    "unrelated, fixed": {"store": "unrelated", "adaptive": False},
+    "own answers, adaptive": {"store": "own", "request": True},
+    "own answers, fixed": {"store": "own", "request": True, "adaptive": False},
+}
+
+
+class Engine:
+    """A process with an engine; see `answer`."""
+
+    def __init__(self, model: Path, settings: dict[str, Any], log: Any) -> None:
+        drafts = {"DRAFTSTORE_REQUEST": str(settings.get("request", False)).lower()} if settings else {}
+        if "budget" in settings:
+            drafts |= {"DRAFTSTORE_BUDGET": str(settings["budget"]), "DRAFTSTORE_REQUEST": "true"}
+        if "store" in settings:
+            drafts["DRAFTSTORE_STORES"] = str(settings["store"])
+            drafts["DRAFTSTORE_ADAPTIVE"] = str(settings.get("adaptive", True)).lower()
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("DRAFTSTORE_")
+        } | {
+            "PYTHONPATH": str(CHECKOUT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            [VLLM, Path(__file__).with_name("served.py"), model, *(["drafts"] if settings else [])],
+            env=environment | drafts, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+        )  # fmt: skip
+
+    def answer(self, prompts: list[list[int]], at_once: int | list[int], tokens: int) -> dict[str, Any]:
+        """Answer prompts, so many at once; see `benchmarks.engines.served.answer_all`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"prompts": prompts, "at_once": at_once, "tokens": tokens}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit("an engine has ended: see the log in --work")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Measure all engines in turn."""
+    tokens, loads = (QUICK_TOKENS, (1, 4)) if args.quick else (TOKENS, (1, 4, 16))
+    with open_workspace(args) as space, ExitStack() as opened:
+        model, folder = smollm(space), space.work / "busy"
+        tokenizer = load_tokenizer(space.data / "tokenizers" / TOKENIZER, name=TOKENIZER)
+        questions = _questions(space.data, 2 * max(map(PROMPTS.__getitem__, loads)))
+        prompts = [encode_conversation(tokenizer, messages).tolist() for messages in questions]
+        folder.mkdir(exist_ok=True)
+        log = opened.enter_context((folder / "log").open("w"))
+        engines = {"plain": opened.enter_context(closing(Engine(model, {}, log)))}
+        progress("record answers")
+        recorded = engines["plain"].answer(prompts, max(loads), tokens)["answers"]
+        with (folder / "own.jsonl").open("w") as out:
+            for messages, answer in [*zip(questions, recorded, strict=True)][::2]:
+                said = {"role": "assistant", "content": tokenizer.decode(answer)}
+                print(json.dumps({"messages": [*messages, said]}), file=out)
+        texts = {"own": folder / "own.jsonl", "unrelated": space.data / "corpora" / UNRELATED}
+        stores = {
+            name: build_rest(
+                RestOptions(corpus=(file,), name=name), tokenizer, folder / name, overwrite=True
+            ).path
+            for name, file in texts.items()
+        }
+        for name, settings in [*ENGINES.items()][1:]:
+            progress(f"start {name}")
+            chosen = {key: str(stores[value]) if key == "store" else value for key, value in settings.items()}
+            engines[name] = opened.enter_context(closing(Engine(model, chosen, log)))
+        rows = [
+            {"at_once": load, "prompts": kind} | row
+            for load in loads
+            for kind, first in ((KNOWN, 0), (UNKNOWN, 1))
+            for row in _measure(engines, prompts[first::2][: PROMPTS[load]], load, tokens, args.rounds)
+        ]
+        show_rows("vLLM on this CPU, by requests at once", rows)
+        change = _change(engines["own answers, adaptive"], prompts[::2], tokens)
+        show_rows("A change of the load", change)
+        finish(space.out, "engine_vllm_busy", {"machine": describe_machine(), "rows": rows, "change": change})
+
+
+def _measure(
+    engines: dict[str, Engine], prompts: list[list[int]], at_once: int, tokens: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Let all engines answer prompts in turn; return their figures."""
+    for engine in engines.values():
+        engine.answer(prompts, at_once, tokens)  # warm up
+    found = []
+    for number in range(rounds):
+        progress(f"{at_once} at once, round {number + 1}")
+        names = [*engines][:: 1 if number % 2 == 0 else -1]
+        found.append({name: engines[name].answer(prompts, at_once, tokens) for name in names})
+    return [_row(name, found) for name in engines]
+
+
+def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of an engine."""
+    ratios = [each["no drafts"]["seconds"] / each[name]["seconds"] for each in rounds]
+    plain, drafted = (sum(each[name]["estimate"][part] for each in rounds) for part in (0, 1))
+    steps = [step for each in rounds for step in each[name]["steps"]]
+    texts = sum(texts for _, texts, _ in steps)
+    return {
+        "drafts": name,
+        "seconds": round(median(each[name]["seconds"] for each in rounds), 2),
+        "of_no_drafts": round(median(ratios), 3),
+        "lowest": round(min(ratios), 3),
+        "highest": round(max(ratios), 3),
+        "estimate": round(plain / drafted, 3) if drafted else None,
+        "nodes_a_text": round(sum(nodes for *_, nodes in steps) / texts, 2) if texts else 0,
+        "equal": all(each[name]["answers"] == each["plain"]["answers"] for each in rounds),
+    }
+
+
+def _change(engine: Engine, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
+    """Return nodes per text in every half second around changes of the load."""
+    known = prompts[::2]
+    steps = engine.answer([*known[:8], *known, *known[:8]], [1, 16, 1], tokens)["steps"]
+    first, found = steps[0][0], []
+    for begin in range(int(2 * (steps[-1][0] - first)) + 1):
+        part = [step for step in steps if begin <= 2 * (step[0] - first) < begin + 1]
+        if part:
+            texts = sum(texts for _, texts, _ in part)
+            found.append({
+                "second": begin / 2, "texts": round(texts / len(part), 1),
+                "nodes_a_text": round(sum(nodes for *_, nodes in part) / max(1, texts), 2),
+            })  # fmt: skip
+    return found
+
+
+def _questions(data: Path, most: int) -> list[list[dict[str, str]]]:
+    """Return the first different prompts of AlpacaEval, as conversations."""
+    with zstandard.open(data / "replays/alpaca_eval.jsonl.zst", "rt") as lines:
+        texts = dict.fromkeys(
+            prompt if isinstance(prompt := json.loads(line)["prompt"], str) else prompt[-1]["content"]
+            for line in lines
+        )
+    return [[{"role": "user", "content": text}] for text in texts if len(text) < LONGEST][:most]
+
+
+def main() -> None:
+    """Compare all engines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each engine (default: 7)")
+    compare(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -205,7 +205,9 @@ def test_a_step_that_fails_has_no_drafts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenizer) -> None:
-    config = EngineConfig(adaptive=False, request=False, corpora={"acme": Sources(stores=(small_store,), request=False)})
+    config = EngineConfig(
+        adaptive=False, request=False, corpora={"acme": Sources(stores=(small_store,), request=False)}
+    )
     drafts = Drafts(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 20)]
     for corpus, drafted in (("acme", True), ("", False), ("another", False), ("acme", True)):

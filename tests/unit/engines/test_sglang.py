@@ -41,7 +41,9 @@ class Worker(StoreDrafts, NgramWorker):
 
 def drafts(config: EngineConfig | None = None, rows: int = ROWS, **about: Any) -> BatchDrafts:
     about = {"vocab_size": VOCAB, "tokenizer": NOBODY, **about}
-    return BatchDrafts(Proposer(config or EngineConfig(adaptive=False, budget=rows - 1), engine="sglang", **about), rows)
+    return BatchDrafts(
+        Proposer(config or EngineConfig(adaptive=False, budget=rows - 1), engine="sglang", **about), rows
+    )
 
 
 @pytest.fixture(scope="module")

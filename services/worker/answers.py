@@ -1,4 +1,4 @@
-"""One answer: forward passes of the model come in, events with the visible text go out, and figures are recorded."""
+"""One answer: forward passes of an engine come in, events with the visible text go out, and figures are recorded."""
 
 import json
 import secrets
@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from draftstore.decoding.conversation import Pieces
+from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.loop import Step, Tally
 from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.digests import CALL, written_calls
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.problems import ApiError
+from services.common.http import ProblemError
 
 
 class StopStrings:
@@ -159,7 +160,7 @@ class Answered:
 class Failed:
     """An answer that failed."""
 
-    error: ApiError
+    error: ProblemError
 
 
 @dataclass(frozen=True)
@@ -284,3 +285,43 @@ class Answer:
         self._text += text
         if shown := self._tag.push(text):
             self.post(Delta(self.choice, shown))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a model."""
+
+    name: str  # for clients
+    positions: int  # maximum tokens of prompt and answer together
+    vocab_size: int
+    ends: frozenset[int]  # ids that end an answer
+    drafters: tuple[str, ...] = ()
+    device: str = "cpu"
+    stops: tuple[str, ...] = ()  # strings that end an answer
+
+
+class Engine(Protocol):
+    """A loaded model with its drafters, used by one thread; its attributes by all. See `services.worker.model`."""
+
+    facts: Facts
+    tokenizer: TextTokenizer
+    grammars: Grammars
+
+    @property
+    def room(self) -> int:
+        """Number of answers that can be started now."""
+
+    def join(self, answer: Answer) -> None:
+        """Start an answer; raises if it cannot be decoded."""
+
+    def leave(self, answer: Answer) -> None:
+        """End an answer between two steps."""
+
+    def step(self) -> list[tuple[Answer, Exception | None]]:
+        """Run forward passes that answers take; return the ended ones, each with what ended it (None: its limit)."""
+
+    def remember(self, answer: Answer, digest: bytes) -> None:
+        """Append a finished answer to the live store, if there is one; `digest` identifies its document."""
+
+    def close(self) -> None:
+        """Close stores and connections."""

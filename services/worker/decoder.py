@@ -12,10 +12,9 @@ from time import monotonic
 from typing import Literal
 
 from draftstore.errors import GrammarError, ProbabilityError, counted
-from services.worker.answers import Answer, Answered, EndedError, Failed
-from services.worker.engine import Engine
+from services.common.http import ProblemError
+from services.worker.answers import Answer, Answered, EndedError, Engine, Failed
 from services.worker.metrics import WorkerMetrics
-from services.worker.problems import ApiError
 
 LOG = logging.getLogger(__name__)
 MAX_FAILURES = 3
@@ -64,30 +63,30 @@ class Decoder:
         self._thread.start()
 
     def require_model(self) -> Engine:
-        """Return the model; raises `ApiError` if no requests are accepted now."""
+        """Return the model; raises `ProblemError` if no requests are accepted now."""
         if not self.ready or self.engine is None:
             raise self._unavailable()
         return self.engine
 
     def require_room(self, others: int = 0) -> None:
-        """Raise `ApiError` if, after `others`, a request can be neither queued nor begun."""
+        """Raise `ProblemError` if, after `others`, a request can be neither queued nor begun."""
         if len(self._waiting) + others >= self._most + self.require_model().room:
             message = f"the queue is full, {counted(len(self._waiting), 'answer')} waiting: try again later"
-            raise ApiError(429, message, code="queue_full", retry_after=1)
+            raise ProblemError(429, message, code="queue_full", retry_after=1)
 
     def submit(self, answers: Sequence[Answer]) -> None:
-        """Queue the answers to a request; raises `ApiError` like `require_room`."""
+        """Queue the answers to a request; raises `ProblemError` like `require_room`."""
         with self._wakeup:
             self.require_room()
             self._waiting.extend(answers)
             self._wakeup.notify()
 
-    def _unavailable(self) -> ApiError:
+    def _unavailable(self) -> ProblemError:
         if self.state == "loading":
             message = "the model is being loaded: try again in a moment"
-            return ApiError(503, message, code="model_loading", retry_after=5)
+            return ProblemError(503, message, code="model_loading", retry_after=5)
         headers = {"Connection": "close"}
-        return ApiError(503, "the worker is stopping", code="stopping", retry_after=1, headers=headers)
+        return ProblemError(503, "the worker is stopping", code="stopping", retry_after=1, headers=headers)
 
     def cancel(self, answers: Iterable[Answer]) -> None:
         """Cancel answers: waiting ones leave the queue immediately, others end after the current forward pass."""
@@ -194,12 +193,12 @@ class Decoder:
             except Exception as failed:  # noqa: BLE001 (reported like all others)
                 error = failed
         if isinstance(error, ProbabilityError | GrammarError):
-            return Failed(ApiError(400, str(error)))
+            return Failed(ProblemError(400, str(error)))
         LOG.error("decoding failed", exc_info=error, extra={"id": answer.terms.id})
         if type(error).__name__ == "OutOfMemoryError":
             message = "the device has no memory left for this request: send a shorter one"
-            return Failed(ApiError(503, message, code="out_of_memory", retry_after=1))
-        return Failed(ApiError(500, "internal error: see the log of the worker"))
+            return Failed(ProblemError(503, message, code="out_of_memory", retry_after=1))
+        return Failed(ProblemError(500, "internal error: see the log of the worker"))
 
     def _end(self, answer: Answer, event: Answered | Failed) -> None:
         """Count, log and post the end of an answer; the log has none of its text."""

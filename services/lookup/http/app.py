@@ -6,18 +6,16 @@ It shares the event loop with decoders, so anything that takes more than a fract
 import asyncio
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.common.http import Guard, ProblemError, identify, read_body
+from services.common import http
+from services.common.http import ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.lookup import page
 from services.lookup.drafting import DraftService
@@ -96,12 +94,7 @@ class Site:
 
 
 def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
-    """Return the application.
-
-    Args:
-        site: its content.
-        hosts: its names besides localhost and IP addresses; None accepts any, see `Guard`.
-    """
+    """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
     fixed = {
         "/healthz": _reply('{"status":"alive"}'),
         "/": _reply(page.render(site.max_budget), media="text/html"),
@@ -116,11 +109,7 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
         Route("/readyz", site.ready),
         *[Route(path, response, methods=["GET"]) for path, response in fixed.items()],
     ]
-    return Starlette(
-        routes=routes,
-        middleware=[Middleware(Guard, refusal=_problem, hosts=hosts)],
-        exception_handlers={ProblemError: _on_problem, HTTPException: _on_http_error},
-    )
+    return http.make_app(routes, _problem, hosts, advice=": see docs/service.md")
 
 
 def _reply(
@@ -134,14 +123,6 @@ def _reply(
     return Response(content, status, {**NO_STORE, **(headers or {})}, media)
 
 
-def _problem(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return _reply(ProblemReply(error=Problem(status=status, message=message)), status, headers=headers)
-
-
-async def _on_problem(_request: Request, error: Any) -> Response:
-    return _problem(error.status, error.message, error.headers)
-
-
-async def _on_http_error(request: Request, error: Any) -> Response:
-    message = f"{request.method} {request.url.path}: {error.detail}: see docs/service.md"
-    return _problem(error.status_code, message, error.headers)
+def _problem(error: ProblemError) -> Response:
+    document = ProblemReply(error=Problem(status=error.status, message=error.message))
+    return _reply(document, error.status, headers=error.headers)

@@ -5,7 +5,6 @@ That takes milliseconds of Python, while the event loop answers decoders in a te
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -55,7 +54,7 @@ class Questions:
         """
         if self._open >= AT_ONCE:
             message = f"{self._open} questions are being answered: try again in a second"
-            raise ProblemError(429, message, {"Retry-After": "1"})
+            raise ProblemError(429, message, retry_after=1)
         self._open += 1
         try:
             loop = asyncio.get_running_loop()
@@ -63,8 +62,8 @@ class Questions:
         except RequestRefusedError as refused:
             self._drafting.count_failure(refused)
             failure = refused.failure
-            wait = {"Retry-After": str(math.ceil(failure.retry_after))} if failure.retry_after else None
-            raise ProblemError(STATUSES.get(failure.status, 500), failure.message, wait) from None
+            status = STATUSES.get(failure.status, 500)
+            raise ProblemError(status, failure.message, retry_after=failure.retry_after or None) from None
         finally:
             self._open -= 1
         self._drafting.count(drafted, len(body), len(data), drafted.micros / 1e6)

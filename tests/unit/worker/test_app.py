@@ -13,7 +13,7 @@ import pytest
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError, ProbabilityError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.worker import exchange
+from services.worker import replies
 from services.worker.decoder import MAX_FAILURES
 from tests.fakes.sites import grant
 from tests.fakes.waiting import until
@@ -359,7 +359,7 @@ def test_a_client_that_does_not_read_is_cut_off(
     small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(replies, "STALL_SECONDS", 0.2)
     word = small_tokenizer.encode("x" * 500, bos=False).tolist()
     engine = FakeEngine(small_tokenizer, lambda _work: word * 80, positions=1 << 20)
     with running_worker(engine, max_tokens=1 << 20) as worker:

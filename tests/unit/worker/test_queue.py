@@ -11,7 +11,7 @@ import pytest
 from draftstore.decoding.loop import Step
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker import app, exchange
+from services.worker import app, replies
 from services.worker.answers import Answer
 from services.worker.decoder import MAX_FAILURES
 from tests.fakes.waiting import SECONDS, until
@@ -242,7 +242,7 @@ def test_draining_finishes_accepted_requests(pair: tuple[Worker, Batched]) -> No
 def test_a_stream_shows_that_it_is_alive_while_it_waits(
     pair: tuple[Worker, Batched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(replies, "KEEP_ALIVE_SECONDS", 0.05)
     worker, engine = pair
     connection = begin(worker, 1, stream=True)
     answer = connection.getresponse()

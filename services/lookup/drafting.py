@@ -14,9 +14,9 @@ from draftstore.remote.wire import AppendRequest, DraftRequest, Failure, Status
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
 from services.common.permissions import Grant
+from services.lookup.following import Releases
 from services.lookup.metrics import Metrics
-from services.lookup.releases.following import Releases
-from services.lookup.releases.served import Serving
+from services.lookup.served import Serving
 from services.lookup.settings import Limits
 
 LOG = logging.getLogger(__name__)

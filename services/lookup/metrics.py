@@ -39,7 +39,7 @@ NO_RELEASE = ""
 
 
 class OpenStore(Protocol):
-    """The reported attributes of an open store; see `releases.served.Served`."""
+    """The reported attributes of an open store; see `served.Served`."""
 
     kind: str
     build: int

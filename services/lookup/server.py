@@ -23,12 +23,12 @@ from services.common.addresses import ListenAddress
 from services.common.http import HttpServer, own_names
 from services.common.permissions import Permissions
 from services.common.sockets import BACKLOG, UnixListener, open_tcp, port_of
+from services.lookup.app import Site, make_app
 from services.lookup.drafting import DraftService
-from services.lookup.http.app import Site, make_app
+from services.lookup.following import Releases
 from services.lookup.metrics import Metrics
 from services.lookup.protocol import Clients
-from services.lookup.releases.following import Releases
-from services.lookup.releases.warming import load_kernels
+from services.lookup.served import load_kernels
 from services.lookup.settings import LookupSettings
 
 LOG = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Server:
         loop, settings, connect = self._loop, self.settings, self.clients.connect
         tls: dict[str, Any] = {}
         if self._tls:
-            seconds = settings.limits.silent_seconds
+            seconds = settings.limits.patience
             tls = {"ssl": self._tls, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": LAST_ANSWERS}
         servers = [
             await loop.create_unix_server(connect, sock=self.unix.socket, backlog=BACKLOG),

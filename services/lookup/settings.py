@@ -62,12 +62,10 @@ class Limits:
         budget: nodes per tree, for a client on the Unix socket.
         shared_budget: the same for clients of TCP and HTTP, which others may reach too: a tree of thousands of nodes
             delays everyone behind it. A token may set another limit.
-        connections: clients with a connection.
-        peer_connections: the same from one address over TCP; None: no limit.
-        strangers: connections whose client is not known yet; beyond that the oldest are closed, some every 0.1 s.
+        connections: clients with a connection, and connections whose client is not known yet.
+        peer_connections: clients at one address over TCP; None: no limit.
         waiting: contexts that threads look up or that wait for one; beyond that the answer is `BUSY`.
-        silent_seconds: time for a client to send its first request, with its token if tokens are in use.
-        stall_seconds: time for a client to read its answers, or to send the rest of a request.
+        patience: seconds for a client to send its first request or the rest of one, and to read its answers.
         threads: concurrent lookups beside those of the event loop.
     """
 
@@ -79,10 +77,8 @@ class Limits:
     shared_budget: int = SHARED_BUDGET
     connections: int = 1024
     peer_connections: int | None = None
-    strangers: int = 64
     waiting: int = 4096
-    silent_seconds: float = 5.0
-    stall_seconds: float = 10.0
+    patience: float = 10.0
     threads: int = 8
 
     def public(self, budget: int) -> dict[str, int]:

@@ -31,7 +31,7 @@ from schema import catalogue
 from schema.db.database import URL_VARIABLE, migrate
 from services.cli.tokens import tokens
 from services.common.addresses import ListenAddress
-from services.lookup.releases.warming import load_kernels
+from services.lookup.served import load_kernels
 from services.lookup.settings import LookupSettings
 from tests import ROOT
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl

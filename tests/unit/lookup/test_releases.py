@@ -23,10 +23,10 @@ from draftstore.stores.registry import open_store
 from schema import catalogue
 from schema.catalogue.releases import LiveRelease
 from schema.db.database import URL_VARIABLE
+from services.lookup import following, served
+from services.lookup.following import Releases, catalogue_targets
 from services.lookup.metrics import Metrics
-from services.lookup.releases import following, served
-from services.lookup.releases.following import Releases, catalogue_targets
-from services.lookup.releases.served import Served
+from services.lookup.served import Served
 from services.lookup.settings import LookupSettings, Target, parse_store
 from tests.fakes.databases import publish, rollback
 

@@ -13,9 +13,9 @@ from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import load_tokenizer
 from services.common.http import SECURITY
+from services.lookup import questions
 from services.lookup.drafting import Drafted, Lookup
-from services.lookup.http import questions
-from services.lookup.http.messages import MAX_BODY
+from services.lookup.questions import MAX_BODY
 from tests.fakes.sites import Running, browse, grant, hold, running_site, serving
 from tests.fakes.waiting import SECONDS
 

@@ -6,9 +6,9 @@ It shares the event loop with decoders, so anything that takes more than a fract
 import asyncio
 import json
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,13 +19,11 @@ from services.common.http import ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.lookup import page
 from services.lookup.drafting import DraftService
-from services.lookup.http.figures import Figures
-from services.lookup.http.messages import MAX_BODY, Problem, ProblemReply, ReadyReply
-from services.lookup.http.questions import Questions
-from services.lookup.releases.following import Releases
+from services.lookup.figures import Figures
+from services.lookup.following import Releases
+from services.lookup.questions import MAX_BODY, Questions
 
 NO_STORE = {"Cache-Control": "no-store"}
-JSON = "application/json"
 ADVICE = "send only the last tokens of a text: only they determine the draft"
 
 
@@ -59,13 +57,11 @@ class Site:
 
     async def releases(self, request: Request) -> Response:
         """GET /v1/releases."""
-        return _reply(json.dumps({"releases": self._releases.describe(self._grant(request).allows)}))
+        return _reply({"releases": self._releases.describe(self._grant(request).allows)})
 
     async def figures(self, request: Request) -> Response:
         """GET /v1/figures."""
-        return _reply(
-            json.dumps(await asyncio.to_thread(self.live_figures.report, self._grant(request).allows))
-        )
+        return _reply(await asyncio.to_thread(self.live_figures.report, self._grant(request).allows))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -89,7 +85,7 @@ class Site:
         if self.permissions.identify(None) is None:
             names, problems = [], ["not everything is open: see the log"] if problems else []
         status = "ready" if ready else "not ready"
-        reply = ReadyReply(status=status, releases=names, problems=stopping + problems)
+        reply = {"status": status, "releases": names, "problems": stopping + problems}
         return _reply(reply, 200 if ready else 503)
 
 
@@ -113,16 +109,15 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
 
 
 def _reply(
-    content: BaseModel | bytes | str,
+    content: dict[str, Any] | bytes | str,
     status: int = 200,
-    media: str = JSON,
+    media: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    if isinstance(content, BaseModel):
-        content = content.model_dump_json()
-    return Response(content, status, {**NO_STORE, **(headers or {})}, media)
+    data = json.dumps(content) if isinstance(content, dict) else content
+    return Response(data, status, {**NO_STORE, **(headers or {})}, media)
 
 
 def _problem(error: ProblemError) -> Response:
-    document = ProblemReply(error=Problem(status=error.status, message=error.message))
+    document = {"error": {"status": error.status, "message": error.message}}
     return _reply(document, error.status, headers=error.headers)

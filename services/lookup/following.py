@@ -21,7 +21,7 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import manifest_digest
 from schema.catalogue.releases import LiveRelease, LiveReleases
 from services.lookup.metrics import Metrics
-from services.lookup.releases.served import Served, ServedLive, Serving
+from services.lookup.served import Served, ServedLive, Serving
 from services.lookup.settings import LookupSettings, Target
 
 LOG = logging.getLogger(__name__)

@@ -25,8 +25,9 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import SlotDrafter, Slots, start
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LiveDocument
 from draftstore.live.memory import CONTEXT_SIZE
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.options import Number, Options, Shown, parsed
 from draftstore.recycling.drafter import RecyclingDrafter
@@ -151,7 +152,7 @@ class Part(NamedTuple):
     name: str
     drafter: Drafter
     strategy: str | None = None
-    append: Callable[[Document], object] | None = None
+    append: Callable[[LiveDocument], object] | None = None
 
     @property
     def label(self) -> str:
@@ -186,7 +187,7 @@ class Assembly(SlotDrafter, AbstractContextManager["Assembly"]):
         """
         for append in self._appends:
             try:
-                whole = Document.of(prompt, output, digest)
+                whole = LiveDocument.of(prompt, output, digest)
                 known = separated(whole.ids, self.vocab_size)
                 start = 1 + max(np.flatnonzero(known < 0).tolist(), default=-1)  # what follows an image
                 append(whole._replace(ids=known[start:], lead=max(0, whole.lead - start)))
@@ -357,7 +358,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
 
 
 def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opened: ExitStack) -> Part:
-    strategy = "beside" if sources.stores or sources.release else "alone"
+    strategy = "supplement" if sources.stores or sources.release else "sole"
     if target.folder is not None or (sources.lookup is None and sources.release is None):
         live = LiveStore(target.tokens, target.folder)
         opened.callback(live.close)
@@ -370,7 +371,7 @@ def _remembered(sources: Sources, target: LiveTarget, model: _TargetModel, opene
         vocab_size=model.vocab_size, deadline=sources.deadline or DEADLINE, context_size=CONTEXT_SIZE,
     )  # fmt: skip
     opened.callback(store.close)
-    append: Callable[[Document], object] | None = None
+    append: Callable[[LiveDocument], object] | None = None
     try:
         store.check_append()
         append = lambda found: store.append(found.ids, found.lead, digest=found.digest)  # noqa: E731

@@ -17,7 +17,7 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError
 from draftstore.hf.loading import Loading
-from draftstore.live.log import Document
+from draftstore.live.log import LiveDocument
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.options import Shown
 from draftstore.storage.manifest import Manifest, load_manifest
@@ -78,7 +78,7 @@ class Subject(NamedTuple):
     def learn(self, recording: Recording) -> None:
         """Add an output to the memory, as a live store does when a request ends."""
         if self.memory is not None:
-            self.memory.append(Document.of(recording.prompt, recording.output).ids)
+            self.memory.append(LiveDocument.of(recording.prompt, recording.output).ids)
 
 
 @click.command(cls=Command)
@@ -184,7 +184,7 @@ def _mixed(stored: Drafter | None, vocab_size: int, options: Replaying) -> tuple
     drafters, memory = [] if stored is None else [stored], None
     if options.live is not None:
         memory = Memory(vocab_size, options.live)
-        drafters.insert(0, warm(MemoryDrafter(memory, "alone" if stored is None else "beside")))
+        drafters.insert(0, warm(MemoryDrafter(memory, "sole" if stored is None else "supplement")))
     if options.request:
         drafters.insert(0, warm(RequestDrafter(vocab_size)))
     return warm(Mixture(drafters)), memory

@@ -2,8 +2,8 @@
 
     live = LiveStore(tokens=1_000_000, folder=Path("live/chat"))
     live.agree(Vocabulary(32_000, fingerprint))
-    live.append([Document(ids, digest=identify(messages).document)])
-    live.drafter("alone").draft(contexts)
+    live.append([LiveDocument(ids, digest=identify(messages).document)])
+    live.drafter("sole").draft(contexts)
 
 A thread follows the folder: four times a second it reads the documents that other processes appended, and forgets those
 that were taken down or are now in a published store.
@@ -23,20 +23,18 @@ from draftstore.drafting.drafter import check_ids
 from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError
 from draftstore.live.log import (
     LIVE,
-    Document,
-    Vocabulary,
+    LiveDocument,
     Writer,
-    agree,
     begun,
     drop_oldest,
     erase,
     is_open,
     read_since,
     segments,
-    settings_of,
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.live.removing import TakeDowns, last_change
+from draftstore.live.shared import Vocabulary, agree, settings_of
 from draftstore.live.source import identified, tokenizer_of
 from draftstore.options import NAME
 from draftstore.storage.manifest import TOKENIZER_FOLDER
@@ -84,10 +82,10 @@ class LiveStore:
         self._sizes: dict[Path, int] = {}  # at the last look: a damaged end is searched once
         self._own: set[Path] = set()  # segments of this process
         self._loaded = False
-        self._unread: list[Document] | None = None  # appended while the log is reloaded
+        self._unread: list[LiveDocument] | None = None  # appended while the log is reloaded
         self._rules, self._change = TakeDowns(), tuple[int, ...]()
         self._tokenizer: TextTokenizer | None = None
-        self._unlogged: list[Document] = []  # the latest documents that could not be logged
+        self._unlogged: list[LiveDocument] = []  # the latest documents that could not be logged
         self._warned = -WARN_SECONDS
         self._writer: Writer | None = None
         self._stop = threading.Event()
@@ -124,7 +122,7 @@ class LiveStore:
         if found and found != vocabulary:
             raise _mismatch(found, vocabulary)
 
-    def append(self, documents: Sequence[Document]) -> None:
+    def append(self, documents: Sequence[LiveDocument]) -> None:
         """Append documents, first to the log, then to memory, except those that were taken down.
 
         Raises:
@@ -149,7 +147,7 @@ class LiveStore:
             for document in taken:
                 self._memory.append(document.ids)
 
-    def _log(self, documents: list[Document]) -> bool:
+    def _log(self, documents: list[LiveDocument]) -> bool:
         """Write documents to the log, if there is one; return False if that fails."""
         if self._writer is None or not documents:
             return True
@@ -235,10 +233,10 @@ class LiveStore:
             for drafter in self._drafters:
                 drafter.memory, drafter.vocab_size = self._memory, vocabulary.size
 
-    def _refuses(self, document: Document) -> bool:
+    def _refuses(self, document: LiveDocument) -> bool:
         return self._tokenizer is not None and self._rules.refuse(document, self._tokenizer)
 
-    def _forgets(self, document: Document) -> bool:
+    def _forgets(self, document: LiveDocument) -> bool:
         """Return True if a document of the log was taken down, and show that this process is at work."""
         assert self._writer is not None
         with self._lock:
@@ -267,7 +265,7 @@ class LiveStore:
         if self._rules.state:  # documents appended here after they were taken down elsewhere
             for path in self._own:
                 erase(path, self._forgets)
-        documents: list[tuple[float, str, Document]] = []
+        documents: list[tuple[float, str, LiveDocument]] = []
         seen: dict[Path, int] = {}
         room = self._tokens
         for path in reversed(present):
@@ -292,7 +290,7 @@ class LiveStore:
                 drafter.memory = memory
         self._loaded = True
 
-    def _take(self, memory: Memory, document: Document) -> None:
+    def _take(self, memory: Memory, document: LiveDocument) -> None:
         with suppress(TokenRangeError):
             memory.append(document.ids)
 
@@ -309,7 +307,7 @@ class LiveStore:
             LOG.warning(message, error)
 
 
-def _in_order(path: Path, documents: Iterable[Document]) -> Iterator[tuple[float, str, Document]]:
+def _in_order(path: Path, documents: Iterable[LiveDocument]) -> Iterator[tuple[float, str, LiveDocument]]:
     """Yield the documents of a segment, each with the time of the newest one so far, and the segment's name."""
     newest = begun(path)
     for document in documents:

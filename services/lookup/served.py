@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import StoreError
 from draftstore.live import memory
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LiveDocument
 from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.remote.wire import AppendRequest, DraftRequest, short_hash
 from draftstore.storage.locks import StoreLease
@@ -182,7 +183,7 @@ class ServedLive:
         vocabulary = Vocabulary(request.vocab_size, request.fingerprint)
         digests = request.digests or [b""] * len(request.documents)
         pairs = zip(request.documents, digests, strict=True)
-        documents = [Document(*document, digest) for document, digest in pairs if len(document[0])]
+        documents = [LiveDocument(*document, digest) for document, digest in pairs if len(document[0])]
         if documents:
             self.store.agree(vocabulary)
             for strategy in RULES:  # now: later a draft would wait for an append

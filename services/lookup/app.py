@@ -28,23 +28,15 @@ ADVICE = "send only the last tokens of a text: only they determine the draft"
 
 
 class Site:
-    """The content of the HTTP application.
-
-    Attributes:
-        permissions: those of clients; replaced when the token file is reread.
-        stopping: whether the service is about to stop.
-        live_figures: the figures of the last minute.
-        max_budget: maximum nodes of a draft, unless a token sets another limit.
-    """
+    """The content of the HTTP application; `permissions` change when the token file is reread."""
 
     def __init__(self, releases: Releases, drafting: DraftService, permissions: Permissions) -> None:
         self.permissions = permissions
         self.stopping = False
         self.max_budget = drafting.limits.shared_budget
-        self._releases = releases
-        self._metrics = drafting.metrics
-        self._questions = Questions(drafting)
         self.live_figures = Figures(drafting.metrics)
+        self._releases, self._metrics = releases, drafting.metrics
+        self._questions = Questions(drafting)
 
     def _grant(self, request: Request) -> Grant:
         return identify(request, self.permissions)

@@ -84,9 +84,7 @@ def _row(name: str, total: Totals, earlier: Totals, seconds: float) -> dict[str,
 def percentile(counts: NDArray[np.float64], share: float) -> float | None:
     """Return a percentile in microseconds, interpolated linearly inside a bucket; None without requests.
 
-    Args:
-        counts: requests by duration, [bounds + 1]; those above all bounds count as the last bound.
-        share: 0.5 for the median.
+    `counts` are requests by duration, [bounds + 1]; those above all bounds count as the last bound.
     """
     below = np.cumsum([0, *counts])
     if not below[-1]:

@@ -39,7 +39,7 @@ NO_RELEASE = ""
 
 
 class OpenStore(Protocol):
-    """The reported attributes of an open store; see `served.Served`."""
+    """The reported attributes of an open store; see `Served`."""
 
     kind: str
     build: int
@@ -67,11 +67,7 @@ class Totals(NamedTuple):
 
 
 class ReleaseMetrics:
-    """The counters of one release.
-
-    Attributes:
-        counts: numbers by their names in `_COUNTERS`; `swaps` and `open_failures` are increased elsewhere.
-    """
+    """The counters of one release; of `counts`, `swaps` and `open_failures` are increased elsewhere."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(_COUNTERS, 0)
@@ -102,12 +98,7 @@ class ReleaseMetrics:
 
 
 class Metrics:
-    """The counters of a service.
-
-    Attributes:
-        connections: open connections of the binary protocol.
-        waiting: contexts that wait for a thread or are being looked up in one.
-    """
+    """The counters of a service."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()

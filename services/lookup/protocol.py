@@ -23,22 +23,15 @@ _NOBODY = Header(0, VERSION, 0, 0, 0, 0)
 
 
 class Connection(asyncio.Protocol):
-    """One client.
-
-    Attributes:
-        peer: address of a client over TCP; empty for others.
-        grant: its permissions; None until it has presented a token, if one is needed.
-        due: loop time at which the client will have failed to send or read for too long; None: no deadline.
-        known: whether it has presented a token or, if none is needed, sent a valid request.
-    """
+    """One client."""
 
     transport: asyncio.Transport
 
     def __init__(self, clients: "Clients", drafting: DraftService) -> None:
-        self.peer = ""
-        self.grant: Grant | None = None
-        self.due: float | None = None
-        self.known = False
+        self.peer = ""  # its address over TCP
+        self.grant: Grant | None = None  # until it has presented a token, if one is needed
+        self.due: float | None = None  # loop time at which it will have failed to send or read for too long
+        self.known = False  # whether it has presented a token or, if none is needed, sent a valid request
         self._clients, self._drafting, self._limits = clients, drafting, drafting.limits
         self._budget = self._limits.budget
         self._loop = asyncio.get_running_loop()

@@ -118,12 +118,7 @@ class Questions:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="questions")
 
     async def answer(self, body: bytes, grant: Grant) -> bytes:
-        """Return the `DraftReply` to a question, both as JSON; the grant holds the sender's permissions.
-
-        Raises:
-            ProblemError: the question is invalid or not allowed, too many are in progress, its release needs hidden
-                states, or the store cannot be read.
-        """
+        """Return the `DraftReply` to a question, both as JSON; ProblemError if there is none."""
         if self._open >= AT_ONCE:
             message = f"{self._open} questions are being answered: try again in a second"
             raise ProblemError(429, message, retry_after=1)
@@ -173,11 +168,7 @@ class Questions:
 
 
 def parse_question(body: bytes, most: int) -> Question:
-    """Return the question in a body; its default budget is capped at `most` nodes.
-
-    Raises:
-        ProblemError: the body is not JSON, or not a valid question.
-    """
+    """Return the question in a body; its default budget is capped at `most` nodes."""
     try:
         question = Question.model_validate(json.loads(body.decode(), parse_float=_number))
     except ValidationError as error:

@@ -58,29 +58,19 @@ class Served:
 
     Attributes:
         target: what was opened; its digest is that of the manifest.
-        name: name that clients use.
         build: prefix of the digest, as sent in answers.
         tokenizer: fingerprint of the tokenizer, as sent in answers.
         text: the tokenizer.
-        kind: kind of the store.
         backend: that of the entries; `FILES` without a choice.
         slow: whether lookups wait for a server and belong in a thread.
-        strategies: supported strategies.
         hidden_size: numbers of the hidden states that a dense store needs; 0 for others.
         pace: seconds of a draft of 64 nodes for one context of a batch, measured when it was warmed.
     """
 
     def __init__(self, target: Target, texts: Iterable[TextTokenizer] = ()) -> None:
-        """Open and warm the store of a target.
+        """Open and warm the store of a target; DraftstoreError or OSError if it cannot be used.
 
-        Args:
-            target: name and directory.
-            texts: tokenizers that are loaded already: loading one holds the interpreter's lock for 0.2 s.
-
-        Raises:
-            DraftstoreError: the store cannot be opened or is damaged, its directory holds another build, stores of this
-                kind have no drafter, or its database is down.
-            OSError: a file cannot be read.
+        `texts` are tokenizers that are loaded already: loading one holds the interpreter's lock for 0.2 s.
         """
         with ExitStack() as opened:
             opened.enter_context(closing(StoreLease(target.path)))
@@ -116,10 +106,7 @@ class Served:
     def draft(self, request: DraftRequest) -> DraftBatch:
         """Draft for the contexts of a request; thread-safe.
 
-        Raises:
-            KeyError: no such strategy.
-            StoreError: a file of the store was truncated: reading past its end would kill the process.
-            DraftstoreError: the store's database is down, or a hidden state has another size.
+        StoreError if a file of the store was truncated, since reading past its end would kill the process.
         """
         drafter = self._drafters[request.strategy]
         damage = self._files.check()

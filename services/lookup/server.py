@@ -44,14 +44,9 @@ Started = Callable[[dict[str, Any]], None]
 
 
 def run(settings: LookupSettings, started: Started = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT; DraftstoreError if the service cannot start.
 
-    Args:
-        settings: settings of this run.
-        started: called with a description of stores and addresses once all are ready.
-
-    Raises:
-        DraftstoreError: the service cannot start.
+    `started` is called with a description of stores and addresses once all are ready.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -69,11 +64,7 @@ class Server:
     """One run of the service, from the opening of its sockets on."""
 
     def __init__(self, settings: LookupSettings, started: Started = lambda _: None) -> None:
-        """Open the sockets; see `run`.
-
-        Raises:
-            DraftstoreError: a socket cannot be opened, or the token file or the certificate cannot be used.
-        """
+        """Open the sockets; see `run`."""
         self.settings = settings
         self._started = started
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if settings.tls_cert else None
@@ -173,12 +164,7 @@ class Server:
         LOG.info("tokens and certificate reloaded")
 
     def _read_files(self) -> Permissions:
-        """Return the permissions, and load the certificate for new connections.
-
-        Raises:
-            PermissionsError: the token file cannot be used.
-            LookupServiceError: the certificate cannot be used.
-        """
+        """Return the permissions, and load the certificate for new connections."""
         settings = self.settings
         if self._tls and settings.tls_cert:
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._tls):  # the first is a trial

@@ -113,7 +113,6 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
 
 
 def _tokenizer(name: str | None, out: Path, stored: list[Source]) -> tuple[TextTokenizer, str]:
-    """Return the named tokenizer, or a default one, and its origin."""
     return (load_tokenizer(name), f"as given: {name}") if name else quickstart_tokenizer(out, stored)
 
 

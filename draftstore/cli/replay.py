@@ -134,7 +134,6 @@ def _drafts(subject: Subject, options: Replaying) -> str:
 
 
 def _check(directories: tuple[Path, ...], options: Replaying, drafting: Drafting) -> None:
-    """Refuse options that need a store if there is none, and mutually exclusive ones."""
     if options.record and options.chain is not None:
         raise click.UsageError("--record saves results of whole trees: omit --chain.")
     reason = ""
@@ -180,7 +179,6 @@ def _subject(
 
 
 def _mixed(stored: Drafter | None, vocab_size: int, options: Replaying) -> tuple[Drafter, Memory | None]:
-    """Return a store's drafter, if any, mixed with the other drafters, and the memory, if used."""
     drafters, memory = [] if stored is None else [stored], None
     if options.live is not None:
         memory = Memory(vocab_size, options.live)

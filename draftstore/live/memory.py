@@ -84,7 +84,6 @@ class MemoryDrafter(ContextDrafter):
     context_size = CONTEXT_SIZE
 
     def __init__(self, memory: Memory, strategy: str = DEFAULT) -> None:
-        """Draft with one of `RULES`."""
         self.memory = memory
         self.vocab_size = memory.vocab_size
         self._rule = read_only(np.array(RULES[strategy], np.float64))

@@ -12,7 +12,7 @@ from draftstore.errors import CorpusError, TokenizerError
 from draftstore.live import log
 from draftstore.live.log import LIVE, REST, LiveDocument, documents, segments
 from draftstore.live.shared import settings_of
-from draftstore.storage.files import publish, remove, retired_name
+from draftstore.storage.files import publish, remove
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.digests import Identity, answer_digest, identify
@@ -95,12 +95,13 @@ def adopt(folder: Path, tokenizer: TextTokenizer) -> None:
         with suppress(TokenizerError):
             if tokenizer_of(folder).fingerprint == tokenizer.fingerprint:
                 return
-        target, filling = folder / TOKENIZER_FOLDER, folder / f".{TOKENIZER_FOLDER}.partial"
+        filling, replaced = folder / f".{TOKENIZER_FOLDER}.partial", folder / f".{TOKENIZER_FOLDER}.replaced"
         remove(filling)
+        remove(replaced)
         filling.mkdir()
         tokenizer.save(filling)
-        publish(filling, target)
-        remove(retired_name(target))
+        publish(filling, folder / TOKENIZER_FOLDER, replaced)
+        remove(replaced)
 
 
 def _require_own(folder: Path, tokenizer: TextTokenizer) -> None:

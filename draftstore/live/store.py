@@ -125,9 +125,8 @@ class LiveStore:
     def append(self, documents: Sequence[LiveDocument]) -> None:
         """Append documents, first to the log, then to memory, except those that were taken down.
 
-        Raises:
-            TokenRangeError: an id is outside the vocabulary; nothing is appended.
-            TokenizerError: another process has appended documents of another vocabulary; nothing is appended.
+        Nothing is appended if an id is outside the vocabulary (TokenRangeError), or if another process has appended
+        documents of another vocabulary (TokenizerError).
         """
         assert self._memory is not None, "agree first"
         for document in documents:
@@ -244,7 +243,6 @@ class LiveStore:
         return self._refuses(document)
 
     def _read_new(self, present: Sequence[Path]) -> None:
-        """Append documents that other processes have written since the last call."""
         assert self._memory is not None
         for path in present:
             with suppress(FileNotFoundError):

@@ -39,14 +39,7 @@ class Lock(AbstractContextManager["Lock"]):
 def lock(path: Path, *, shared: bool = False, seconds: float = math.inf) -> Lock:
     """Lock an existing file or folder; if it was replaced meanwhile, lock its replacement.
 
-    Args:
-        path: the file or folder.
-        shared: whether others may hold shared locks at the same time.
-        seconds: how long to wait for other holders.
-
-    Raises:
-        BlockingIOError: it is still held after that time.
-        OSError: it cannot be opened.
+    Others may hold shared locks at the same time. BlockingIOError if another lock is still held after some seconds.
     """
     end = time.monotonic() + seconds
     while True:

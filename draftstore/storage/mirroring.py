@@ -34,13 +34,9 @@ NAME_BYTES, PATH_BYTES = 255, 1024
 
 
 class Mirrored(NamedTuple):
-    """A mirror that is up to date.
+    """A mirror that is up to date, and how many objects were fetched and removed, of all.
 
-    Attributes:
-        path: folder of the objects, or the file if the URL is one object.
-        fetched: number of objects fetched.
-        removed: number of objects removed.
-        objects: total number of objects.
+    `path` is the folder of the objects, or the file if the URL is one object.
     """
 
     path: Path
@@ -55,24 +51,12 @@ def is_url(place: str) -> bool:
     return bool(found) and scheme.isalnum()
 
 
-def mirror(
-    url: str,
-    folder: Path,
-    *,
-    options: dict[str, Any] | None = None,
-) -> Mirrored:
-    """Bring a folder up to date with the objects under a URL; an interrupted call resumes after its last batch.
+def mirror(url: str, folder: Path, *, options: dict[str, Any] | None = None) -> Mirrored:
+    """Bring a private folder up to date with the objects under a URL, of any protocol that fsspec supports.
 
-    If another process is updating the folder, wait for it to finish.
-
-    Args:
-        url: a prefix or an object, of any protocol that fsspec supports: `s3://bucket/prefix`.
-        folder: private folder for this URL only; created if missing.
-        options: options of the file system, such as `endpoint_url`; credentials come from the environment.
-
-    Raises:
-        CorpusError: nothing is there, or it cannot be reached.
-        MissingExtraError: the package for this protocol is not installed.
+    An interrupted call resumes after its last batch; if another process is updating the folder, wait for it to finish.
+    The options are the file system's, such as `endpoint_url`; credentials come from the environment. CorpusError if
+    nothing is there, or it cannot be reached; MissingExtraError if the package for the protocol is not installed.
     """
     with needs_extra("fsspec", "s3"):
         import fsspec.core
@@ -191,6 +175,5 @@ def _part(part: str) -> str:
 
 
 def _tag(facts: dict[str, Any]) -> str:
-    """Return a tag that reveals whether an object changed."""
     tag = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
     return f"{tag} {facts.get('size')}"

@@ -165,7 +165,6 @@ class Guard:
             self._requests -= 1
 
     def _refuse(self, scope: Scope) -> Response | None:
-        """Return the refusal of a request; None if the application may answer it."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         status, retry_after = 400, None

@@ -59,7 +59,6 @@ def _bind_tcp(address: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
-    """Return what the user can do about a socket that cannot be opened."""
     if error.errno == errno.EADDRINUSE:
         return f"port {endpoint.port} of {endpoint.host} is in use: stop the program there, or choose another {option}"
     if error.errno == errno.EACCES:

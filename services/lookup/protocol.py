@@ -131,7 +131,6 @@ class Connection(asyncio.Protocol):
         return Frame(header, data[HEADER.size : end])
 
     def _take(self, frame: Frame) -> None:
-        """Answer one frame, or start to."""
         began = perf_counter()
         header = frame.header
         try:

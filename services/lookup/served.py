@@ -100,7 +100,6 @@ class Served:
         self._opened_at = datetime.now(UTC)
 
     def __str__(self) -> str:
-        """Return the name and the build, for logs."""
         return f"{self.name!r} from build {self.build:016x}"
 
     def draft(self, request: DraftRequest) -> DraftBatch:

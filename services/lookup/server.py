@@ -64,7 +64,6 @@ class Server:
     """One run of the service, from the opening of its sockets on."""
 
     def __init__(self, settings: LookupSettings, started: Started = lambda _: None) -> None:
-        """Open the sockets; see `run`."""
         self.settings = settings
         self._started = started
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if settings.tls_cert else None
@@ -148,7 +147,7 @@ class Server:
         self._loop.call_later(1.0, self._tick)
 
     def _tidy(self) -> None:
-        """Close connections that are past their deadline or too many; every 0.1 s."""
+        """Close connections that are past their deadline; every 0.1 s."""
         self.clients.close_overdue(self._loop.time())
         self._loop.call_later(0.1, self._tidy)
 
@@ -195,7 +194,6 @@ class Server:
 
 
 def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Load a certificate for encrypted connections (TLS 1.2 and 1.3)."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # never asks for a passphrase

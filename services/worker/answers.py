@@ -23,7 +23,6 @@ class StopStrings:
     """Holds back text that may become a stop string, and ends the text before one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Look for stop strings, none of them empty."""
         self._stops = tuple(stops)
         self._held = ""
         self._found = False
@@ -156,22 +155,8 @@ class Answered:
     calls: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(frozen=True)
-class Failed:
-    """An answer that failed."""
-
-    error: ProblemError
-
-
-@dataclass(frozen=True)
-class Record:
-    """An answer as the next stores know it: its line in a response log, and the digest of that line's document."""
-
-    line: bytes
-    digest: bytes
-
-
-Event: TypeAlias = Delta | Answered | Failed
+Event: TypeAlias = Delta | Answered | ProblemError
+"""A piece of an answer, its end, or why it failed."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +170,8 @@ class Terms:
     lead: str = ""  # dropped if an answer begins with it
     tools: bool = False  # whether an answer may call tools
     bearer: str = ""  # name of the client's token
-    record: Callable[[Answered], Record] | None = None  # None: such answers are not remembered
+    # Returns the line of an answer in a response log, and the digest of its document; None: it is not remembered.
+    record: Callable[[Answered], tuple[bytes, bytes]] | None = None
 
 
 class EndedError(Exception):

@@ -76,7 +76,6 @@ class WorkerSite:
     def __init__(
         self, decoder: Decoder, figures: WorkerMetrics, permissions: Permissions, settings: WorkerSettings
     ) -> None:
-        """Serve a decoder."""
         self.permissions = permissions  # of clients; replaced when the token file is reread
         self._decoder, self._figures, self._settings = decoder, figures, settings
         self._since = int(time.time())
@@ -158,14 +157,12 @@ def _read(
 
 def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
+    completions = partial(site.answer, kind=CompletionBody, style=Completion)
+    chats = partial(site.answer, kind=ChatBody, style=Chat)
     return http.make_app(
         [
-            Route(
-                "/v1/completions",
-                partial(site.answer, kind=CompletionBody, style=Completion),
-                methods=["POST"],
-            ),
-            Route("/v1/chat/completions", partial(site.answer, kind=ChatBody, style=Chat), methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chats, methods=["POST"]),
             Route("/v1/models", site.models),
             Route("/v1/models/{name:path}", site.models),
             Route("/healthz", site.health),

@@ -13,7 +13,7 @@ from typing import Literal
 
 from draftstore.errors import GrammarError, ProbabilityError, counted
 from services.common.http import ProblemError
-from services.worker.answers import Answer, Answered, EndedError, Engine, Failed
+from services.worker.answers import Answer, Answered, EndedError, Engine
 from services.worker.metrics import WorkerMetrics
 
 LOG = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Decoder:
             for answer in left:
                 self._waiting.remove(answer)
         for answer in left:
-            self._end(answer, Failed(self._unavailable()))
+            self._end(answer, self._unavailable())
 
     def drain(self) -> None:
         """Accept no more requests and end after the accepted ones."""
@@ -144,7 +144,7 @@ class Decoder:
             self._waiting.clear()
             self._running.clear()
         for answer in left:
-            answer.post(Failed(self._unavailable()))
+            answer.post(self._unavailable())
         self._changed()
 
     def _begin(self, engine: Engine) -> bool:
@@ -174,7 +174,7 @@ class Decoder:
         # Failures are counted before the first event is posted, so that its client already sees them.
         events = [(answer, self._outcome(answer, error)) for answer, error in ended]
         wanted = [event for answer, event in events if not answer.cancelled]
-        if any(isinstance(event, Failed) and event.error.status >= 500 for event in wanted):
+        if any(isinstance(event, ProblemError) and event.status >= 500 for event in wanted):
             self._failures += 1
         elif wanted:
             self._failures = 0
@@ -183,24 +183,24 @@ class Decoder:
                 self._running.remove(answer)
             self._end(answer, event)
 
-    def _outcome(self, answer: Answer, error: Exception | None) -> Answered | Failed:
+    def _outcome(self, answer: Answer, error: Exception | None) -> Answered | ProblemError:
         """Return the answer, or an error for the client without details, which may be private."""
         if answer.cancelled:
-            return Failed(self._unavailable())
+            return self._unavailable()
         if error is None or isinstance(error, EndedError):
             try:
                 return answer.finish()
             except Exception as failed:  # noqa: BLE001 (reported like all others)
                 error = failed
         if isinstance(error, ProbabilityError | GrammarError):
-            return Failed(ProblemError(400, str(error)))
+            return ProblemError(400, str(error))
         LOG.error("decoding failed", exc_info=error, extra={"id": answer.terms.id})
         if type(error).__name__ == "OutOfMemoryError":
             message = "the device has no memory left for this request: send a shorter one"
-            return Failed(ProblemError(503, message, code="out_of_memory", retry_after=1))
-        return Failed(ProblemError(500, "internal error: see the log of the worker"))
+            return ProblemError(503, message, code="out_of_memory", retry_after=1)
+        return ProblemError(500, "internal error: see the log of the worker")
 
-    def _end(self, answer: Answer, event: Answered | Failed) -> None:
+    def _end(self, answer: Answer, event: Answered | ProblemError) -> None:
         """Count, log and post the end of an answer; the log has none of its text."""
         failed = "abort" if answer.cancelled else "error"
         reason = answer.reason if isinstance(event, Answered) else failed
@@ -222,9 +222,9 @@ class Decoder:
         if answer.terms.record is None or self.engine is None or not event.text:
             return
         try:
-            record = answer.terms.record(event)
+            line, digest = answer.terms.record(event)
             if self._keep:
-                self._keep(record.line)
-            self.engine.remember(answer, record.digest)
+                self._keep(line)
+            self.engine.remember(answer, digest)
         except Exception:  # the answer itself is complete
             LOG.exception("an answer is not remembered", extra={"id": answer.terms.id})

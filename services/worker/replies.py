@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Send
 import draftstore
 from draftstore.hf.requests import GenerationRequest
 from services.common.http import ProblemError
-from services.worker.answers import Answer, Answered, Delta, Event, Facts, Failed, Terms, Usage
+from services.worker.answers import Answer, Answered, Delta, Event, Facts, Terms, Usage
 from services.worker.decoder import Decoder
 
 LOG = logging.getLogger(__name__)
@@ -66,7 +66,6 @@ class Completion:
     whole = piece = "text_completion"
 
     def __init__(self, facts: Facts) -> None:
-        """Format the answers of a model to one request."""
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._facts = facts
         self._created = int(time.time())
@@ -167,7 +166,7 @@ class Exchange:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._decoder.cancel(self._answers)
-        self._events.put_nowait(Failed(ProblemError(NOBODY, "the client has disconnected")))
+        self._events.put_nowait(ProblemError(NOBODY, "the client has disconnected"))
 
     def close(self) -> None:
         """Release the request, cancelling what is unfinished."""
@@ -196,7 +195,7 @@ class Exchange:
                 match await self._events.get():
                     case Answered() as answer:
                         done.append(answer)
-                    case Failed(error):
+                    case ProblemError() as error:
                         raise error
         finally:
             self.close()
@@ -209,9 +208,9 @@ class Exchange:
         With `usage`, it ends with the figures; with `each`, too, every chunk has those so far.
         """
         first = await self._next()
-        if isinstance(first, Failed):
+        if isinstance(first, ProblemError):
             self.close()
-            raise first.error
+            raise first
         headers = {**NO_STORE, "X-Accel-Buffering": "no"}
         return EventStream(self._chunks(first, usage, each), headers=headers, media_type="text/event-stream")
 
@@ -234,7 +233,7 @@ class Exchange:
                     case Answered() as answer:
                         yield sse(style.last(answer) | figures())
                         left -= 1
-                    case Failed(error):
+                    case ProblemError() as error:
                         yield sse(problem_document(error))
                         break
                 if not left:

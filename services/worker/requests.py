@@ -16,7 +16,7 @@ from draftstore.text.digests import identify
 from draftstore.text.records import content_of
 from draftstore.text.tokenizer import TextTokenizer
 from services.common.http import ProblemError
-from services.worker.answers import Answered, Engine, Facts, Record, Terms
+from services.worker.answers import Answered, Engine, Facts, Terms
 from services.worker.bodies import AnyBody, Body, ChatBody, CompletionBody
 from services.worker.response_log import as_line
 from services.worker.settings import WorkerSettings
@@ -166,14 +166,14 @@ def _lead(body: AnyBody, tokenizer: TextTokenizer) -> str:
     return answer_lead(tokenizer, ()) if isinstance(body, ChatBody) else ""
 
 
-def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], Record]:
+def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], tuple[bytes, bytes]]:
     created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     head = {"id": id_, "created": created, "model": engine.facts.name}
 
-    def record(answer: Answered) -> Record:
+    def record(answer: Answered) -> tuple[bytes, bytes]:
         named = head | ({"id": f"{id_}-{answer.choice}"} if answer.choice else {})
         line = as_line(named | _content(body, engine.tokenizer, answer))
-        return Record(line, identify(content_of(json.loads(line))[1]).document)
+        return line, identify(content_of(json.loads(line))[1]).document
 
     return record
 

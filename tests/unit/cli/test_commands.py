@@ -117,7 +117,7 @@ def test_help_holds_an_example_that_parses(path: tuple[str, ...], run: Runner) -
         command.make_context("example", words, parent=click.Context(cli, **cli.context_settings))
 
 
-def test_help_lists_each_command_under_a_title_with_its_whole_summary(run: Runner) -> None:
+def test_help_lists_commands_by_title_with_full_summaries(run: Runner) -> None:
     listed = run("-h").out
     assert listed.index("\nFirst steps:\n  quickstart ") < listed.index(
         "\nCatalogue and renewal:\n  catalogue "
@@ -180,7 +180,7 @@ def build(run: Runner, tmp_path: Path, tokenizer: Path, *more: object, corpus: P
     return run("build", "rest", "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, *more)
 
 
-def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
+def test_build_reports_the_store_and_skipped_texts(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     write_texts(folder / "data.jsonl", 3)

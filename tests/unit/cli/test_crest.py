@@ -54,7 +54,7 @@ def test_usage(run: Runner, small_store: Path, out: Path, arguments: list[str], 
     assert names(out.parent) == []
 
 
-def test_count_writes_what_it_says(run: Runner, small_store: Path, small_crest: Path, out: Path) -> None:
+def test_count_writes_its_report(run: Runner, small_store: Path, small_crest: Path, out: Path) -> None:
     found = run("count", small_store, "--out", out, "--max-n", "2", "--json").json()
     tables = [pl.read_parquet(out / f"n{n}.parquet") for n in (1, 2)]
     assert found["counts"]["entries"] == sum(table.height for table in tables)

@@ -123,7 +123,7 @@ def test_a_dense_release_has_no_drafts_for_text(small_dense: Path) -> None:
         (b'{"release": "chat", "text": "", "strategy": "best"}', 404, "backoff"),
     ],
 )
-def test_questions_that_are_none(client: TestClient, body: bytes, status: int, words: str) -> None:
+def test_invalid_questions_are_refused(client: TestClient, body: bytes, status: int, words: str) -> None:
     response = client.post("/v1/draft", content=body, headers={"Content-Type": "application/json"})
     assert words in refusal(response, status)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from draftstore.cli.common import progress_bars, status, warm
 from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
-from draftstore.cli.query import TreeText, describe, timed_draft
+from draftstore.cli.query import describe, draw_tree, timed_draft
 from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
 from draftstore.errors import counted
@@ -140,4 +140,4 @@ def _show_tree(store: RestStore, tokenizer: TextTokenizer, recordings: list[Reco
     matched = tokenizer.decode(context[len(context) - draft.match_length :])
     say(f"\nA draft of {DRAWN_NODES} nodes inside {recordings[chosen].id}:")
     say(describe(draft, matched, micros))
-    say(f"{tokenizer.decode(context)[-60:]!r}\n{TreeText(tokenizer).draw(draft.tree)}")
+    say(f"{tokenizer.decode(context)[-60:]!r}\n{draw_tree(draft.tree, tokenizer)}")

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -89,10 +89,9 @@ def _update(system: Any, objects: dict[str, tuple[str, str]], folder: Path) -> t
         state = load_json((folder / STATE).read_bytes(), STATES)
     except (OSError, ValueError):
         state = {}
-    known = len(state)
-    for name in state.keys() - objects.keys():
-        _forget(folder, name, state)
-    removed = known - len(state)
+    removed = _forget(folder, state, state.keys() - objects.keys())
+    if removed:
+        write_json(folder / STATE, state)
     changed = [
         name
         for name, (_, tag) in objects.items()
@@ -102,15 +101,9 @@ def _update(system: Any, objects: dict[str, tuple[str, str]], folder: Path) -> t
     for start in range(0, len(changed), size):
         batch = changed[start : start + size]
         found = _fetch(system, {name: objects[name][0] for name in batch}, folder)
-        for name in batch:
-            if name in found:
-                state[name] = objects[name][1]
-            elif name in state:  # it vanished after the listing
-                _forget(folder, name, state)
-                removed += 1
+        state |= {name: objects[name][1] for name in found}
+        removed += _forget(folder, state, state.keys() & (set(batch) - found))  # vanished after the listing
         fetched += len(found)
-        write_json(folder / STATE, state)
-    if removed and not changed:
         write_json(folder / STATE, state)
     return fetched, removed
 
@@ -141,14 +134,16 @@ def _fetch(system: Any, names: dict[str, str], folder: Path) -> set[str]:
     return set(found)
 
 
-def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
-    """Remove an object and folders left empty: a later object may have the name of such a folder."""
-    del state[name]
+def _forget(folder: Path, state: dict[str, str], names: Set[str]) -> int:
+    """Remove objects and folders left empty: a later object may have the name of such a folder."""
     objects = folder / OBJECTS
-    remove(objects / name)
-    for parent in PurePosixPath(name).parents[:-1]:
-        with suppress(OSError):
-            (objects / parent).rmdir()
+    for name in names:
+        del state[name]
+        remove(objects / name)
+        for parent in PurePosixPath(name).parents[:-1]:
+            with suppress(OSError):
+                (objects / parent).rmdir()
+    return len(names)
 
 
 def _places(keys: Sequence[str]) -> list[str]:

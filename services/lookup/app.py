@@ -6,6 +6,7 @@ It shares the event loop with decoders, so anything that takes more than a fract
 import asyncio
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -14,16 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from draftstore import __version__
 from services.common import http
 from services.common.http import ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
-from services.lookup import page
 from services.lookup.drafting import DraftService
 from services.lookup.figures import Figures
 from services.lookup.following import Releases
 from services.lookup.questions import MAX_BODY, Questions
 
 NO_STORE = {"Cache-Control": "no-store"}
+PAGE = Path(__file__).parent / "page"
+MEDIA = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PAGE_BUDGET = 32
+"""Initial limit on the nodes of a draft on the page."""
 ADVICE = "send only the last tokens of a text: only they determine the draft"
 
 
@@ -81,14 +86,24 @@ class Site:
         return _reply(reply, 200 if ready else 503)
 
 
+def render_page(max_budget: int) -> str:
+    """Return the page of a service with this limit on the nodes of a draft."""
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    values = {"version": __version__, "max_budget": max_budget, "budget": min(PAGE_BUDGET, max_budget)}
+    for name, value in values.items():
+        page = page.replace(f"{{{{ {name} }}}}", str(value))
+    return page
+
+
 def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
     fixed = {
         "/healthz": _reply('{"status":"alive"}'),
-        "/": _reply(page.render(site.max_budget), media="text/html"),
+        "/": _reply(render_page(site.max_budget), media="text/html"),
     }
     # From memory: request paths never reach the file system.
-    fixed |= {f"/static/{name}": _reply(asset.data, media=asset.media) for name, asset in page.ASSETS.items()}
+    for path in sorted((PAGE / "static").iterdir()):
+        fixed[f"/static/{path.name}"] = _reply(path.read_bytes(), media=MEDIA[path.suffix])
     routes = [
         Route("/v1/draft", site.draft, methods=["POST"]),
         Route("/v1/releases", site.releases),

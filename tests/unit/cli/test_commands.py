@@ -293,7 +293,9 @@ def echoes(tmp_path: Path) -> Path:
     return path
 
 
-def test_replay_with_the_request(run: Runner, store: Path, small_crest: Path, echoes: Path) -> None:
+def test_replay_with_the_request(
+    run: Runner, store: Path, small_crest: Path, tokenizer: Path, echoes: Path
+) -> None:
     """It joins the drafts of every store."""
     arguments = ["replay", store, small_crest, "--replays", echoes, "--json"]
     alone = [json.loads(line) for line in run(*arguments).out.splitlines()]
@@ -305,9 +307,6 @@ def test_replay_with_the_request(run: Runner, store: Path, small_crest: Path, ec
         assert after["tokens"] == before["tokens"]
     ran = run("replay", store, "--replays", echoes, "--request", "--strategy", "longest")
     assert re.search(r"small +│ longest \+ request +│ +64 ", ran.out)
-
-
-def test_replay_of_the_request_alone(run: Runner, tokenizer: Path, echoes: Path) -> None:
     ran = run("replay", "--request", "--tokenizer", tokenizer, "--replays", echoes)
     assert re.search(r"none +│ request +│ +64 ", ran.out)
 

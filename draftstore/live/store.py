@@ -68,8 +68,7 @@ class LiveStore:
             folder: folder of the log, created if necessary; None: memory only, lost when the process ends.
 
         Raises:
-            EarlierVersionError: the log is of an earlier version.
-            DraftstoreError: the folder cannot be used.
+            DraftstoreError: the folder cannot be used, or its log is of an earlier version.
         """
         self._tokens, self._folder = tokens, folder
         self.vocabulary: Vocabulary | None = None

@@ -121,13 +121,8 @@ class WorkerSite:
         facts, name = self._decoder.require_model().facts, request.path_params.get("name")
         self._grant(request, facts.name)
         check_model(name, facts)
-        entry: dict[str, Any] = {
-            "id": facts.name,
-            "object": "model",
-            "created": self._since,
-            "owned_by": "draftstore",
-        }
-        entry |= {"max_model_len": facts.positions, "drafters": list(facts.drafters)}
+        entry: dict[str, Any] = {"id": facts.name, "object": "model", "owned_by": "draftstore"}
+        entry |= {"created": self._since, "max_model_len": facts.positions, "drafters": list(facts.drafters)}
         return JSONResponse(entry if name else {"object": "list", "data": [entry]}, headers=NO_STORE)
 
     async def metrics(self, request: Request) -> Response:

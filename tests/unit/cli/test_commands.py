@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from draftstore.cli import Commands, cli, main
+from draftstore.cli.query import draw_tree
 from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import load_manifest
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests.conftest import write_texts
+from tests.fakes.llama_cpp import read_cache
 from tests.fakes.waiting import until
 
 COMMAND = [sys.executable, "-m", "draftstore"]
@@ -274,6 +278,21 @@ def test_query(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None
         assert 0 < node["prob"] <= 1
 
 
+def test_a_tree_is_drawn_as_lines(small_tokenizer: TextTokenizer) -> None:
+    ids = [int(small_tokenizer.encode(letter, bos=False)[0]) for letter in "abcdefgh"]
+    parents, levels = [-1, 0, 1, 1, 2, 2, 4, -1], [0, 16, 32, 48, 64, 80, 96, 112]
+    tree = DraftTree(np.array(ids, np.int32), np.array(parents, np.int16), np.array(levels, np.uint8))
+    assert LEVEL_PROBS[16] == 0.5
+    assert draw_tree(tree, small_tokenizer).splitlines() == [
+        "1.000…0.500  a·b",
+        "├─ 0.250  c",
+        "│  ├─ 0.062…0.016  e·g",
+        "│  └─ 0.031  f",
+        "└─ 0.125  d",
+        "0.008  h",
+    ]
+
+
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
     assert (found["store"], found["strategy"], found["budget"]) == (str(store), "backoff", 9)
@@ -326,6 +345,35 @@ def test_replay_learns_from_the_outputs_before(
     assert after["passes"] < before["passes"]
     assert before["live"] is None
     assert re.search(r"small +│ backoff \+ request \+ live +│ +64 ", run(*asked, "--live").out)
+
+
+def test_a_cache_for_llama_cpp(run: Runner, small_store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cache.bin"
+    found = run("export", "llama-cpp", small_store, "--out", out, "--max-bytes", "2kB", "--json").json()
+    assert (found["path"], found["bytes"]) == (str(out), out.stat().st_size)
+    assert found["ngrams"] == len(read_cache(out)) == 2000 // 28
+    assert found["left_out"] > 0
+    assert "exists" in run("export", "llama-cpp", small_store, "--out", out).error()
+    ran = run("export", "llama-cpp", small_store, "--out", out, "--overwrite", "--min-count", 3)
+    assert (ran.status, ran.out) == (0, f"{out}\n")
+    assert f"{len(read_cache(out)):,} pairs" in ran.err
+
+
+@pytest.mark.data
+def test_ten_answers_are_compared(
+    run: Runner, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["demo", "--model", data / "models" / "stories260K", "--max-tokens", 12]
+    found = run(*arguments, "--json").json()
+    answers = found["answers"]
+    assert [row["kind"] for row in answers] == ["edit"] * 5 + ["question"] * 5
+    for row in answers:
+        assert row["same_text"]
+        assert row["passes"] <= row["plain_passes"] == row["tokens"] - 1
+        assert row["gain"] == pytest.approx(row["plain_seconds"] / row["seconds"], rel=0.5)
+    assert found["median_gain"].keys() == {"edit", "question"}
+    assert list(tmp_path.iterdir()) == []  # neither a model nor a curve is left
 
 
 def test_not_a_store(run: Runner, tmp_path: Path, replays: Path) -> None:

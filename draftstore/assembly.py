@@ -34,7 +34,7 @@ from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.recycling.store import KIND as RECYCLING
 from draftstore.recycling.store import open_drafter
 from draftstore.remote.client import DEADLINE, RemoteStore
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import TokenizerIdentity, WatchedFiles, load_manifest
 from draftstore.stores.crest.entries import Backend
 from draftstore.stores.dresd.store import KIND as DENSE
@@ -302,7 +302,7 @@ def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator
 
 def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
     """Open a store built from text or from this model's hidden states."""
-    opened.callback(StoreLease(path).close)
+    opened.callback(lease(path).close)
     store: Store
     if kind == DENSE:
         store = DresdStore.open(path, target_model=model.name, hidden_size=model.hidden_size)

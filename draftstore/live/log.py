@@ -190,7 +190,7 @@ class Writer:
     def __init__(self, folder: Path, tokens: int) -> None:
         """Write to a folder, creating it if necessary, in segments of at most `tokens`; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._tokens, self._state = folder, tokens, 0
+        self.folder, self._tokens, self._state = folder, tokens, 0
         self._signed = time.monotonic()
         enlarge(folder, tokens)
         self._open()
@@ -221,7 +221,7 @@ class Writer:
         """Begin a new segment if the current one is old, or large for the log."""
         old = time.monotonic() - self._began > SEGMENT_SECONDS
         most = _TOKEN.itemsize * self._tokens
-        large = self.size > most and self.size > _TOKEN.itemsize * settings_of(self._folder).tokens
+        large = self.size > most and self.size > _TOKEN.itemsize * settings_of(self.folder).tokens
         if self.size and (old or large):
             state = self._state
             self.reopen()
@@ -237,8 +237,8 @@ class Writer:
     def reopen(self) -> None:
         """Begin a new segment; OSError if the folder is gone."""
         file = self._file
-        if not settings_of(self._folder).tokens:  # another folder than before
-            enlarge(self._folder, self._tokens)
+        if not settings_of(self.folder).tokens:  # another folder than before
+            enlarge(self.folder, self._tokens)
         self._open()
         os.close(file)
 
@@ -249,8 +249,8 @@ class Writer:
         os.close(self._file)
 
     def _open(self) -> None:
-        stamp = int(max(time.time(), newest(self._folder)) * 1000) + 1
-        path = self._folder / f"{stamp:016d}-{secrets.token_hex(4)}{LIVE}"
+        stamp = int(max(time.time(), newest(self.folder)) * 1000) + 1
+        path = self.folder / f"{stamp:016d}-{secrets.token_hex(4)}{LIVE}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         try:
             hold(file)  # others see by the lock that it is in use

@@ -20,8 +20,8 @@ from services.common import http
 from services.common.http import ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
 from services.lookup.drafting import DraftService
-from services.lookup.figures import Figures
 from services.lookup.following import Releases
+from services.lookup.metrics import Figures
 from services.lookup.questions import MAX_BODY, Questions
 
 NO_STORE = {"Cache-Control": "no-store"}

@@ -23,7 +23,7 @@ from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
 from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.remote.wire import AppendRequest, DraftRequest, short_hash
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import (
     TOKENIZER_FOLDER,
     Manifest,
@@ -73,7 +73,7 @@ class Served:
         `texts` are tokenizers that are loaded already: loading one holds the interpreter's lock for 0.2 s.
         """
         with ExitStack() as opened:
-            opened.enter_context(closing(StoreLease(target.path)))
+            opened.enter_context(lease(target.path))
             digest = _require_digest(target, target.digest)
             self._manifest = manifest = load_manifest(target.path)
             kind = kind_of(manifest.kind)

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections import namedtuple
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from draftstore.errors import BuildError, CorpusError, StoreError
 from draftstore.storage.files import locked_directory
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import (
     FileEntry,
     Manifest,
@@ -254,7 +253,7 @@ def test_a_link_to_a_store_is_replaced_and_its_target_kept(tmp_path: Path) -> No
 
 def test_a_store_that_is_open_is_neither_overwritten_nor_removed(tmp_path: Path) -> None:
     out = build(tmp_path / "a", "old").path
-    with closing(StoreLease(out)):
+    with lease(out):
         with pytest.raises(BuildError, match="is open in another process"):
             build(out, "new", overwrite=True)
         with pytest.raises(StoreError, match="is open in another process"):

@@ -23,7 +23,6 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.python_source import (
     HELD_OUT,
-    Source,
     default_folders,
     find_sources,
     hold_out,
@@ -71,7 +70,9 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
         write_corpus(out / "corpus.jsonl", stored)
         write_recordings(out / "held-out.jsonl", held)
     with status("preparing a tokenizer"):
-        loaded, origin = _tokenizer(options.tokenizer, out, stored)
+        name = options.tokenizer
+        given = (load_tokenizer(name), f"as given: {name}") if name else None
+        loaded, origin = given or quickstart_tokenizer(out, stored)
     say(f"tokenizer: {origin}, {loaded.vocab_size:,} ids", err=True)
     with progress_bars() as progress:
         texts = RestOptions(corpus=(out / "corpus.jsonl",), name="python-source")
@@ -110,10 +111,6 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
     say(f"  draftstore info {path}")
     say(f'  draftstore query {path} --text "for i in range("')
     return say(f"  draftstore serve --store {path}")
-
-
-def _tokenizer(name: str | None, out: Path, stored: list[Source]) -> tuple[TextTokenizer, str]:
-    return (load_tokenizer(name), f"as given: {name}") if name else quickstart_tokenizer(out, stored)
 
 
 def _replay(store: Store, strategy: str, recordings: list[Recording], budget: int) -> dict[str, Any]:

@@ -158,7 +158,11 @@ class Releases:
             self._serve(target)
         self.unopened = sorted({*self.settings.names, *targets} - self._open.keys())
         served: dict[str, Serving] = {**self._open, **self.live}
-        self._metrics.show(served, self.unopened)
+        builds = {
+            name: {"kind": store.kind, "build": f"{store.build:016x}", "tokenizer": f"{store.tokenizer:016x}"}
+            for name, store in served.items()
+        }
+        self._metrics.show(builds, self.unopened)
         self._close_retired()
 
     def _read(self) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +43,6 @@ HISTORY = 60
 _OF_RELEASE, _BY_STATUS = ["release"], ["release", "status"]
 NO_RELEASE = ""
 """Label of requests for a name that is not served: each name would occupy a label for good."""
-
-
-class OpenStore(Protocol):
-    """The reported attributes of an open store; see `Served`."""
-
-    kind: str
-    build: int
-
-    @property
-    def tokenizer(self) -> int:
-        """Fingerprint of its tokenizer."""
 
 
 class Totals(NamedTuple):
@@ -129,16 +118,14 @@ class Metrics:
             found = self._releases.setdefault(name, ReleaseMetrics())
         return found
 
-    def show(self, served: Mapping[str, OpenStore], unopened: Iterable[str]) -> None:
-        """Show which releases are served, and which should be."""
+    def show(self, served: Mapping[str, dict[str, str]], unopened: Iterable[str]) -> None:
+        """Show which releases are served, by the labels of their builds, and which should be."""
         self._ready.clear()
         self._builds.clear()
-        for name, store in served.items():
+        for name, labels in served.items():
             self.of(name)
             self._ready.labels(name).set(1)
-            self._builds.labels(name).info(
-                {"kind": store.kind, "build": f"{store.build:016x}", "tokenizer": f"{store.tokenizer:016x}"}
-            )
+            self._builds.labels(name).info(labels)
         for name in unopened:
             self._ready.labels(name).set(0)
 

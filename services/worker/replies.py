@@ -64,6 +64,8 @@ class Completion:
 
     prefix = "cmpl"
     whole = piece = "text_completion"
+    opening: Sequence[dict[str, Any]] = ()
+    """Contents of the chunks before the text of an answer."""
 
     def __init__(self, facts: Facts) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
@@ -76,17 +78,13 @@ class Completion:
         choices = [_choice(each.choice, self._message(each), each.reason) for each in ordered]
         return self._document(self.whole, choices, usage)
 
-    def first(self, choice: int) -> list[dict[str, Any]]:  # noqa: ARG002 (chats use it)
-        """Return the chunks before the text of an answer."""
-        return []
-
     def delta(self, piece: Delta) -> dict[str, Any]:
         """Return a chunk of an answer."""
-        return self._chunk(piece.choice, {"text": piece.text})
+        return self.chunk(piece.choice, {"text": piece.text})
 
     def last(self, answer: Answered) -> dict[str, Any]:
         """Return the last chunk of an answer."""
-        return self._chunk(answer.choice, {"text": ""}, answer.reason)
+        return self.chunk(answer.choice, {"text": ""}, answer.reason)
 
     def figures(self, usage: Usage) -> dict[str, Any]:
         """Return the usage chunk, which follows the last one on request."""
@@ -95,7 +93,8 @@ class Completion:
     def _message(self, answer: Answered) -> dict[str, Any]:
         return {"text": answer.content}
 
-    def _chunk(self, choice: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    def chunk(self, choice: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        """Return a chunk of a stream."""
         return self._document(self.piece, [_choice(choice, content, reason)])
 
     def _document(self, kind: str, choices: Sequence[Any], usage: Usage | None = None) -> dict[str, Any]:
@@ -110,19 +109,16 @@ class Chat(Completion):
     prefix = "chatcmpl"
     whole = "chat.completion"
     piece = "chat.completion.chunk"
-
-    def first(self, choice: int) -> list[dict[str, Any]]:
-        """Return the chunk with the role."""
-        return [self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})]
+    opening = ({"delta": {"role": "assistant", "content": ""}},)
 
     def delta(self, piece: Delta) -> dict[str, Any]:
         """Return a chunk of an answer."""
-        return self._chunk(piece.choice, {"delta": {"content": piece.text}})
+        return self.chunk(piece.choice, {"delta": {"content": piece.text}})
 
     def last(self, answer: Answered) -> dict[str, Any]:
         """Return the last chunk of an answer, with the calls of tools."""
         calls = [{"index": index, **call} for index, call in enumerate(answer.calls)]
-        return self._chunk(answer.choice, {"delta": {"tool_calls": calls} if calls else {}}, answer.reason)
+        return self.chunk(answer.choice, {"delta": {"tool_calls": calls} if calls else {}}, answer.reason)
 
     def _message(self, answer: Answered) -> dict[str, Any]:
         message = {"role": "assistant", "content": answer.content, "refusal": None}
@@ -222,8 +218,8 @@ class Exchange:
 
         try:
             for choice in range(left):
-                for document in style.first(choice):
-                    yield sse(document | figures())
+                for content in style.opening:
+                    yield sse(style.chunk(choice, content) | figures())
             while True:
                 match event:
                     case None:

@@ -6,7 +6,8 @@ lookup. A longer one is looked up in a thread; those behind it on its connection
 
 import asyncio
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 from typing import cast
 
@@ -140,7 +141,7 @@ class Connection(asyncio.Protocol):
                 self._greet(frame)
             elif header.operation == Operation.APPEND:
                 request = wire.decode_append(frame.payload)
-                self._answer_later(header, self._append(header, request, self._enter()))
+                self._answer_later(header, partial(self._append, header, request, self._enter()))
             elif header.operation == Operation.RELEASES:
                 document = {"releases": self._drafting.releases.describe(self._enter().allows)}
                 self.transport.write(wire.encode_json(header.operation, header.request_id, document))
@@ -180,19 +181,19 @@ class Connection(asyncio.Protocol):
         request = wire.decode_request(frame.payload)
         lookup = self._drafting.allow(request, self._enter(), self._budget)
         if not lookup.inline:
-            self._answer_later(frame.header, self._draft_in_thread(frame.header, lookup, began))
+            self._answer_later(frame.header, partial(self._draft_in_thread, frame.header, lookup, began))
             return
         drafted = self._drafting.draft(lookup)
         data = _encode(frame.header.request_id, drafted)
         self.transport.write(data)  # counted while the client wakes up
         self._drafting.count(drafted, len(frame.payload), len(data), perf_counter() - began)
 
-    def _answer_later(self, header: Header, answer: Awaitable[bytes]) -> None:
+    def _answer_later(self, header: Header, answer: Callable[[], Awaitable[bytes]]) -> None:
         """Write an answer once a thread has made it; what the client sends meanwhile waits."""
 
         async def write() -> None:
             try:
-                self.transport.write(await answer)
+                self.transport.write(await answer())
             except RequestRefusedError as refused:
                 self._refuse(header, refused)
             self._task = None

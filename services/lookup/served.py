@@ -54,18 +54,7 @@ PACE = 2e-4
 
 
 class Served:
-    """An open store, warmed, with all that answers need.
-
-    Attributes:
-        target: what was opened; its digest is that of the manifest.
-        build: prefix of the digest, as sent in answers.
-        tokenizer: fingerprint of the tokenizer, as sent in answers.
-        text: the tokenizer.
-        backend: that of the entries; `FILES` without a choice.
-        slow: whether lookups wait for a server and belong in a thread.
-        hidden_size: numbers of the hidden states that a dense store needs; 0 for others.
-        pace: seconds of a draft of 64 nodes for one context of a batch, measured when it was warmed.
-    """
+    """An open store, warmed, with all that answers need."""
 
     def __init__(self, target: Target, texts: Iterable[TextTokenizer] = ()) -> None:
         """Open and warm the store of a target; DraftstoreError or OSError if it cannot be used.
@@ -84,16 +73,16 @@ class Served:
             _require_digest(target, digest)
             self._drafters = {name: store.drafter(name) for name in store.strategies}
             self.text = _tokenizer(target, manifest, texts)
-            self.pace = warm_store(store, self._drafters.values())
+            self.pace = warm_store(store, self._drafters.values())  # seconds of a usual draft for a context
             self._drafters[""] = self._drafters[store.default_strategy]
             self._opened = opened.pop_all()
         self.target = target._replace(digest=digest)
         self.name = target.name
-        self.build = short_hash(digest)
+        self.build = short_hash(digest)  # as sent in answers, like the fingerprint of the tokenizer
         self.tokenizer = short_hash(manifest.tokenizer.fingerprint)
         self.kind = manifest.kind
         self.backend = backend or FILES
-        self.slow = backend == POSTGRES
+        self.slow = backend == POSTGRES  # lookups wait for a server, and belong in a thread
         self.strategies = store.strategies
         self._default_strategy = store.default_strategy
         self.hidden_size = self._drafters[""].hidden_size

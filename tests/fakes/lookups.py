@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Caller:
-    """A connection that sends what it is told and reads whole frames."""
+    """A connection that sends bytes and reads whole frames."""
 
     def __init__(self, address: Path | tuple[str, int]) -> None:
         self.socket = socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET)

@@ -55,7 +55,7 @@ def chain(tokens: Sequence[int]) -> DraftTree:
 
 
 class FakeEngine:
-    """A model that says what it is told to, several tokens a pass.
+    """A model that gives scripted answers, several tokens a pass.
 
     Attributes:
         works: what it was asked for.

@@ -425,7 +425,7 @@ def test_a_reader_that_has_gone(store: Path) -> None:
     assert set(ran.stderr.splitlines()) <= {"compiling kernels (once per installation)"}
 
 
-def test_a_command_of_an_absent_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     entry_point = EntryPoint("serve", "no_such_package.commands:serve", "draftstore.commands")
     monkeypatch.setattr(Commands, "added", {"serve": entry_point})
     assert CliRunner().invoke(cli, ["--help"]).exit_code == 0

@@ -66,7 +66,7 @@ def test_count_writes_its_report(run: Runner, small_store: Path, small_crest: Pa
     assert "is a store of kind 'crest', expected 'rest'" in run("count", small_crest, "--out", out).error()
 
 
-def test_a_backend_that_the_store_is_not_in(
+def test_a_backend_without_the_store_is_refused(
     run: Runner, small_crest: Path, store: Path, replays: Path
 ) -> None:
     for command in (["query", small_crest, "--text", "a"], ["replay", small_crest, "--replays", replays]):

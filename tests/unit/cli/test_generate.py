@@ -38,8 +38,8 @@ def plain_story(data: Path) -> str:
     loaded = load_model(data / "models" / "stories260K")
     model: Any = loaded.model
     ids = torch.from_numpy(loaded.text.encode(ONCE, bos=True).astype(np.int64))[None]
-    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
-    return loaded.text.decode(told[0, ids.shape[1] :].tolist())
+    output_ids = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    return loaded.text.decode(output_ids[0, ids.shape[1] :].tolist())
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_closed_segments_are_put_to_rest_and_dropped_only_as_a_whole(tmp_path: P
     assert sorted(read(path) for path in log.segments(folder)) == [[], [[1]], [[1], [2]]]
 
 
-def test_every_segment_says_which_take_downs_its_process_has_applied(
+def test_every_segment_records_the_take_downs_that_its_process_has_applied(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "SEGMENT_SECONDS", 0.0)

@@ -115,8 +115,8 @@ def test_limits_of_a_request(small_crest: Path) -> None:
         serving({"crest": small_crest}, limits=limits, permissions=grants) as running,
         running.caller() as caller,
     ):
-        limits_told = json.loads(caller.hello("s").payload)["limits"]
-        assert limits_told == {"payload": 1 << 20, "batch": 8, "context": 32, "budget": 16}
+        shown = json.loads(caller.hello("s").payload)["limits"]
+        assert shown == {"payload": 1 << 20, "batch": 8, "context": 32, "budget": 16}
         for batch, width, budget in [(9, 4, 8), (1, 33, 8), (1, 4, 17)]:
             refused = failure(caller.draft_frame("crest", np.zeros((batch, width), np.int32), budget))
             assert refused.status == Status.TOO_LARGE
@@ -360,7 +360,7 @@ def test_known_clients_are_bounded_and_never_closed_for_new_ones(stores: dict[st
             assert again.draft("crest", ONE)
 
 
-def test_a_client_that_reads_nothing_is_not_read_either_and_then_cut_off(small_store: Path) -> None:
+def test_a_client_that_reads_nothing_is_paused_then_cut_off(small_store: Path) -> None:
     contexts = contexts_of(small_store, 64)
     request = wire.encode_request(1, "rest", contexts, 64)
     with serving({"rest": small_store}) as running, running.caller() as lazy:

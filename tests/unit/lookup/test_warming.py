@@ -28,7 +28,7 @@ def test_the_first_start_logs_compilation(
 
 
 @pytest.mark.parametrize("name", ["small_store", "small_crest", "wide_store", "small_dense", "wide_dense"])
-def test_no_kernel_is_left_to_load(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_warming_loads_every_kernel(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if name == "wide_dense":
         path = make_dense_store(tmp_path / name, [[1, 2, 3]], vocab_size=70_000)
     else:

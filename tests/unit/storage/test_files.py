@@ -186,7 +186,7 @@ with locked_directory(Path(sys.argv[1])):
 """
 
 
-def test_the_lock_refuses_a_second_process_and_goes_with_the_first(tmp_path: Path) -> None:
+def test_the_lock_refuses_others_until_its_process_ends(tmp_path: Path) -> None:
     path = tmp_path / "parent" / "work"
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -295,7 +295,7 @@ def test_a_large_file_is_read_once_until_it_changes(large: Path, reads: list[Pat
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"sha256": 1}', "{"])
-def test_a_damaged_cache_is_read_anew(large: Path, cache: Path, reads: list[Path], kept: str) -> None:
+def test_a_damaged_cache_is_ignored(large: Path, cache: Path, reads: list[Path], kept: str) -> None:
     before = file_identity(large)
     (file,) = cache.iterdir()
     file.write_text(kept)

@@ -69,7 +69,7 @@ def test_lost_files_are_fetched_again(memory: Any, tmp_path: Path) -> None:
     assert mirror("memory://b", tmp_path).fetched == 1
 
 
-def test_an_interrupted_mirror_goes_on(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_mirror_resumes(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         put(memory, f"/b/{name}.txt", name)
     real = type(memory).get_file

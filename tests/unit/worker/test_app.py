@@ -133,7 +133,7 @@ def test_the_limits_of_an_answer(worker: Worker, engine: FakeEngine) -> None:
     assert engine.works[-1].max_tokens == engine.facts.positions - 300
 
 
-def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(worker: Worker) -> None:
+def test_an_answer_ends_before_a_stop_string(worker: Worker) -> None:
     asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": ["xyz", "one t", "one two"]}
     [choice] = worker.ask("completions", **asked)[1]["choices"]
     assert (choice["text"], choice["finish_reason"]) == (ANSWER[: ANSWER.index("one")], "stop")

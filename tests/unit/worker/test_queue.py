@@ -154,7 +154,7 @@ def test_a_pass_that_fails_is_one_failure_however_many_answers_it_ends(pair: tup
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_place(pair: tuple[Worker, Batched], stream: bool) -> None:
+def test_a_disconnect_frees_the_place_of_an_answer(pair: tuple[Worker, Batched], stream: bool) -> None:
     worker, engine = pair
     connections = fill(worker, engine, [1, 2, 3, 4, 5], max_tokens=6, stream=stream)
     connections[1].close()
@@ -171,7 +171,7 @@ def test_a_client_that_goes_away_frees_its_place(pair: tuple[Worker, Batched], s
         connection.close()
 
 
-def test_a_client_that_goes_away_while_it_waits(pair: tuple[Worker, Batched]) -> None:
+def test_a_disconnect_cancels_a_waiting_answer(pair: tuple[Worker, Batched]) -> None:
     worker, engine = pair
     connections = fill(worker, engine, [1, 2, 3, 4, 5])
     connections[4].close()

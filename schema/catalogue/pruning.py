@@ -30,7 +30,7 @@ from schema.models import KINDS, Build, Release
 
 STORE_NAME = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]{{16}}")
 """Name of a directory that a flow builds (`schema.renewal.making.store_path`)."""
-UNFINISHED = re.compile(rf"\.({STORE_NAME.pattern})\.(partial|retired)")
+UNFINISHED = re.compile(rf"\.({STORE_NAME.pattern})\.partial")
 """Name of a folder that a build works in or has replaced."""
 PRUNED = "pruned: its files are being removed"
 

@@ -9,7 +9,7 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, ReplayError
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.stores.registry import kind_of, open_store
 from draftstore.text.tokenizer import load_tokenizer
@@ -69,7 +69,7 @@ def _compared(rule: ReplayRule, build: Candidate, new: Candidate, outputs: Seque
 
 
 def _replay(rule: ReplayRule, build: Candidate, outputs: Sequence[Recording]) -> Replayed:
-    with closing(StoreLease(Path(build.path))), closing(open_store(build.path)) as store:
+    with lease(Path(build.path)), closing(open_store(build.path)) as store:
         strategy = store.default_strategy
         alone = store.drafter(strategy)
         alone.warm_up()

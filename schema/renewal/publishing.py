@@ -124,7 +124,7 @@ def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
     unwanted = set(map(bytes, surveyed.scan.digests)) - set(map(bytes, surveyed.contents.digests))
     unwanted.add(answer_digest(""))
 
-    def is_in(digests: set[bytes], document: log.Document) -> bool:
+    def is_in(digests: set[bytes], document: log.LiveDocument) -> bool:
         return identified(document, tokenizer).digest in digests
 
     counts = {"rest": 0, "deleted": 0}

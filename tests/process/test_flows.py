@@ -24,7 +24,8 @@ from draftstore.errors import (
     CorpusError,
     TokenizerError,
 )
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LiveDocument
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.options import OptionsError
 from draftstore.storage.manifest import load_manifest, verify_files
@@ -408,7 +409,7 @@ class TestRebuild:
         ended, running = (LiveStore(10_000, folder) for _ in range(2))
         for store, text in ((ended, "answered before"), (running, "answered just now")):
             store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
-            store.append([Document(tokenizer.encode(text, bos=False))])
+            store.append([LiveDocument(tokenizer.encode(text, bos=False))])
         until(lambda: len(running) == len(ended))
         ended.close()
         left = len(tokenizer.encode("answered just now", bos=False)) + 1

@@ -31,7 +31,7 @@ from schema import catalogue
 from schema.db.database import URL_VARIABLE, migrate
 from services.cli.tokens import tokens
 from services.common.addresses import ListenAddress
-from services.lookup.releases.warming import load_kernels
+from services.lookup.served import load_kernels
 from services.lookup.settings import LookupSettings
 from tests import ROOT
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
@@ -88,7 +88,7 @@ def test_places_to_listen_at(text: str, expected: tuple[str, int]) -> None:
             ListenAddress.parse(wrong, 7781)
 
 
-def test_strangers_need_tokens_or_a_word_that_they_do_not() -> None:
+def test_other_machines_need_tokens_or_anonymous() -> None:
     anywhere = ListenAddress("0.0.0.0", 0)
     with pytest.raises(LookupServiceError, match=r"--listen 0\.0\.0\.0:0 can be reached from other machines"):
         LookupSettings(listen=anywhere)

@@ -23,10 +23,10 @@ from draftstore.stores.registry import open_store
 from schema import catalogue
 from schema.catalogue.releases import LiveRelease
 from schema.db.database import URL_VARIABLE
+from services.lookup import following, served
+from services.lookup.following import Releases, catalogue_targets
 from services.lookup.metrics import Metrics
-from services.lookup.releases import following, served
-from services.lookup.releases.following import Releases, catalogue_targets
-from services.lookup.releases.served import Served
+from services.lookup.served import Served
 from services.lookup.settings import LookupSettings, Target, parse_store
 from tests.fakes.databases import publish, rollback
 
@@ -145,7 +145,7 @@ def test_the_build_before_stays_15_minutes(make: Make, builds: Builds, clock: Si
     assert not in_use(builds.paths[2])
 
 
-def test_only_releases_that_were_asked_for(make: Make, builds: Builds, caplog: Log) -> None:
+def test_only_named_releases_are_served(make: Make, builds: Builds, caplog: Log) -> None:
     builds.publish("chat", 0)
     builds.publish("code", 0)
     releases = make(releases=("code", "none"))
@@ -246,7 +246,7 @@ def test_a_build_that_moves_in_while_files_are_opened(copied: Path, monkeypatch:
     assert not in_use(copied)
 
 
-def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
+def test_a_directory_is_served_under_its_name_or_a_given_one(tmp_path: Path) -> None:
     folder = tmp_path / "chat-1.0"
     assert parse_store(str(folder)) == Target("chat-1.0", folder)
     assert parse_store(f"chat={folder}") == Target("chat", folder)

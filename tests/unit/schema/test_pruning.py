@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from schema import catalogue
 from schema.catalogue import Pruning, pruning
 from schema.models import Build
@@ -91,7 +91,7 @@ def test_sources_of_live_builds_stay(site: Site) -> None:
 def test_open_and_young_stores_and_foreign_files_stay(site: Site) -> None:
     old, newest = site.build(0), site.build(1)
     assert site.prune(older_than=timedelta(hours=1)) == Pruning([], [])
-    use = StoreLease(site.path(0))
+    use = lease(site.path(0))
     assert site.prune() == Pruning([], [str(site.path(0))])
     assert site.builds() == {old, newest}
     use.close()
@@ -140,7 +140,7 @@ class TestUnfinished:
         failed, partial = site.fail(1)
         with site.transaction() as session:
             catalogue.drop_build(session, failed)
-        working = StoreLease(partial)  # a lock on the directory, as every build holds
+        working = lease(partial)  # a lock on the directory, as every build holds
         assert site.prune() == Pruning([], [])
         working.close()
         (found,) = site.prune().removed

@@ -12,7 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LiveDocument
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.text.digests import identify, split_digests
 from draftstore.text.records import content_of
@@ -386,12 +387,12 @@ def test_live_logs_follow_a_removal_and_its_end(tmp_path: Path, small_tokenizer:
     live = LiveStore(10_000, folder)
     live.agree(Vocabulary(small_tokenizer.vocab_size, small_tokenizer.fingerprint))
 
-    def answer(question: str, said: str) -> Document:
+    def answer(question: str, said: str) -> LiveDocument:
         digest = identify(
             [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
         ).document
         prompt, output = (small_tokenizer.encode(each, bos=False) for each in (question, said))
-        return Document.of(prompt, output, digest)
+        return LiveDocument.of(prompt, output, digest)
 
     jane, tom = answer("where is Jane?", "in the garden"), answer("where is Tom?", "in the garden")
     live.append([jane, tom, answer("and Ann?", "at SEA")])

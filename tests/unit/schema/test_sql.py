@@ -5,7 +5,6 @@ import io
 import json
 import shutil
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from draftstore.cli import cli, main
 from draftstore.errors import DraftstoreError
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from tests.fakes.databases import reader_of, write_store
 
 
@@ -127,7 +126,7 @@ class TestBuilds:
         store, other = write_store(tmp_path / "a"), write_store(tmp_path / "b")
         run("catalogue", "add", str(store))
         (store / "notes.txt").write_text("mine")
-        with closing(StoreLease(store)):
+        with lease(store):
             assert "open in another process" in refuse("catalogue", "drop", str(store), "--files")
         assert as_json("catalogue", "list")
         assert "notes.txt" in run("catalogue", "drop", str(store), "--files").stdout

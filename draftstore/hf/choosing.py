@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -66,39 +67,20 @@ class Chooser:
     """
 
     def __init__(
-        self,
-        text: Ids,
-        processors: Any,
-        *,
-        sample: bool = False,
-        scores: bool = False,
-        logits: bool = False,
-        random: torch.Generator | None = None,
+        self, text: Ids, processors: Any, config: GenerationConfig, random: torch.Generator | None = None
     ) -> None:
-        """Choose with the logits processors of a request.
-
-        Args:
-            text: the text being decoded.
-            processors: a `LogitsProcessorList`.
-            sample: whether to sample instead of taking the most likely token.
-            scores: whether to collect the scores.
-            logits: whether to collect raw logits.
-            random: random number generator; None: torch's default.
-        """
-        self._text = text
-        self._processors = processors
-        self._sample = sample
-        self._random = random
-        self.greedy = not sample and not scores and not logits and len(processors) == 0
-        self.scores: tuple[torch.Tensor, ...] | None = () if scores else None
-        self.logits: tuple[torch.Tensor, ...] | None = () if logits else None
+        """Choose with the logits processors of a request; `random` None is torch's default."""
+        self._text, self._processors, self._random = text, processors, random
+        self._sample, collects = bool(config.do_sample), bool(config.return_dict_in_generate)
+        self.scores: tuple[torch.Tensor, ...] | None = () if collects and config.output_scores else None
+        self.logits: tuple[torch.Tensor, ...] | None = () if collects and config.output_logits else None
+        collected = self.scores is not None or self.logits is not None
+        self.greedy = not self._sample and not collected and len(processors) == 0
 
     def choose(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
         """Return the token that the model emits, by the same steps in the same order as plain `generate`.
 
-        Args:
-            logits: [1, vocabulary], raw.
-            emitted: earlier tokens of this step.
+        `logits`, [1, vocabulary], are raw; `emitted` are the earlier tokens of this step.
         """
         ids = self._text.tensor(emitted)
         logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
@@ -119,42 +101,30 @@ class Chooser:
         return int(torch.multinomial(probs, num_samples=1, generator=self._random))
 
 
-class StopRules:
-    """The stopping criteria of a request, callable as `ends` of `draftstore.decoding.loop.Text`.
+def stop_rule(criteria: Any, text: Ids, chooser: Chooser) -> Callable[[Sequence[int]], bool]:
+    """Return a `StoppingCriteriaList` as `ends` of `draftstore.decoding.loop.Text`.
 
-    Attributes:
-        max_length: tokens, including the prompt, at which the text ends; None without such a criterion.
+    All criteria are called for each token, since some have state; they may need the scores of the chooser.
     """
+    tests: list[Test] = []
+    others = StoppingCriteriaList()
+    for criterion in criteria:
+        test = _test_of(criterion)
+        if test is None:
+            others.append(criterion)
+        else:
+            tests.append(test)
 
-    def __init__(self, criteria: Any, text: Ids, chooser: Chooser) -> None:
-        """Wrap criteria.
-
-        Args:
-            criteria: a `StoppingCriteriaList`.
-            text: the text being decoded.
-            chooser: provides the scores that criteria may need.
-        """
-        self.max_length: int | None = criteria.max_length
-        self._text = text
-        self._chooser = chooser
-        self._tests: list[Test] = []
-        self._others = StoppingCriteriaList()
-        for criterion in criteria:
-            test = _test_of(criterion)
-            if test is None:
-                self._others.append(criterion)
-            else:
-                self._tests.append(test)
-
-    def __call__(self, emitted: Sequence[int]) -> bool:
-        """Return True if the text ends with the last emitted token. All criteria are called, since some have state."""
-        length, token = len(self._text) + len(emitted), emitted[-1]
+    def ends(emitted: Sequence[int]) -> bool:
+        length, token = len(text) + len(emitted), emitted[-1]
         over = False
-        for test in self._tests:
+        for test in tests:
             over |= test(length, token)
-        if self._others:
-            over |= bool(self._others(self._text.tensor(emitted), self._chooser.scores).all())
+        if others:
+            over |= bool(others(text.tensor(emitted), chooser.scores).all())
         return over
+
+    return ends
 
 
 def _test_of(criterion: Any) -> Test | None:

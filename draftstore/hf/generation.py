@@ -31,8 +31,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.batches import MAX_TEXTS, Batch, tokens_for
 from draftstore.hf.exactness import PROMPT, Exactness, examine, random_tokens, require_exact
 from draftstore.hf.loading import LoadedModel, positions_of
-from draftstore.hf.members import Member
-from draftstore.hf.preparing import prepare_texts
+from draftstore.hf.members import Member, prepare_texts
 from draftstore.trees.frontier import BUDGET
 
 OF_THE_WHOLE = (
@@ -117,11 +116,7 @@ def speculative_generate(
 
 
 def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step], None]) -> None:
-    """Decode texts to their ends, and number their steps.
-
-    Raises:
-        Exception: the error of a text that failed.
-    """
+    """Decode texts to their ends, and number their steps; the error of a text that failed is raised."""
     numbers = {member: number for number, member in enumerate(members)}
     for member in members:
         batch.join(member)

@@ -13,7 +13,7 @@ from pydantic import Field
 from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs_extra
 from draftstore.options import Shown
 from draftstore.storage.manifest import model_name
-from draftstore.stores.kind import Device, ModelChoice, Weights
+from draftstore.stores.kind import Device, ModelChoice, ModelSources, Weights, Workers
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizer_files import GGUF_SUFFIX, TOKENIZER_FILE, converted
 
@@ -148,6 +148,16 @@ def load_model(
             tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)  # transformers 5.17 takes BOS for it
     text = text_tokenizer(tokenizer, source if file is None else None, model_name(name_or_path))
     return LoadedModel(model.eval(), tokenizer, text)
+
+
+def materials(by: Workers | ModelSources, **given: Any) -> dict[str, Any]:
+    """Return keywords for a `Builder`: those given, and the workers or the loaded model that `by` names."""
+    if not isinstance(by, ModelSources):
+        return {"workers": by.workers, **given}
+    loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
+    from draftstore.hf.states import ModelStates  # imports torch
+
+    return {"tokenizer": loaded.text, "source": ModelStates(loaded, batch_tokens=by.batch_tokens), **given}
 
 
 def _class_of(source: str, file: str | None) -> Any:

@@ -1,13 +1,17 @@
-"""One text of a batch: its prompt, token choice, stopping criteria and drafts."""
+"""Texts of a batch, each one object: its prompt, token choice, stopping criteria and drafts.
+
+`prepare_texts` makes them from the arguments of `model.generate`, which transformers prepares as for plain `generate`.
+"""
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.utils import GenerationMixin
 
 from draftstore.decoding.acceptance import Acceptance, accept, check_tree
 from draftstore.decoding.budget import Planner
@@ -15,11 +19,16 @@ from draftstore.decoding.loop import Text
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, SlotSession, start
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import NO_LIMIT, depth_limit, vocab_size
-from draftstore.hf.choosing import Chooser, Ids, StopRules
+from draftstore.hf.checks import NO_LIMIT, check_request, depth_limit, vocab_size
+from draftstore.hf.choosing import Chooser, Ids, stop_rule
 from draftstore.hf.passes import Rows, Wants
 from draftstore.recycling.prompts import PromptCandidates
 from draftstore.trees.tree import DraftTree
+
+DROPPED = ("tokenizer", "assistant_model", "streamer")
+_CHOICE = "_extract_generation_mode_kwargs"
+OURS = __name__.rpartition(".")[0]
+"""The package of the custom functions that get all arguments."""
 
 
 class Member(Text):
@@ -45,54 +54,30 @@ class Member(Text):
         streamer: Any = None,
         random: torch.Generator | None = None,
     ) -> None:
-        """Prepare a text; `draft` configures its drafts.
-
-        Args:
-            input_ids: int64 [1, length], the prompt; this and the next three as prepared by `generate`.
-            processors: logits processors.
-            criteria: stopping criteria.
-            config: configuration of this call.
-            attention_mask: int [1, length], 0 at padding; None without padding.
-            streamer: gets every token.
-            random: random number generator; None: torch's default.
-        """
-        collects = bool(config.return_dict_in_generate)
+        """Prepare a text from arguments for one prompt, as prepared by `generate`; `draft` configures its drafts."""
         self.text = Ids(input_ids)
-        self.chooser = Chooser(
-            self.text,
-            processors,
-            sample=bool(config.do_sample),
-            scores=collects and bool(config.output_scores),
-            logits=collects and bool(config.output_logits),
-            random=random,
-        )
+        self.chooser = Chooser(self.text, processors, config, random)
         self.prompt = np.array(self.text.ids, np.int64)
         if attention_mask is not None and attention_mask.dim() == 2:
             self.prompt = self.prompt[attention_mask[0, -len(self.prompt) :].cpu().numpy() != 0]
         self.past = 0
-        self._stops = StopRules(criteria, self.text, self.chooser)
-        self.max_length = self._stops.max_length
+        self.max_length: int | None = criteria.max_length
+        self._ends = stop_rule(criteria, self.text, self.chooser)
         self._streamer = streamer
         self._drafter: Drafter | None = None
         self._prompt_candidates: PromptCandidates | None = None
 
     def draft(self, drafter: Drafter | None, planner: Planner, min_prob: float = 0.0) -> "Member":
-        """Configure drafting, and return the member.
-
-        Args:
-            drafter: proposes drafts; None decodes without drafts.
-            planner: chooses how much of a draft to verify; it is copied.
-            min_prob: minimum probability of a drafted node.
-        """
+        """Configure drafting, None decodes without; return the member. The planner is copied."""
         self._drafter, self.planner, self.min_prob = drafter, copy.copy(planner), min_prob
         return self
 
     def ends(self, emitted: Sequence[int]) -> bool:
         """Return True if the text ends with the last emitted token, and stream that token."""
-        self.over = self._stops(emitted)
+        over = super().ends(emitted)
         if self._streamer is not None:
             self._streamer.put(torch.tensor(emitted[-1:]))
-        return self.over
+        return over
 
     @property
     def gathers(self) -> bool:
@@ -112,15 +97,11 @@ class Member(Text):
         return Wants(self.chooser.greedy, drafting, drafting)
 
     def begin(self, rows: Rows, model: Any, room: Callable[[], int], slots: Slots) -> Acceptance:
-        """Emit the first token and, unless that ends the text, start its drafts.
+        """Emit the first token, from the outputs at the end of the prompt, and start the drafts unless it is the last.
 
-        Args:
-            rows: the outputs at the end of the prompt.
-            model: model of transformers.
-            room: function that returns the maximum nodes of a draft.
-            slots: those of the batch.
+        `room` returns the maximum nodes of a draft, `slots` are those of the batch.
         """
-        verdict = ModelVerdict(rows, self.chooser, self.first_wants)
+        verdict = ModelVerdict(rows, self.chooser)
         accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
         self.text.extend(accepted.tokens)
         if not self.over:
@@ -132,10 +113,12 @@ class Member(Text):
         return accepted
 
     def _session(self, verdict: "ModelVerdict", slots: Slots) -> SlotSession:
-        candidates = verdict.candidates()
-        if self._prompt_candidates is not None and candidates is not None:
-            candidates = self._prompt_candidates.rows(candidates)
         ids = np.append(self.prompt, self.text.ids[-1]).astype(np.int32)
+        if self._drafter is None:
+            return start(None, ids, slots=slots)
+        candidates = verdict.candidates()
+        if self._prompt_candidates is not None:
+            candidates = self._prompt_candidates.rows(candidates)
         return start(self._drafter, ids, slots=slots, hidden=verdict.hidden(0), candidates=candidates)
 
     def keep(self, accepted: Acceptance | None) -> list[int]:
@@ -174,10 +157,11 @@ class Member(Text):
 class ModelVerdict:
     """The model's outputs for a text's tree: a `draftstore.decoding.loop.Verdict`."""
 
-    def __init__(self, rows: Rows, chooser: Chooser, wants: Wants) -> None:
-        """Wrap the outputs of a pass."""
-        self._rows, self._chooser, self._wants = rows, chooser, wants
+    def __init__(self, rows: Rows, chooser: Chooser) -> None:
+        """Choose from the outputs of a pass."""
+        self._rows, self._chooser = rows, chooser
         self._best: list[int] | None = None
+        self.candidates, self.hidden = rows.candidates, rows.hidden
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:
         """Return the token that the model emits at a row."""
@@ -187,10 +171,75 @@ class ModelVerdict:
             self._best = self._rows.best()
         return self._best[row]
 
-    def candidates(self) -> NDArray[np.int32] | None:
-        """Return int32 [n + 1, 8], the most likely tokens at each row."""
-        return self._rows.candidates() if self._wants.candidates else None
 
-    def hidden(self, row: int) -> NDArray[np.float16] | None:
-        """Return float16 [d], the last hidden state at a row."""
-        return self._rows.hidden(row) if self._wants.hidden else None
+def prepare_texts(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    *,
+    streamer: Any = None,
+    sources: Sequence[torch.Generator | None] = (None,),
+    **model_kwargs: Any,
+) -> list[Member]:
+    """Return prepared prompts as texts, each with its source of random numbers; DecodingError as `check_request`."""
+    check_request(model, generation_config, model_kwargs, len(input_ids))
+    mask = model_kwargs.get("attention_mask")
+    return [
+        Member(
+            input_ids[row : row + 1],
+            _of_row(logits_processor, row),
+            stopping_criteria,
+            generation_config,
+            attention_mask=None if mask is None else mask[row : row + 1],
+            streamer=streamer,
+            random=random,
+        )
+        for row, random in zip(range(len(input_ids)), sources, strict=True)
+    ]
+
+
+def _of_row(processors: Any, row: int) -> Any:
+    """Return logits processors with the length of one text's own padding, of those for all texts."""
+    found = copy.copy(processors)
+    for place, each in enumerate(processors):
+        if isinstance(ignored := getattr(each, "prompt_ignore_length", None), torch.Tensor) and ignored.ndim:
+            found[place] = copy.copy(each)
+            found[place].prompt_ignore_length = ignored[row : row + 1]
+    return found
+
+
+def prepare_text(
+    model: Any, inputs: torch.Tensor, *, random: torch.Generator | None = None, **arguments: Any
+) -> Member:
+    """Prepare one text for a batch as plain `generate` would, without generating anything."""
+    found: list[Member] = []
+
+    def prepared(*given: Any, **named: Any) -> torch.Tensor:
+        found.extend(prepare_texts(*given, sources=[random], **named))
+        return inputs
+
+    model.generate(inputs, custom_generate=prepared, **arguments)
+    return found[0]
+
+
+def _handing_over(usual: Any) -> Any:
+    """Return transformers' choice of the arguments of a custom function, with those it drops for functions of ours."""
+    signature = inspect.signature(usual)
+
+    def extract(*positional: Any, **named: Any) -> Any:
+        given = signature.bind(*positional, **named).arguments
+        given["tokenizer"] = given.get("kwargs", {}).get("tokenizer")
+        found, function = usual(*positional, **named), given.get("custom_generate")
+        whole = getattr(function, "func", function)  # of a partial one
+        if str(getattr(whole, "__module__", "")).startswith(OURS):
+            found |= {name: given[name] for name in DROPPED if given.get(name) is not None}
+        return found
+
+    return extract
+
+
+# transformers passes a streamer to its own functions alone, so that whoever reads from it would wait for ever.
+if hasattr(GenerationMixin, _CHOICE):
+    setattr(GenerationMixin, _CHOICE, _handing_over(getattr(GenerationMixin, _CHOICE)))

@@ -1,6 +1,6 @@
 """A forward pass: the outputs that it needs, and those that it gives, kept on the device until requested."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -30,19 +30,17 @@ class Wants(NamedTuple):
     candidates: bool = False
     hidden: bool = False
 
+    @classmethod
+    def of(cls, wants: Iterable["Wants"]) -> "Wants":
+        """Return the outputs that any text of a pass needs."""
+        return cls(*map(any, zip(*wants, strict=True)))
+
 
 class Pass:
     """The outputs of a forward pass over the rows of all its texts."""
 
     def __init__(self, outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> None:
-        """Queue the requested outputs.
-
-        Args:
-            outputs: the model's return value.
-            rows: number of last rows of each text to use.
-            wants: outputs needed.
-            hidden: states captured by `last_hidden`.
-        """
+        """Queue the outputs of the last `rows` of each text; `hidden` are the states that `last_hidden` caught."""
         self._logits = outputs.logits[:, -rows:].flatten(0, 1)
         self._hidden = hidden[-1][:, -rows:].flatten(0, 1) if hidden else None
         self.choices = choices(self._logits, wants)
@@ -107,11 +105,8 @@ def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
     """Return int64 [n + 1, any], the most likely token and the candidates of every row, as requested.
 
     The top values are searched only in the chunks with the largest maxima: a maximum without its index takes a tenth of
-    the time of one with an index, and the whole search a quarter of the time of `argmax` and `topk`.
-
-    Args:
-        logits: [n + 1, vocabulary].
-        wants: outputs needed.
+    the time of one with an index, and the whole search a quarter of the time of `argmax` and `topk`. `logits` are
+    [n + 1, vocabulary].
     """
     if logits.dtype == torch.float64:  # plain generate compares in float32, which has more ties
         logits = logits.float()
@@ -149,11 +144,8 @@ def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
     """Capture the input of the model's head in this thread: the last hidden states, after the final norm.
 
-    A model is shared: other threads may be running passes of other texts.
-
-    Yields:
-        A list that receives [texts, rows, d] for every forward pass inside the block; it stays empty if `wanted` is
-        False or the model has no head of its own.
+    A model is shared: other threads may be running passes of other texts. The list receives [texts, rows, d] for every
+    forward pass inside the block; it stays empty if `wanted` is False or the model has no head of its own.
     """
     caught: list[torch.Tensor] = []
     head = model.get_output_embeddings() if wanted else None

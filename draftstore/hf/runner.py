@@ -52,7 +52,7 @@ WARM_UPS = 2
 
 LOG = logging.getLogger(__name__)
 Drafted = tuple[int, DraftTree, int]
-"""A text in a pass; see `Runner.run`."""
+"""A text in a pass: its last token, which is row 0; its draft; its tokens in the pool, the position of row 0."""
 
 
 class PassShape(NamedTuple):
@@ -100,12 +100,7 @@ class Runner:
         return max(size for size in BUCKETS if size <= most)
 
     def run(self, texts: Sequence[Drafted], wants: Wants) -> list[Rows]:
-        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each.
-
-        Args:
-            texts: the last token of each text, which is row 0; its draft; the number of its tokens in the pool, which
-                is the position of row 0.
-        """
+        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each."""
         shape = self._shape_of(texts, wants)
         # Tensors that are kept must be writable inside and outside of inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -121,55 +116,39 @@ class Runner:
     def read(
         self,
         slot: int,
-        tokens: NDArray[np.int64],
+        prompts: Sequence[NDArray[np.int64]],
         past: int,
         wants: Wants,
         prompt_candidates: PromptCandidates | None = None,
-    ) -> Rows:
-        """Read tokens of one text in one pass, without a graph; return the outputs of the last one.
-
-        Args:
-            slot: slot of the text, which holds `past` of its tokens.
-            tokens: int64 [any], the next tokens.
-            prompt_candidates: gathers the candidates at all these tokens.
-        """
-        model = self._model()
-        assert model is not None
-        keeps: Any = (
-            {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
-        )
-        count = len(tokens)
-        with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
-            ids = torch.from_numpy(tokens).to(self._device)[None]
-            before = torch.full((1, 1), past, device=self._device)
-            depths = torch.arange(count, device=self._device)[None]
-            among = torch.ones((1, count, count), dtype=torch.bool, device=self._device).tril_()
-            slots, width = slice(slot, slot + 1), past + count
-            whole = self._forward(slots, ids, before, depths, among, width, wants, 1, past, **keeps)
-        return whole.rows(cache(whole.fetch), 0, 1)
-
-    def read_together(self, slot: int, prompts: Sequence[NDArray[np.int64]], wants: Wants) -> list[Rows]:
-        """Read the prompts of texts in slots from `slot` on in one pass; return the outputs of the last token of each.
+    ) -> list[Rows]:
+        """Read tokens of texts in slots from `slot` on in one pass, without a graph.
 
         Shorter ones have spare rows before them, whose keys lie after the text: the last row of each is its last token.
+
+        Args:
+            prompts: int64 [any] each, the next tokens of the texts.
+            past: tokens that each slot holds already; 0 for several texts.
+            prompt_candidates: gathers the candidates at all tokens of a single text.
+
+        Returns:
+            The outputs of the last token of each.
         """
         model = self._model()
         assert model is not None
-        keeps = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+        keeps = {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
         texts, rows = len(prompts), max(map(len, prompts))
-        ids, depths, places = np.zeros((3, texts, rows), np.int64)
-        among = np.broadcast_to(np.eye(rows, dtype=np.bool_), (texts, rows, rows)).copy()
-        for text, tokens in enumerate(prompts):
-            spare = rows - len(tokens)
-            ids[text, spare:], depths[text, spare:] = tokens, np.arange(len(tokens))
-            places[text] = np.roll(np.arange(rows), spare)
-            among[text, spare:, spare:] = np.tri(len(tokens), dtype=np.bool_)
-        with torch.inference_mode(mode=False), torch.no_grad():
-            tensors = [torch.from_numpy(each).to(self._device) for each in (ids, depths, places, among)]
-            past = torch.zeros((texts, 1), dtype=torch.int64, device=self._device)
-            slots = slice(slot, slot + texts)
+        spare = np.array([[rows - len(tokens)] for tokens in prompts])
+        ids = np.stack([np.pad(tokens, (rows - len(tokens), 0)) for tokens in prompts])
+        numbers = np.arange(rows) - spare  # of the tokens in their prompts; below 0 for spare rows
+        inputs = ids, spare, np.maximum(numbers, 0), past + numbers % rows
+        with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
+            sent, first, depths, places = (torch.from_numpy(each).to(self._device) for each in inputs)
+            order = torch.arange(rows, device=self._device)
+            among = (order <= order[:, None]) & (order >= first[:, None]) | (order == order[:, None])
+            before = torch.full((texts, 1), past, device=self._device)
+            slots, start = slice(slot, slot + texts), past if texts == 1 else None
             whole = self._forward(
-                slots, tensors[0], past, tensors[1], tensors[3], rows, wants, 1, places=tensors[2], **keeps
+                slots, sent, before, depths, among, past + rows, wants, 1, start, places, **keeps
             )
         fetch = cache(whole.fetch)
         return [whole.rows(fetch, text, 1) for text in range(texts)]

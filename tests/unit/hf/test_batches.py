@@ -18,8 +18,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import generate, pools
 from draftstore.hf.batches import Batch
-from draftstore.hf.members import Member
-from draftstore.hf.preparing import prepare_text
+from draftstore.hf.members import Member, prepare_text
 from draftstore.hf.runner import MAX_ROWS, Runner
 from tests.fakes.adversaries import Adversary, Prophet, Prophets, RandomTrees, Silent
 from tests.unit.hf.test_matrix import GO_ON, MODELS, SETTINGS, VOCAB, Known, known, model_of
@@ -84,7 +83,7 @@ class Breaking(LogitsProcessor):
 
 @pytest.mark.parametrize("where", ["prompt", "session", "observe", "processor"])
 def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, read, read_together = greedy()[:6], Runner.read, Runner.read_together
+    texts, read = greedy()[:6], Runner.read
     drafters: list[Adversary] = [Prophet(VOCAB, [text.text + GO_ON]) for text in texts]
     options: list[dict[str, Any]] = [{} for _ in texts]
     if where == "processor":
@@ -92,18 +91,12 @@ def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> 
     elif where != "prompt":
         drafters[3] = Failing(where)
 
-    def scarce(runner: Runner, slot: int, tokens: Any, *rest: Any) -> Any:
-        if where == "prompt" and tokens.tolist() == list(texts[3].prompt):
-            raise MemoryError(where)
-        return read(runner, slot, tokens, *rest)
-
-    def scarce_together(runner: Runner, slot: int, prompts: Any, *rest: Any) -> Any:
+    def scarce(runner: Runner, slot: int, prompts: Any, *rest: Any) -> Any:
         if where == "prompt" and texts[3].prompt in [tuple(prompt.tolist()) for prompt in prompts]:
             raise MemoryError(where)
-        return read_together(runner, slot, prompts, *rest)
+        return read(runner, slot, prompts, *rest)
 
     monkeypatch.setattr(Runner, "read", scarce)
-    monkeypatch.setattr(Runner, "read_together", scarce_together)
     batch = Batch(model_of("llama"))
     members = [
         member_of(text, drafter, **rest) for text, drafter, rest in zip(texts, drafters, options, strict=True)

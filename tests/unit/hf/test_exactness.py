@@ -19,7 +19,7 @@ from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import PROMPT as READ
 from draftstore.hf.exactness import examine, require_exact
 from draftstore.hf.generation import decode_all
-from draftstore.hf.preparing import prepare_text
+from draftstore.hf.members import prepare_text
 from tests.fakes.adversaries import Prophets, Silent
 from tests.fakes.hf_models import build, tiny
 

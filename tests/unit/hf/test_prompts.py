@@ -14,8 +14,8 @@ from draftstore.decoding.budget import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf import generate
 from draftstore.hf.batches import Batch
+from draftstore.hf.members import prepare_text
 from draftstore.hf.passes import gathering
-from draftstore.hf.preparing import prepare_text
 from draftstore.recycling import prompts
 from draftstore.recycling.prompts import PromptCandidates
 from tests.fakes.adversaries import Adversary, Silent

@@ -24,9 +24,8 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate, pools, runner
 from draftstore.hf.attention import FULL, SLIDING, views_of
 from draftstore.hf.batches import Batch
-from draftstore.hf.members import Member
+from draftstore.hf.members import Member, prepare_text
 from draftstore.hf.passes import Wants
-from draftstore.hf.preparing import prepare_text
 from draftstore.hf.runner import BUCKETS, MAX_ROWS, PassShape, Runner
 from tests.fakes.adversaries import Prophet, RandomTrees
 from tests.fakes.hf_models import STORIES, needs_gpu, shapes_of_graphs, stories, story_ids, tiny

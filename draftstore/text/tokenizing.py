@@ -7,7 +7,7 @@
 
 The working directory of a build (draftstore.storage.staging) contains
 
-    tokens/              token shards (draftstore.text.encoding)
+    tokens/              token shards (draftstore.text.tokens)
     report.json          marker that every document was read, with what was skipped
 
 A store of kind `tokens` has the shards, the report and the tokenizer. Other builds of the same corpus use it instead of
@@ -38,10 +38,9 @@ from draftstore.storage.staging import STORE, BuildResult, build_store, build_ti
 from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, read_corpus
 from draftstore.text.digests import IDENTITY
-from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document, Render
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards, open_shards, token_dtype
+from draftstore.text.tokens import TokenShards, open_shards, token_dtype, tokenize_corpus
 
 KIND = "tokens"
 SHARDS = "tokens"
@@ -166,15 +165,7 @@ class TextBuild:
         *,
         on_progress: OnProgress = ignore,
     ) -> None:
-        """Plan a build.
-
-        Args:
-            texts: the corpus.
-            name: display name of the store.
-            tokenizer: its tokenizer; copied into the store.
-            plan: everything else that determines the bytes of the store, including `kind`.
-            on_progress: called with the tokens so far.
-        """
+        """Plan a build; `plan` is everything else that determines the bytes of the store, including `kind`."""
         self.plan = {**plan, **texts.plan(tokenizer)}
         self.report = ReadReport()
         self._texts, self._name, self._tokenizer = texts, name, tokenizer
@@ -183,10 +174,7 @@ class TextBuild:
     def fill(self, partial: Path) -> TokenShards:
         """Tokenize the corpus in a build's working directory, resuming from any finished shards.
 
-        Raises:
-            CorpusError: the corpus cannot be read or has no text.
-            StoreError: the store of shards cannot be opened.
-            BuildError: its shards belong to another corpus or tokenizer.
+        CorpusError if the corpus cannot be read or has no text; BuildError if the store of shards is another's.
         """
         try:
             shards = (
@@ -214,8 +202,9 @@ class TextBuild:
 
     def _tokenize(self, partial: Path) -> TokenShards:
         texts, tokenizer = self._texts, self._tokenizer
+        documents = texts.read(tokenizer.render_document, self.report)
         return tokenize_corpus(
-            texts.read(tokenizer.render_document, self.report),
+            documents,
             tokenizer,
             partial / SHARDS,
             corpus_fingerprint=json.dumps(texts.plan(tokenizer)) + (f" {texts.order}" if texts.order else ""),
@@ -251,12 +240,7 @@ def seal_store(
     target_model: str | None = None,
     on_bytes: OnProgress = ignore,
 ) -> Manifest:
-    """Complete a store of token ids: add the tokenizer, then the manifest; see `Manifest` for most arguments.
-
-    Args:
-        store: directory with all other files of the store; a tokenizer left by an earlier attempt is replaced.
-        on_bytes: called with the bytes hashed and the total.
-    """
+    """Complete a store of token ids: add the tokenizer, then the manifest; what an earlier attempt left is replaced."""
     for path in [store / TOKENIZER_FOLDER, store / MANIFEST_NAME, *store.glob(".*")]:
         remove(path)
     (store / TOKENIZER_FOLDER).mkdir()
@@ -287,16 +271,9 @@ def build_tokens(
     overwrite: bool = False,
     on_progress: OnProgress = ignore,
 ) -> BuildResult:
-    """Tokenize a corpus into a store of shards, or resume an interrupted call.
+    """Tokenize a corpus into a store of shards at `out`, or resume an interrupted call.
 
-    Args:
-        texts: see `TextBuild`, also for `name`, `tokenizer` and `on_progress`.
-        out: directory of the store; its parent is created if missing.
-        overwrite: whether to replace an existing store.
-
-    Raises:
-        BuildError: `out` is something else, or another build is running there.
-        CorpusError: the corpus cannot be read or has no text.
+    BuildError if `out` is something else, or another build is running there; CorpusError if there is no text.
     """
     build = TextBuild(texts, name, tokenizer, {"kind": KIND}, on_progress=on_progress)
 

@@ -1,4 +1,4 @@
-"""Token shards: a corpus as token ids on disk, split into documents (written by `draftstore.text.encoding`).
+"""Token shards: a corpus as token ids on disk, split into documents; written on all cores, resumable after every shard.
 
 A directory of shards contains, for each shard,
 
@@ -12,30 +12,50 @@ and `tokens.json`: the origin of the ids and, once every document is included, t
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from draftstore.errors import StoreError, require_vocabulary
-from draftstore.storage.files import AnyText, load_json, map_or_empty, replacing
+from draftstore.errors import (
+    CorpusError,
+    NoTextError,
+    StoreError,
+    TokenRangeError,
+    counted,
+    require_vocabulary,
+)
+from draftstore.storage.files import AnyText, fsync_path, load_json, map_or_empty, replacing, write_json
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
+from draftstore.storage.report import OnProgress, ignore
 from draftstore.text.digests import DIGEST_BYTES
+
+if TYPE_CHECKING:
+    from draftstore.text.records import Document
+    from draftstore.text.tokenizer import TextTokenizer
 
 STATE_NAME = "tokens.json"
 OFFSET_DTYPE = np.dtype("<i8")
+SHARD_TOKENS = 4_000_000
+BATCH_CHARACTERS = 1_000_000
+PIECE_CHARACTERS = 1 << 17
+"""Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
 TokenArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
+TextPiece: TypeAlias = tuple["Document", str, bool]
+"""A document, a piece of its text, and whether that is the last one."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Return the little-endian type of token ids on disk; its largest value is reserved for `sentinel`.
 
-    Raises:
-        TokenRangeError: `vocab_size` is outside 1 .. 2**31 - 1.
+    TokenRangeError if `vocab_size` is outside 1 .. 2**31 - 1.
     """
     require_vocabulary(vocab_size)
     return np.dtype("<u2") if vocab_size <= 65_535 else np.dtype("<u4")
@@ -76,13 +96,7 @@ MARKERS, STATES = TypeAdapter(Shard), TypeAdapter(State)
 
 @dataclasses.dataclass(frozen=True)
 class TokenShards:
-    """A finished directory of token shards.
-
-    Attributes:
-        directory: path of the directory.
-        vocab_size: ids are in [0, vocab_size).
-        shards: the markers, in order.
-    """
+    """A finished directory of token shards with their markers in order; ids are in [0, vocab_size)."""
 
     directory: Path
     vocab_size: int
@@ -111,8 +125,7 @@ class TokenShards:
     def arrays(self) -> Iterator[tuple[TokenArray, NDArray[np.int64]]]:
         """Yield `(tokens[n], offsets[documents + 1])` of each shard, as read-only maps of its files.
 
-        Raises:
-            StoreError: a file is missing, truncated or changed so that documents or ids are out of range.
+        StoreError if a file is missing, truncated, or has documents or ids out of range.
         """
         for index, shard in enumerate(self.shards):
             tokens = self._map(index, "tokens", self.dtype)
@@ -142,11 +155,7 @@ class TokenShards:
 
 
 def open_shards(directory: Path) -> TokenShards:
-    """Open a finished directory of token shards; sizes are checked now, contents during reading.
-
-    Raises:
-        StoreError: no shards there, unfinished, unknown version, or a missing or truncated file.
-    """
+    """Open a finished directory of token shards, or raise a StoreError; contents are checked during reading."""
     path = directory / STATE_NAME
     try:
         state = load_json(path.read_bytes(), STATES)
@@ -212,3 +221,177 @@ def write_closed(shards: TokenShards, path: Path) -> None:
     with replacing(path) as filling, filling.open("wb") as file:
         for tokens, offsets in shards.arrays():
             file.write(np.insert(tokens, offsets[1:], sentinel(shards.dtype)).tobytes())
+
+
+def tokenize_corpus(
+    documents: Iterator["Document"],
+    tokenizer: "TextTokenizer",
+    directory: Path,
+    *,
+    corpus_fingerprint: str,
+    source: str = "the corpus",
+    shard_tokens: int = SHARD_TOKENS,
+    batch_chars: int = BATCH_CHARACTERS,
+    on_progress: OnProgress = ignore,
+) -> TokenShards:
+    """Write a corpus as token shards, or resume an interrupted call.
+
+    Ids exclude BOS and EOS. A document above `PIECE_CHARACTERS` is encoded in pieces, split at a line break or space if
+    possible: one or two ids at each split can differ from those of the whole text. Memory holds two batches, a shard
+    and a document's text. Reading runs one batch ahead, in a thread. A shard ends with the document that fills it, so
+    shards depend only on the documents, not on batches, cores or interruptions.
+
+    Args:
+        documents: always the same for a given `corpus_fingerprint`; those of finished shards are skipped.
+        directory: used by one process at a time; shards of another tokenizer, corpus or shard size are removed.
+        source: name of the corpus in errors.
+        shard_tokens: number of tokens at which a shard ends.
+        batch_chars: number of characters encoded at a time.
+        on_progress: called at the start and after each batch with the tokens so far.
+
+    Raises:
+        NoTextError: the corpus has no tokens; the shards are still written and can be opened.
+        CorpusError: the documents differ from those of an interrupted call.
+        TokenRangeError: the tokenizer returned an id outside its vocabulary.
+    """
+    state = State(tokenizer.vocab_size, tokenizer.identity, corpus_fingerprint, shard_tokens)
+    directory.mkdir(parents=True, exist_ok=True)
+    finished, shards = _resume(directory, state)
+    if not finished:
+        _skip(documents, shards, source)
+        filling = _Filling(state.vocab_size)
+        filling.report(shards, on_progress)
+        for batch in _read_ahead(_batches(documents, batch_chars)):
+            encoded = tokenizer.encode_documents([text for _, text, _ in batch])
+            for piece, ids in zip(batch, encoded, strict=True):
+                filling.add(*piece, ids)
+                if piece[-1] and filling.tokens >= shard_tokens:
+                    shards.append(filling.write(directory, len(shards)))
+                    filling = _Filling(state.vocab_size)
+            filling.report(shards, on_progress)
+        if filling.digests:
+            shards.append(filling.write(directory, len(shards)))
+        done = dataclasses.replace(state, shards=len(shards), totals=totals_of(shards))
+        write_json(directory / STATE_NAME, dataclasses.asdict(done))
+    made = open_shards(directory)
+    if made.token_count == 0:
+        raise NoTextError(f"no text found in {source}")
+    return made
+
+
+class _Filling:
+    """The documents of an unfinished shard, in memory."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._ids: list[TokenArray] = []
+        self._offsets, self._names = [0], list[str]()
+        self.digests = list[bytes]()
+        self.tokens = self._characters = 0
+
+    def report(self, shards: Sequence[Shard], on_progress: OnProgress) -> None:
+        """Report the tokens of the finished shards and this one."""
+        documents, tokens, _ = totals_of(shards).values()
+        on_progress(tokens + self.tokens, None, counted(documents + len(self.digests), "document"))
+
+    def add(self, document: "Document", text: str, last: bool, ids: NDArray[np.integer[Any]]) -> None:
+        """Append the ids of the next piece of a document."""
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+            raise TokenRangeError(
+                f"document {document.id!r} has ids {ids.min():,} to {ids.max():,}, "
+                f"expected 0 to {self._vocab_size - 1:,}"
+            )
+        self._ids.append(ids.astype(token_dtype(self._vocab_size)))
+        self.tokens += len(ids)
+        self._characters += len(text)
+        if last:
+            self._offsets.append(self.tokens)
+            self.digests.append(document.identity.document)
+            self._names = [*self._names[:1], document.id]
+
+    def write(self, directory: Path, index: int) -> Shard:
+        """Write the shard to disk, its marker last."""
+        offsets = np.array(self._offsets, OFFSET_DTYPE)
+        parts: dict[str, Sequence[Any]] = {"tokens": self._ids, "offsets": [offsets], "digests": self.digests}
+        files = {}
+        for suffix, data in parts.items():
+            path = shard_path(directory, index, suffix)
+            with path.open("wb") as file:
+                file.writelines(data)
+            fsync_path(path)
+            files[path.name] = FileEntry.of(path)
+        documents, first, last = len(self.digests), self._names[0], self._names[-1]
+        shard = Shard(documents, self.tokens, self._characters, first, last, files)
+        write_json(shard_path(directory, index, "json"), dataclasses.asdict(shard))
+        return shard
+
+
+def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    """Yield the batches, reading the next one in a thread while the current one is processed."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="corpus") as pool:
+        future = pool.submit(next, batches, None)
+        while (batch := future.result()) is not None:
+            future = pool.submit(next, batches, None)
+            yield batch
+
+
+def _batches(documents: Iterator["Document"], batch_chars: int) -> Iterator[list[TextPiece]]:
+    """Group documents, long ones in pieces, into lists of about `batch_chars` characters."""
+    batch: list[TextPiece] = []
+    size = 0
+    for document in documents:
+        for text, last in split_text(document.text, PIECE_CHARACTERS):
+            batch.append((document, text, last))
+            size += len(text)
+            if size >= batch_chars:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
+    """Yield `(piece, is_last)`: consecutive pieces of the text of at most `limit` characters.
+
+    A piece ends after the last line break in its second half, else before the last space there, else at the limit.
+    """
+    start = 0
+    while len(text) - start > limit:
+        middle, end = start + max(limit // 2, 1), start + limit
+        cut = text.rfind("\n", middle, end) + 1 or max(text.rfind(" ", middle, end), 0) or end
+        yield text[start:cut], False
+        start = cut
+    yield text[start:], True
+
+
+def _resume(directory: Path, state: State) -> tuple[bool, list[Shard]]:
+    """Return whether the directory is complete, and its valid shards; remove invalid ones."""
+    path = directory / STATE_NAME
+    try:
+        found = load_json(path.read_bytes(), STATES)
+    except (OSError, ValueError):
+        found = None
+    shards: list[Shard] = []
+    if found is not None and dataclasses.replace(found, shards=None, totals=None) == state:
+        with suppress(StoreError):
+            while True:
+                shards.append(read_shard(directory, len(shards)))
+        if found.totals == totals_of(shards):
+            return True, shards
+    write_json(path, dataclasses.asdict(state))
+    kept = {shard_path(directory, index, "json").stem for index in range(len(shards))}
+    for old in directory.glob("shard-*.*"):
+        if old.stem not in kept:
+            old.unlink()
+    return False, shards
+
+
+def _skip(documents: Iterator["Document"], shards: Sequence[Shard], source: str) -> None:
+    """Skip the documents of finished shards; CorpusError if they are others."""
+    for shard in shards:
+        ids = [document.id for document in islice(documents, shard.documents)]
+        if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):
+            raise CorpusError(
+                f"{source} changed since the build was interrupted (documents {shard.first_id!r} to "
+                f"{shard.last_id!r} have moved): remove the unfinished shards and start again"
+            )

@@ -59,9 +59,7 @@ class Grammars:
     def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
         """Return the grammar of a JSON schema; the first call takes seconds to read the vocabulary.
 
-        Raises:
-            GrammarError: the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
-            MissingExtraError: llguidance is not installed.
+        GrammarError if the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
         """
         return self.compiling(schema).result()
 
@@ -115,7 +113,6 @@ class Grammar:
     """A compiled grammar."""
 
     def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: frozenset[int]) -> None:
-        """Wrap a matcher at its start."""
         self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
 
     def start(self) -> "GrammarState":
@@ -150,10 +147,9 @@ class GrammarState:
 
 
 class GrammarDrafter:
-    """A drafter of the tokens that a grammar forces, for one answer."""
+    """A drafter of the tokens that a grammar forces, for one answer after `prompt_size` tokens."""
 
     def __init__(self, grammar: Grammar, prompt_size: int) -> None:
-        """Draft for the answer after `prompt_size` tokens."""
         self._grammar, self._prompt_size = grammar, prompt_size
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "GrammarSession":

@@ -94,7 +94,6 @@ class GrammarMask(LogitsProcessor):
     """Sets the logits of all tokens that a grammar forbids to minus infinity; for one answer."""
 
     def __init__(self, grammar: Grammar, prompt_tokens: int) -> None:
-        """Follow the answer after `prompt_tokens` ids."""
         self._state, self._seen = grammar.start(), prompt_tokens
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
@@ -122,7 +121,6 @@ class Penalties(LogitsProcessor):
         frequency: float = 0.0,
         bias: Mapping[int, float] | None = None,
     ) -> None:
-        """Prepare for one answer after `prompt_tokens` ids; see `Sampling`."""
         self._start = prompt_tokens
         self._presence = presence
         self._frequency = frequency

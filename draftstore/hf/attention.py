@@ -69,7 +69,6 @@ class _Sharing:
         scaling: float | None = None,
         **others: Any,
     ) -> Any:
-        """Compute the attention of a layer; see `transformers.integrations.sdpa_attention` for the arguments."""
         groups = getattr(module, "num_key_value_groups", 1)
         elsewhere = torch.compiler.is_compiling() or getattr(_HERE, "masks", None) is None
         special = dropout or any(

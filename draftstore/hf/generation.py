@@ -128,7 +128,6 @@ def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step]
 
 
 def _check_texts(processors: Any, streamer: Any) -> None:
-    """Raise a DecodingError for arguments that are not supported for several texts together."""
     asked = ["streamer"] if streamer is not None else []
     asked += [type(each).__name__ for each in processors if isinstance(each, OF_THE_WHOLE)]
     if asked:

@@ -158,7 +158,6 @@ class ModelVerdict:
     """The model's outputs for a text's tree: a `draftstore.decoding.loop.Verdict`."""
 
     def __init__(self, rows: Rows, chooser: Chooser) -> None:
-        """Choose from the outputs of a pass."""
         self._rows, self._chooser = rows, chooser
         self._best: list[int] | None = None
         self.candidates, self.hidden = rows.candidates, rows.hidden

@@ -18,13 +18,7 @@ CHUNK = 128
 
 
 class Wants(NamedTuple):
-    """The outputs needed from a pass in addition to its logits.
-
-    Attributes:
-        best: most likely token of every row.
-        candidates: 8 most likely tokens of every row.
-        hidden: last hidden state of every row.
-    """
+    """The outputs needed of every row besides its logits: most likely token, the 8 most likely, last hidden state."""
 
     best: bool = True
     candidates: bool = False

@@ -50,8 +50,7 @@ class VerificationPlan(NamedTuple):
 def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
     """Return a planner for a model: with its measured cost curve, else one typical of such devices.
 
-    Raises:
-        CurveError: the named curve cannot be read, or belongs to another model or device.
+    CurveError if the named curve cannot be read, or belongs to another model or device.
     """
     from draftstore.hf.tuning import conditions_of, find_curve, load_curve
 

@@ -65,14 +65,12 @@ class PassShape(NamedTuple):
 
 
 class Runner:
-    """Runs the passes of one model.
+    """Runs the passes of one model over the texts in its pool.
 
-    Attributes:
-        pool: keys and values of all texts.
+    With `graphs`, passes are padded and captured: see `takes_graphs`.
     """
 
     def __init__(self, model: Any, pool: CachePool, views: Views, *, graphs: bool) -> None:
-        """Allocate buffers; with `graphs`, passes are padded and captured: see `takes_graphs`."""
         self._model = weakref.ref(model)
         self.pool, self.graphs = pool, graphs
         self._views = views
@@ -121,7 +119,7 @@ class Runner:
         wants: Wants,
         prompt_candidates: PromptCandidates | None = None,
     ) -> list[Rows]:
-        """Read tokens of texts in slots from `slot` on in one pass, without a graph.
+        """Read tokens of texts in slots from `slot` on in one pass, without a graph; return the last outputs of each.
 
         Shorter ones have spare rows before them, whose keys lie after the text: the last row of each is its last token.
 
@@ -129,9 +127,6 @@ class Runner:
             prompts: int64 [any] each, the next tokens of the texts.
             past: tokens that each slot holds already; 0 for several texts.
             prompt_candidates: gathers the candidates at all tokens of a single text.
-
-        Returns:
-            The outputs of the last token of each.
         """
         model = self._model()
         assert model is not None
@@ -164,7 +159,6 @@ class Runner:
         return PassShape(texts, rows, min(width, self.pool.length), wants)
 
     def _fill_in(self, drafted: Sequence[Drafted], shape: PassShape) -> None:
-        """Write a pass's inputs to the buffers and send them to the device."""
         if self._sent is not None:
             self._sent.synchronize()  # the last pass may still be reading the host buffers
         texts, rows = shape.texts, shape.rows
@@ -358,5 +352,4 @@ def takes_graphs(model: Any) -> bool:
 
 
 def _event(device: torch.device) -> Any:
-    """Return a CUDA event; None on a CPU."""
     return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

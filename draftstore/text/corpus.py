@@ -85,7 +85,6 @@ def read_files(
 
 
 def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:
-    """Raise a problem that is an error instead of being counted."""
     if problem.truncated and not allow_truncated:
         raise TruncatedCorpusError(f"{problem.place}: {problem.reason}; or skip the rest", "allow_truncated")
     if strict and not problem.truncated:
@@ -117,14 +116,9 @@ def find_files(
 ) -> list[CorpusFile]:
     """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name.
 
-    Args:
-        paths: files and folders.
-        glob: patterns of the files to read in folders.
-        report: receives the numbers of data files, links and hidden files in folders that are skipped.
-        within: folder where a pattern found the paths, without links out of it and unfinished files.
-
-    Raises:
-        CorpusError: there are no files, or one is missing or of an unknown kind.
+    `report` receives the numbers of data files, links and hidden files in folders that are skipped; `within` is the
+    folder where a pattern found the paths, without links out of it and unfinished files. CorpusError if there are no
+    files, or one is missing or of an unknown kind.
     """
     if not paths:
         raise CorpusError(f"no corpus given: name {ACCEPTED}")
@@ -277,11 +271,7 @@ class Source:
         return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
     def files(self, report: ReadReport | None = None) -> list[CorpusFile]:
-        """Return its files, always in the same order, those of a log from oldest to newest; see `find_files`.
-
-        Raises:
-            CorpusError: there are none and it is not a log, or one is of an unknown kind.
-        """
+        """Return its files in the order of `find_files`, those of a log from oldest to newest; there may be none."""
         if self.find:
             return self.find()
         if self.log:

@@ -63,11 +63,7 @@ class TextTokenizer:
     """
 
     def __init__(self, backend: "Tokenizer", name: str, files: Mapping[str, bytes]) -> None:
-        """Wrap a tokenizer and the contents of its `FILES`; truncation, padding and BPE dropout are disabled.
-
-        Raises:
-            TokenizerError: the configuration is not a JSON object, or the template is not UTF-8.
-        """
+        """Wrap a tokenizer and the contents of its `FILES`; truncation, padding and BPE dropout are disabled."""
         backend.no_truncation()
         backend.no_padding()
         if getattr(backend.model, "dropout", None):
@@ -157,15 +153,9 @@ class TextTokenizer:
         return hashlib.sha256(deciding.encode()).hexdigest()
 
     def encode(self, text: str, bos: bool) -> NDArray[np.int32]:
-        """Return the token ids of one text, shape [n].
+        """Return the token ids of one text, int32 [n]; TokenizerError if it has an unpaired surrogate.
 
-        Args:
-            text: any text; empty text has no ids except BOS.
-            bos: whether to prepend `bos_ids`, unless the text already begins with them, as rendered chats do. EOS is
-                never appended.
-
-        Raises:
-            TokenizerError: the text has an unpaired surrogate.
+        With `bos`, `bos_ids` come first, unless the text begins with them, as rendered chats do. EOS is never appended.
         """
         ids = self._guarded(lambda: self._encoding(text).ids)
         prefix = list(self.bos_ids) if bos else []
@@ -213,11 +203,7 @@ class TextTokenizer:
         """Render a conversation with the model's chat template, or else with `plain_chat`.
 
         A template may use a date, today's by default, as in transformers, and variables from `settings`, such as
-        `tools`.
-
-        Raises:
-            TokenizerError: the template is broken or rejects these messages (roles out of order, for example); or there
-                are settings, but no template.
+        `tools`. TokenizerError if it is broken or rejects these messages, or there are settings, but no template.
         """
         if self._template is None:
             if settings:
@@ -348,7 +334,6 @@ def exact_piece(piece: str, byte_level: bool) -> str | None:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of the byte-level BPE alphabet."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}

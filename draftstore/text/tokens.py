@@ -202,7 +202,6 @@ def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def _require_files(directory: Path, shard: Shard) -> None:
-    """Refuse a shard with a missing file, or one whose size differs from the marker."""
     for problem in size_problems(directory, shard.files):
         raise StoreError(f"{problem}: build the shards again")
 
@@ -247,7 +246,6 @@ def tokenize_corpus(
         source: name of the corpus in errors.
         shard_tokens: number of tokens at which a shard ends.
         batch_chars: number of characters encoded at a time.
-        on_progress: called at the start and after each batch with the tokens so far.
 
     Raises:
         NoTextError: the corpus has no tokens; the shards are still written and can be opened.

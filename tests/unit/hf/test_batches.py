@@ -82,7 +82,7 @@ class Breaking(LogitsProcessor):
 
 
 @pytest.mark.parametrize("where", ["prompt", "session", "observe", "processor"])
-def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_text_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, read = greedy()[:6], Runner.read
     drafters: list[Adversary] = [Prophet(VOCAB, [text.text + GO_ON]) for text in texts]
     options: list[dict[str, Any]] = [{} for _ in texts]
@@ -204,7 +204,7 @@ def test_memory_that_cannot_be_had_leaves_no_half_of_a_pool(monkeypatch: pytest.
     assert text_of(members[2]) == texts[2].text
 
 
-def test_what_a_text_leaves_behind_spoils_no_other() -> None:
+def test_leftover_keys_do_not_affect_the_next_text() -> None:
     alone, late = greedy()[:2]
     batch, member = Batch(model_of("llama")), member_of(late)
     batch.join(member_of(alone, max_new_tokens=40))

@@ -114,7 +114,7 @@ def check_told(model: Any, prompts: Sequence[Sequence[int]], **options: Any) -> 
         ("gpt2", {}, {}),
     ],
 )
-def test_drafters_are_told_the_candidates_of_every_row_and_the_state_of_the_last(
+def test_drafters_get_the_candidates_of_every_row_and_the_last_state(
     architecture: str, changes: dict[str, Any], options: dict[str, Any]
 ) -> None:
     model = tiny(architecture, vocab_size=VOCAB, **changes)
@@ -123,7 +123,7 @@ def test_drafters_are_told_the_candidates_of_every_row_and_the_state_of_the_last
 
 
 @needs_gpu
-def test_drafters_are_told_the_states_of_a_gpu() -> None:
+def test_drafters_get_the_states_of_a_gpu() -> None:
     model = torch.nn.Module.to(build(vocab_size=VOCAB, dtype=torch.float32), "cuda")
     check_told(model, [[5, 7, 11], [12, 3, 9]])
 
@@ -146,7 +146,7 @@ def test_a_store_of_another_model_is_refused_at_the_prefill(tmp_path: Path) -> N
 # --- replays ---
 
 
-def test_a_replay_is_what_live_decoding_was(tmp_path: Path) -> None:
+def test_a_replay_equals_live_decoding(tmp_path: Path) -> None:
     model: Any = tiny(vocab_size=VOCAB)
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 70}
     prompts = [torch.tensor([[start, start + 2, start + 5]]) for start in range(6)]

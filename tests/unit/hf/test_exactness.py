@@ -87,7 +87,7 @@ def quick(names: Iterable[str], few: Container[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("architecture", quick(WINDOWS, ("gemma3_text",)))
-def test_families_say_the_same_beyond_their_windows(architecture: str) -> None:
+def test_families_give_the_same_text_beyond_their_windows(architecture: str) -> None:
     """Of 32 tokens, in texts of 200."""
     model = build(architecture, vocab_size=VOCAB, **WINDOWS[architecture])
     require_the_same(model, 60, 140)
@@ -96,7 +96,7 @@ def test_families_say_the_same_beyond_their_windows(architecture: str) -> None:
 @pytest.mark.parametrize(
     "architecture", quick({**dict.fromkeys(SMALL), **OTHERS}, ("mixtral", "opt", "deepseek_v3"))
 )
-def test_other_families_say_the_same(architecture: str) -> None:
+def test_other_families_give_the_same_text(architecture: str) -> None:
     model = build(architecture, vocab_size=VOCAB, **({"attention": "eager"} | OTHERS.get(architecture, {})))
     found = examine(model)
     assert not found.fault

@@ -98,7 +98,7 @@ def test_the_next_batch_of_a_model_finds_memory_and_graphs(padding: list[PassSha
     assert last() is None
 
 
-def test_memory_that_a_batch_has_already_is_no_limit(
+def test_memory_already_allocated_does_not_count_as_a_limit(
     padding: list[PassShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny(vocab_size=VOCAB)
@@ -231,7 +231,7 @@ def test_graphs_give_the_texts_of_plain_generate(
 
 
 @needs_gpu
-def test_what_cannot_be_captured_runs_without(
+def test_uncapturable_models_run_without_graphs(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compute = Runner._compute

@@ -129,7 +129,7 @@ def interrupted(directory: Path, after: int) -> None:
         tokenize(failing(), directory, shard_tokens=100, batch_chars=1)
 
 
-def test_long_documents_are_encoded_in_pieces_and_known_by_digests_of_their_whole_text(
+def test_long_documents_are_encoded_in_pieces_with_one_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens_module, "PIECE_CHARACTERS", 10)

@@ -142,7 +142,7 @@ class Batch:
             if member.past == self._rereads_at == len(member.text) - 1:
                 runner.read(0, [member.text.ids.astype(np.int64)], 0, Wants(best=False))
         parts = runner.run(rows, Wants.of(member.wants for member in self._members))
-        return [ModelVerdict(part, member.chooser) for part, member in zip(parts, self._members, strict=True)]
+        return [ModelVerdict(part, member) for part, member in zip(parts, self._members, strict=True)]
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         """Append accepted tokens to the texts in decoding; see `draftstore.decoding.loop.Model`."""

@@ -172,8 +172,8 @@ def _result(members: Sequence[Member], config: GenerationConfig) -> torch.Tensor
     sequences = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=padding)
     if not config.return_dict_in_generate:
         return sequences
-    chooser = members[0].chooser
-    collected: dict[str, Any] = {"sequences": sequences, "scores": chooser.scores, "logits": chooser.logits}
+    (text, *_) = members
+    collected: dict[str, Any] = {"sequences": sequences, "scores": text.scores, "logits": text.logits}
     return GenerateDecoderOnlyOutput(**collected)
 
 

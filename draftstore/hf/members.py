@@ -1,16 +1,24 @@
-"""Texts of a batch, each one object: its prompt, token choice, stopping criteria and drafts.
+"""Texts of a batch, each one object: its ids, choice of tokens, end and drafts, exactly as in plain `generate`.
 
 `prepare_texts` makes them from the arguments of `model.generate`, which transformers prepares as for plain `generate`.
 """
 
 import copy
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation.utils import GenerationMixin
 
 from draftstore.decoding.acceptance import Acceptance, accept, check_tree
@@ -18,17 +26,49 @@ from draftstore.decoding.budget import Planner
 from draftstore.decoding.loop import Text
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, SlotSession, start
-from draftstore.errors import DecodingError
+from draftstore.errors import DecodingError, ProbabilityError
 from draftstore.hf.checks import NO_LIMIT, check_request, depth_limit, vocab_size
-from draftstore.hf.choosing import Chooser, Ids, stop_rule
 from draftstore.hf.passes import Rows, Wants
 from draftstore.recycling.prompts import PromptCandidates
 from draftstore.trees.tree import DraftTree
 
+SPARE = 256
+"""Spare room after a text in tokens, in addition to a quarter of its length."""
+Test = Callable[[int, int], bool]
+"""`test(length, token)`: whether the text ends at this token and length."""
 DROPPED = ("tokenizer", "assistant_model", "streamer")
 _CHOICE = "_extract_generation_mode_kwargs"
 OURS = __name__.rpartition(".")[0]
 """The package of the custom functions that get all arguments."""
+
+
+class Ids:
+    """The ids of a growing text: the prompt with its padding, and the emitted tokens."""
+
+    def __init__(self, input_ids: torch.Tensor) -> None:
+        """Start from a prompt, int [1, length]."""
+        self._buffer: NDArray[np.int32] = np.empty(0, np.int32)
+        self._size, self._device = 0, input_ids.device
+        self.extend(input_ids[0].cpu().numpy())
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The text, int32 [any]: a view, which stays as it is while the text grows."""
+        return self._buffer[: self._size]
+
+    def extend(self, tokens: NDArray[np.integer[Any]]) -> None:
+        """Append emitted tokens."""
+        begin, self._size = self._size, self._size + len(tokens)
+        if self._size > len(self._buffer):
+            self._buffer = np.resize(self._buffer, self._size + self._size // 4 + SPARE)
+        self._buffer[begin : self._size] = tokens
+
+    def tensor(self, emitted: Sequence[int] = ()) -> torch.Tensor:
+        """Return int64 [1, length], the text followed by `emitted`, on the device of the prompt."""
+        return torch.from_numpy(np.append(self.ids, np.asarray(emitted, np.int64)))[None].to(self._device)
 
 
 class Member(Text):
@@ -36,11 +76,13 @@ class Member(Text):
 
     Attributes:
         text: its ids, with the padding of the prompt.
-        chooser: chooses its tokens.
         prompt: int64 [any], its prompt without padding.
         past: number of its tokens in the pool.
         wants: outputs needed from its passes.
         max_length: maximum tokens, including prompt and padding; None if there is no limit.
+        greedy: whether a token is the argmax of the raw logits, which a pass computes for all rows at once.
+        scores: [1, vocabulary] for every emitted token, after the processors; None if not requested.
+        logits: the same before the processors.
     """
 
     def __init__(
@@ -56,13 +98,20 @@ class Member(Text):
     ) -> None:
         """Prepare a text from arguments for one prompt, as prepared by `generate`; `draft` configures its drafts."""
         self.text = Ids(input_ids)
-        self.chooser = Chooser(self.text, processors, config, random)
+        self._processors, self._random, self._sample = processors, random, bool(config.do_sample)
+        collects = bool(config.return_dict_in_generate)
+        self.scores: tuple[torch.Tensor, ...] | None = () if collects and config.output_scores else None
+        self.logits: tuple[torch.Tensor, ...] | None = () if collects and config.output_logits else None
+        collects = self.scores is not None or self.logits is not None
+        self.greedy = not self._sample and not collects and len(processors) == 0
         self.prompt = np.array(self.text.ids, np.int64)
         if attention_mask is not None and attention_mask.dim() == 2:
             self.prompt = self.prompt[attention_mask[0, -len(self.prompt) :].cpu().numpy() != 0]
         self.past = 0
         self.max_length: int | None = criteria.max_length
-        self._ends = stop_rule(criteria, self.text, self.chooser)
+        known = [(criterion, _test_of(criterion)) for criterion in criteria]
+        self._tests = [test for _, test in known if test is not None]
+        self._criteria = StoppingCriteriaList([criterion for criterion, test in known if test is None])
         self._streamer = streamer
         self._drafter: Drafter | None = None
         self._prompt_candidates: PromptCandidates | None = None
@@ -72,12 +121,38 @@ class Member(Text):
         self._drafter, self.planner, self.min_prob = drafter, copy.copy(planner), min_prob
         return self
 
+    def choose(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
+        """Return the token that the model emits, by the same steps in the same order as plain `generate`.
+
+        `logits`, [1, vocabulary], are raw; `emitted` are the earlier tokens of this step.
+        """
+        ids = self.text.tensor(emitted)
+        logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
+        scores = self._processors(ids, logits)
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (logits,)
+        if not self._sample:
+            return int(torch.argmax(scores, dim=-1))
+        probs = torch.nn.functional.softmax(scores, dim=-1)
+        if probs[0, 0].isnan():  # then all are; sampling from them would crash a GPU
+            if not torch.nn.functional.softmax(logits, dim=-1)[0, 0].isnan():
+                raise ProbabilityError(
+                    "the settings leave no finite probabilities: use milder penalties, biases or a higher temperature"
+                )
+            raise DecodingError("the model's logits are not finite: load it with another dtype")
+        return int(torch.multinomial(probs, num_samples=1, generator=self._random))
+
     def ends(self, emitted: Sequence[int]) -> bool:
         """Return True if the text ends with the last emitted token, and stream that token."""
-        over = super().ends(emitted)
+        length, token = len(self.text) + len(emitted), emitted[-1]
+        self.over = any(test(length, token) for test in self._tests)
+        if self._criteria:  # called in any case, since some have state
+            self.over |= bool(self._criteria(self.text.tensor(emitted), self.scores).all())
         if self._streamer is not None:
             self._streamer.put(torch.tensor(emitted[-1:]))
-        return over
+        return self.over
 
     @property
     def gathers(self) -> bool:
@@ -94,20 +169,20 @@ class Member(Text):
     def first_wants(self) -> Wants:
         """The outputs needed at the end of the prompt."""
         drafting = self._drafter is not None
-        return Wants(self.chooser.greedy, drafting, drafting)
+        return Wants(self.greedy, drafting, drafting)
 
     def begin(self, rows: Rows, model: Any, room: Callable[[], int], slots: Slots) -> Acceptance:
         """Emit the first token, from the outputs at the end of the prompt, and start the drafts unless it is the last.
 
         `room` returns the maximum nodes of a draft, `slots` are those of the batch.
         """
-        verdict = ModelVerdict(rows, self.chooser)
+        verdict = ModelVerdict(rows, self)
         accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
         self.text.extend(accepted.tokens)
         if not self.over:
             self.session = self._session(verdict, slots)
             self.planner.begin()
-            self.wants = Wants(self.chooser.greedy, self.session.needs_candidates, self.session.needs_hidden)
+            self.wants = Wants(self.greedy, self.session.needs_candidates, self.session.needs_hidden)
             self._room, self._vocab_size, self._depth_limit = room, vocab_size(model), depth_limit(model)
         self._prompt_candidates = None
         return accepted
@@ -157,18 +232,31 @@ class Member(Text):
 class ModelVerdict:
     """The model's outputs for a text's tree: a `draftstore.decoding.loop.Verdict`."""
 
-    def __init__(self, rows: Rows, chooser: Chooser) -> None:
-        self._rows, self._chooser = rows, chooser
+    def __init__(self, rows: Rows, member: Member) -> None:
+        self._rows, self._member = rows, member
         self._best: list[int] | None = None
         self.candidates, self.hidden = rows.candidates, rows.hidden
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:
         """Return the token that the model emits at a row."""
-        if not self._chooser.greedy:
-            return self._chooser.choose(self._rows.logits(row), emitted)
+        if not self._member.greedy:
+            return self._member.choose(self._rows.logits(row), emitted)
         if self._best is None:
             self._best = self._rows.best()
         return self._best[row]
+
+
+def _test_of(criterion: Any) -> Test | None:
+    """Return a criterion as a test without tensors; None if it needs tensors or is of another class."""
+    if type(criterion) is MaxLengthCriteria:
+        return lambda length, _token: length >= criterion.max_length
+    if type(criterion) is EosTokenCriteria:
+        ends = frozenset(criterion.eos_token_id.flatten().tolist())
+        return lambda _length, token: token in ends
+    if type(criterion) is MaxTimeCriteria:
+        deadline = criterion.initial_timestamp + criterion.max_time
+        return lambda _length, _token: time.time() > deadline
+    return None
 
 
 def prepare_texts(

@@ -7,7 +7,7 @@ import torch
 from draftstore.hf import attention
 from draftstore.hf.attention import FULL, SLIDING, views_of
 from draftstore.hf.checks import depth_limit
-from draftstore.hf.choosing import Ids
+from draftstore.hf.members import Ids
 from draftstore.hf.passes import CHUNK, Wants, choices
 from tests.fakes.hf_models import build, tiny
 

@@ -91,7 +91,7 @@ class CostCurve:
         Such a pass costs as much as one over the same number of rows of one text, apart from attention: it reads the
         weights once.
         """
-        counts = range(1, most + 1)
+        counts: Sequence[int] = range(1, most + 1)
         if texts == 1:
             return np.array([self.cost(rows) for rows in counts])
         if self.padded:
@@ -127,14 +127,15 @@ class CostCurve:
             )
         return curve
 
-    def require(self, conditions: Conditions) -> None:
-        """Raise a CurveError unless the curve was measured under the given conditions."""
+    def require(self, conditions: Conditions) -> "CostCurve":
+        """Return the curve; CurveError unless it was measured under the given conditions."""
         differences = self.conditions.differences(conditions) if self.conditions else []
         if differences:
             raise CurveError(
                 f"the cost curve was measured with {' and '.join(differences)}: "
                 f"run `draftstore tune --model {conditions.model}` for this one"
             )
+        return self
 
 
 def now() -> str:

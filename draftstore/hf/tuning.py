@@ -81,17 +81,10 @@ def find_curve(model: Any) -> CostCurve | None:
     if not path.is_file():
         return None
     try:
-        return load_curve(path, conditions)
+        return CostCurve.load(path).require(conditions)
     except CurveError as error:
         LOG.warning("the cost curve is not used: %s", error)
         return None
-
-
-def load_curve(path: Path, conditions: Conditions) -> CostCurve:
-    """Read a model's curve from a file."""
-    curve = CostCurve.load(path)
-    curve.require(conditions)
-    return curve
 
 
 def measure(

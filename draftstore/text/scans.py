@@ -201,7 +201,9 @@ def scan_sources(
     read = documents = 0
     known = before.rows()
     # Log files last, the newest first: one that is rotated meanwhile is then read twice instead of missed.
-    for at in sorted(range(len(listed)), key=lambda at: (log := listed[at][0].log, -at if log else at)):
+    logs = [at for at, (source, _) in enumerate(listed) if source.log]
+    others = [at for at, (source, _) in enumerate(listed) if not source.log]
+    for at in [*others, *reversed(logs)]:
         source, file = listed[at]
         # Before reading: a file that grows meanwhile is read again next time. A file of a log may be gone.
         with suppress(FileNotFoundError):

@@ -180,18 +180,23 @@ class TextTokenizer:
         return [text[length:] for text in texts]
 
     def token_text(self, token: int) -> str:
-        """Return one token as a `visible_piece`, for drawings of trees; an unknown id is `<id 7>`."""
+        """Return one token for drawings of trees, with blanks and control characters visible; `<id 7>` if unknown."""
         piece = self._entry(token)
         if piece is None:
             return f"<id {int(token)}>"
-        return piece if token in self.special_ids else visible_piece(piece, self._byte_level)
+        if token in self.special_ids:
+            return piece
+        return _shown(_piece_bytes(piece, self._byte_level).decode("utf-8", errors="surrogateescape"))
 
     def exact_text(self, token: int) -> str | None:
         """Return the exact text of one token; None if its id is unknown or it is only part of a character."""
         piece = self._entry(token)
         if piece is None or token in self.special_ids:
             return piece
-        return exact_piece(piece, self._byte_level)
+        try:
+            return _piece_bytes(piece, self._byte_level).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
 
     def render_chat(
         self,
@@ -317,19 +322,6 @@ def _without_unset(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [_without_unset(inner) for inner in value]
     return value
-
-
-def visible_piece(piece: str, byte_level: bool) -> str:
-    """Return a vocabulary entry as text without blanks, line breaks or control characters."""
-    return _shown(_piece_bytes(piece, byte_level).decode("utf-8", errors="surrogateescape"))
-
-
-def exact_piece(piece: str, byte_level: bool) -> str | None:
-    """Return a vocabulary entry as exact text; None if it is only part of a character."""
-    try:
-        return _piece_bytes(piece, byte_level).decode("utf-8")
-    except UnicodeDecodeError:
-        return None
 
 
 @cache

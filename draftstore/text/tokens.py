@@ -261,9 +261,9 @@ def tokenize_corpus(
         filling.report(shards, on_progress)
         for batch in _read_ahead(_batches(documents, batch_chars)):
             encoded = tokenizer.encode_documents([text for _, text, _ in batch])
-            for piece, ids in zip(batch, encoded, strict=True):
-                filling.add(*piece, ids)
-                if piece[-1] and filling.tokens >= shard_tokens:
+            for (document, text, last), ids in zip(batch, encoded, strict=True):
+                filling.add(document, text, last, ids)
+                if last and filling.tokens >= shard_tokens:
                     shards.append(filling.write(directory, len(shards)))
                     filling = _Filling(state.vocab_size)
             filling.report(shards, on_progress)

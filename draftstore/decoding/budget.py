@@ -39,7 +39,7 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 class Planner(Protocol):
-    """Chooses how much of a draft to verify; by default, texts neither begin nor teach anything."""
+    """Chooses how much of a draft to verify."""
 
     def begin(self) -> None:
         """Start a new text."""
@@ -54,11 +54,14 @@ class Planner(Protocol):
         """Learn from a draft's outcome."""
 
 
-class Fixed(Planner):
+class Fixed:
     """The planner that verifies whole drafts, or the best chain of each, up to a number of nodes."""
 
     def __init__(self, budget: int = BUDGET, chain: int | None = None) -> None:
         self._budget, self._chain = budget, chain
+
+    def begin(self) -> None:
+        """Do nothing."""
 
     def budget(self) -> int:
         """Return the maximum nodes."""
@@ -68,6 +71,9 @@ class Fixed(Planner):
         """Return the tree, cut to the budget and, if requested, to a chain."""
         tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
         return tree if self._chain is None else best_chain(tree, self._chain)
+
+    def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
+        """Learn nothing."""
 
 
 class CostPlanner:

@@ -162,14 +162,14 @@ def weights_fingerprint(model: str | Path) -> str | None:
     return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
 
 
-def materials(by: Workers | ModelSources, **given: Any) -> dict[str, Any]:
-    """Return keywords for a `Builder`: those given, and the workers or the loaded model that `by` names."""
+def materials(by: Workers | ModelSources, **keywords: Any) -> dict[str, Any]:
+    """Return keywords for a `Builder`: these, and the workers or the loaded model that `by` names."""
     if not isinstance(by, ModelSources):
-        return {"workers": by.workers, **given}
+        return {"workers": by.workers, **keywords}
     loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
     from draftstore.hf.states import ModelStates  # imports torch
 
-    return {"tokenizer": loaded.text, "source": ModelStates(loaded, batch_tokens=by.batch_tokens), **given}
+    return {"tokenizer": loaded.text, "source": ModelStates(loaded, batch_tokens=by.batch_tokens), **keywords}
 
 
 def _class_of(source: str, file: str | None) -> Any:

@@ -303,8 +303,8 @@ def prepare_text(
     """Prepare one text for a batch as plain `generate` would, without generating anything."""
     found: list[Member] = []
 
-    def prepared(*given: Any, **named: Any) -> torch.Tensor:
-        found.extend(prepare_texts(*given, sources=[random], **named))
+    def prepared(*positional: Any, **named: Any) -> torch.Tensor:
+        found.extend(prepare_texts(*positional, sources=[random], **named))
         return inputs
 
     model.generate(inputs, custom_generate=prepared, **arguments)
@@ -316,12 +316,12 @@ def _handing_over(usual: Any) -> Any:
     signature = inspect.signature(usual)
 
     def extract(*positional: Any, **named: Any) -> Any:
-        given = signature.bind(*positional, **named).arguments
-        given["tokenizer"] = given.get("kwargs", {}).get("tokenizer")
-        found, function = usual(*positional, **named), given.get("custom_generate")
+        arguments = signature.bind(*positional, **named).arguments
+        arguments["tokenizer"] = arguments.get("kwargs", {}).get("tokenizer")
+        found, function = usual(*positional, **named), arguments.get("custom_generate")
         whole = getattr(function, "func", function)  # of a partial one
         if str(getattr(whole, "__module__", "")).startswith(OURS):
-            found |= {name: given[name] for name in DROPPED if given.get(name) is not None}
+            found |= {name: arguments[name] for name in DROPPED if arguments.get(name) is not None}
         return found
 
     return extract

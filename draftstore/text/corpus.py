@@ -289,7 +289,7 @@ def log_files(path: Path) -> list[Path]:
     """Return the existing files of a response log: `answers.2.jsonl`, `answers.1.jsonl`, `answers.jsonl`."""
     packed = "|".join(map(re.escape, COMPRESSION_SUFFIXES))
     name = re.compile(rf"{re.escape(path.stem)}\.(\d+){re.escape(path.suffix)}(?:{packed})?")
-    beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
-    rotated = [(int(found[1]), other) for other in beside if (found := name.fullmatch(other.name))]
+    siblings = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    rotated = [(int(found[1]), other) for other in siblings if (found := name.fullmatch(other.name))]
     older = [other for _, other in sorted(rotated, key=lambda item: (-item[0], item[1].name))]
     return [*older, *([path] if path.exists() else [])]

@@ -195,8 +195,8 @@ def scan_sources(
     CorpusError if a source has no files, or a file or the previous scan cannot be read; the saved scan is unchanged.
     """
     before = open_scan(path) or Scan((), (), pl.DataFrame(schema=COLUMNS))
-    passed_over = ReadReport()
-    listed = [(source, file) for source in sources for file in source.files(passed_over)]
+    listing = ReadReport()
+    listed = [(source, file) for source in sources for file in source.files(listing)]
     found: dict[int, tuple[ScannedFile, pl.DataFrame]] = {}
     read = documents = 0
     known = before.rows()
@@ -224,7 +224,7 @@ def scan_sources(
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, MODE) as filling:
         frame.write_parquet(filling, metadata={METADATA: notes})
-    skipped = {what: number for what, number in passed_over.passed_over.items() if what in (LINKS, HIDDEN)}
+    skipped = {what: number for what, number in listing.passed_over.items() if what in (LINKS, HIDDEN)}
     return Scan(tuple(sources), files, frame, read, skipped)
 
 

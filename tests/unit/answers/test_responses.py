@@ -75,8 +75,8 @@ def answer_alone(loaded: LoadedModel, prompt: str, tokens: int = NEW) -> str:
     """Return what plain greedy `generate` says to one prompt, special tokens left out."""
     model: Any = loaded.model
     ids = torch.from_numpy(loaded.text.encode(prompt, bos=True).astype(np.int64))[None]
-    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
-    kept = [token for token in told[0].tolist() if token not in loaded.text.special_ids]
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+    kept = [token for token in output[0].tolist() if token not in loaded.text.special_ids]
     before = loaded.text.decode([token for token in ids[0].tolist() if token not in loaded.text.special_ids])
     return whole(loaded.text.decode(kept).removeprefix(before))
 

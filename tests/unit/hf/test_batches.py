@@ -52,7 +52,7 @@ def text_of(member: Member) -> tuple[int, ...]:
 
 
 class Failing(Silent):
-    """Fails where it is told to."""
+    """Fails in one place."""
 
     def __init__(self, where: str) -> None:
         super().__init__(VOCAB)
@@ -67,9 +67,9 @@ class Failing(Silent):
             raise RuntimeError("session")
         return super().session(prompt_ids)
 
-    def observe(self, accepted_ids: Any, **told: Any) -> None:
+    def observe(self, accepted_ids: Any, **feedback: Any) -> None:
         self._fail("observe")
-        super().observe(accepted_ids, **told)
+        super().observe(accepted_ids, **feedback)
 
 
 class Breaking(LogitsProcessor):
@@ -233,9 +233,9 @@ def test_greedy_batches_are_their_rows_alone(name: str) -> None:
     """Plain generate is no judge: with `eager` it gives other texts to padded prompts than to the same alone."""
     texts = [text for text in known(name) if not text.sampled][:8]
     inputs = padded(texts)
-    told = [list(text.text[len(text.prompt) :]) for text in texts]
-    longest = max(map(len, told))
-    filled = [[*row, *[0] * (longest - len(row))] for row in told]
+    outputs = [list(text.text[len(text.prompt) :]) for text in texts]
+    longest = max(map(len, outputs))
+    filled = [[*row, *[0] * (longest - len(row))] for row in outputs]
     expected = torch.cat([inputs["input_ids"], torch.tensor(filled)], dim=1)
     steps: list[Step] = []
     drafter = Prophets(VOCAB, [text.text for text in texts], 0.2)
@@ -243,7 +243,7 @@ def test_greedy_batches_are_their_rows_alone(name: str) -> None:
     output: Any = generate(model_of(name), **inputs, drafter=drafter, on_step=steps.append, **options)
     assert torch.equal(output.sequences, expected)
     came = [sum(len(step.tokens) for step in steps if step.text == row) for row in range(len(texts))]
-    assert came == list(map(len, told))
+    assert came == list(map(len, outputs))
     assert len(steps) < 0.7 * sum(came)
 
 
@@ -265,8 +265,8 @@ def test_seeds_make_a_row_that_of_its_prompt_alone() -> None:
     for row, text in zip(output[:, start:].tolist(), texts, strict=True):
         torch.manual_seed(text.seed)
         alone = model_of("llama").generate(torch.tensor([text.prompt]), **options)
-        told = alone[0, len(text.prompt) :].tolist()
-        assert row == told + [0] * (len(row) - len(told))
+        expected = alone[0, len(text.prompt) :].tolist()
+        assert row == expected + [0] * (len(row) - len(expected))
 
 
 def test_torchs_seed_settles_a_sampled_batch() -> None:

@@ -24,7 +24,7 @@ from tests.fakes.hf_models import build, needs_gpu, tiny
 
 VOCAB = 40
 
-# --- what sessions are told ---
+# --- feedback of sessions ---
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -37,7 +37,7 @@ def test_a_state_is_rounded_to_float16(dtype: torch.dtype) -> None:
 
 
 class Curious(Knowing):
-    """A prophet of one text that wants to be told everything, and checks it against passes without a cache."""
+    """A prophet of one text that asks for all feedback, and checks it against passes without a cache."""
 
     needs_candidates = needs_hidden = True
 
@@ -57,10 +57,10 @@ class Curious(Knowing):
         truth = self.ahead(3)
         return [(self.other_than(truth[0]), *truth), truth]
 
-    def observe(self, accepted_ids: ArrayLike, **told: Any) -> None:
+    def observe(self, accepted_ids: ArrayLike, **feedback: Any) -> None:
         before = list(self.text)
-        super().observe(accepted_ids, **told)
-        self.check(before, told["tree"], told["candidates"], told["hidden"], self.text[:-1])
+        super().observe(accepted_ids, **feedback)
+        self.check(before, feedback["tree"], feedback["candidates"], feedback["hidden"], self.text[:-1])
 
     @torch.no_grad()
     def check(self, text: list[int], tree: DraftTree, candidates: Any, hidden: Any, last: list[int]) -> None:
@@ -95,7 +95,7 @@ class CuriousDrafter:
 
 
 def check_told(model: Any, prompts: Sequence[Sequence[int]], **options: Any) -> None:
-    """Decode texts together with drafters that check what they are told."""
+    """Decode texts together with drafters that check their feedback."""
     ids = torch.tensor(prompts, device=model.device)
     options = {"max_new_tokens": 22, "do_sample": False} | options
     texts = [model.generate(ids[row : row + 1], **options)[0].tolist() for row in range(len(prompts))]

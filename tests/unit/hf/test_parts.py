@@ -24,8 +24,8 @@ def test_the_depth_of_drafts() -> None:
 
 
 def test_ranges_of_layers_before_transformers_5_19(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = [FULL, SLIDING, FULL], {"sliding_window": 8}
-    monkeypatch.setattr(attention, "get_layer_types_and_kwargs", lambda _config: told)
+    known = [FULL, SLIDING, FULL], {"sliding_window": 8}
+    monkeypatch.setattr(attention, "get_layer_types_and_kwargs", lambda _config: known)
     assert views_of(None) == {FULL: None, SLIDING: 8}
 
 

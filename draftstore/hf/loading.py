@@ -15,7 +15,7 @@ from pydantic import Field
 from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs_extra
 from draftstore.options import Shown
 from draftstore.storage.manifest import model_name
-from draftstore.stores.kind import Device, ModelChoice, ModelSources, Weights, Workers
+from draftstore.stores.kind import Device, ModelChoice, Weights
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizer_files import GGUF_SUFFIX, TOKENIZER_FILE, converted
 
@@ -160,16 +160,6 @@ def weights_fingerprint(model: str | Path) -> str | None:
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
-
-
-def materials(by: Workers | ModelSources, **keywords: Any) -> dict[str, Any]:
-    """Return keywords for a `Builder`: these, and the workers or the loaded model that `by` names."""
-    if not isinstance(by, ModelSources):
-        return {"workers": by.workers, **keywords}
-    loaded = load_model(by.model, dtype=by.model_dtype, device=by.device)
-    from draftstore.hf.states import ModelStates  # imports torch
-
-    return {"tokenizer": loaded.text, "source": ModelStates(loaded, batch_tokens=by.batch_tokens), **keywords}
 
 
 def _class_of(source: str, file: str | None) -> Any:

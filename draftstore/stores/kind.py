@@ -62,7 +62,7 @@ class Builder(NamedTuple):
         options: what determines the bytes of a store besides its sources, and the store's `name`.
         sources: `TextSources`, `ModelSources`, or `RestSources` of `draftstore.stores.rest.build`.
         build: called with options and the keywords `out`, `overwrite`, `progress`, and those of
-            `draftstore.hf.loading.materials`.
+            `draftstore.hf.building.materials`.
         help: help of the command.
         counted: whether the flow also counts the n-grams of the REST store, for SQL.
     """

@@ -1,4 +1,4 @@
-"""Token shards: a corpus as token ids on disk, split into documents; written on all cores, resumable after every shard.
+"""Token shards: a corpus as token ids on disk, split into documents (written by `draftstore.text.tokenizing`).
 
 A directory of shards contains, for each shard,
 
@@ -12,44 +12,25 @@ and `tokens.json`: the origin of the ids and, once every document is included, t
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from draftstore.errors import (
-    CorpusError,
-    NoTextError,
-    StoreError,
-    TokenRangeError,
-    counted,
-    require_vocabulary,
-)
+from draftstore.errors import StoreError, TokenRangeError, counted, require_vocabulary
 from draftstore.storage.files import AnyText, fsync_path, load_json, map_or_empty, replacing, write_json
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
-from draftstore.storage.report import OnProgress, ignore
+from draftstore.storage.report import OnProgress
 from draftstore.text.digests import DIGEST_BYTES
-
-if TYPE_CHECKING:
-    from draftstore.text.records import Document
-    from draftstore.text.tokenizer import TextTokenizer
 
 STATE_NAME = "tokens.json"
 OFFSET_DTYPE = np.dtype("<i8")
-SHARD_TOKENS = 4_000_000
-BATCH_CHARACTERS = 1_000_000
-PIECE_CHARACTERS = 1 << 17
-"""Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
 TokenArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
-TextPiece: TypeAlias = tuple["Document", str, bool]
-"""A document, a piece of its text, and whether that is the last one."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
@@ -206,6 +187,12 @@ def _require_files(directory: Path, shard: Shard) -> None:
         raise StoreError(f"{problem}: build the shards again")
 
 
+def finish_shards(directory: Path, state: State, shards: Sequence[Shard]) -> None:
+    """Mark a directory as complete with these shards."""
+    done = dataclasses.replace(state, shards=len(shards), totals=totals_of(shards))
+    write_json(directory / STATE_NAME, dataclasses.asdict(done))
+
+
 def document_starts(shards: TokenShards) -> NDArray[np.int64]:
     """Return int64 [documents + 1]: the start of each document in the file of `write_closed`, and the end."""
     parts, place = [np.zeros(1, np.int64)], 0
@@ -222,62 +209,7 @@ def write_closed(shards: TokenShards, path: Path) -> None:
             file.write(np.insert(tokens, offsets[1:], sentinel(shards.dtype)).tobytes())
 
 
-def tokenize_corpus(
-    documents: Iterator["Document"],
-    tokenizer: "TextTokenizer",
-    directory: Path,
-    *,
-    corpus_fingerprint: str,
-    source: str = "the corpus",
-    shard_tokens: int = SHARD_TOKENS,
-    batch_chars: int = BATCH_CHARACTERS,
-    on_progress: OnProgress = ignore,
-) -> TokenShards:
-    """Write a corpus as token shards, or resume an interrupted call.
-
-    Ids exclude BOS and EOS. A document above `PIECE_CHARACTERS` is encoded in pieces, split at a line break or space if
-    possible: one or two ids at each split can differ from those of the whole text. Memory holds two batches, a shard
-    and a document's text. Reading runs one batch ahead, in a thread. A shard ends with the document that fills it, so
-    shards depend only on the documents, not on batches, cores or interruptions.
-
-    Args:
-        documents: always the same for a given `corpus_fingerprint`; those of finished shards are skipped.
-        directory: used by one process at a time; shards of another tokenizer, corpus or shard size are removed.
-        source: name of the corpus in errors.
-        shard_tokens: number of tokens at which a shard ends.
-        batch_chars: number of characters encoded at a time.
-
-    Raises:
-        NoTextError: the corpus has no tokens; the shards are still written and can be opened.
-        CorpusError: the documents differ from those of an interrupted call.
-        TokenRangeError: the tokenizer returned an id outside its vocabulary.
-    """
-    state = State(tokenizer.vocab_size, tokenizer.identity, corpus_fingerprint, shard_tokens)
-    directory.mkdir(parents=True, exist_ok=True)
-    finished, shards = _resume(directory, state)
-    if not finished:
-        _skip(documents, shards, source)
-        filling = _Filling(state.vocab_size)
-        filling.report(shards, on_progress)
-        for batch in _read_ahead(_batches(documents, batch_chars)):
-            encoded = tokenizer.encode_documents([text for _, text, _ in batch])
-            for (document, text, last), ids in zip(batch, encoded, strict=True):
-                filling.add(document, text, last, ids)
-                if last and filling.tokens >= shard_tokens:
-                    shards.append(filling.write(directory, len(shards)))
-                    filling = _Filling(state.vocab_size)
-            filling.report(shards, on_progress)
-        if filling.digests:
-            shards.append(filling.write(directory, len(shards)))
-        done = dataclasses.replace(state, shards=len(shards), totals=totals_of(shards))
-        write_json(directory / STATE_NAME, dataclasses.asdict(done))
-    made = open_shards(directory)
-    if made.token_count == 0:
-        raise NoTextError(f"no text found in {source}")
-    return made
-
-
-class _Filling:
+class Filling:
     """The documents of an unfinished shard, in memory."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -292,20 +224,19 @@ class _Filling:
         documents, tokens, _ = totals_of(shards).values()
         on_progress(tokens + self.tokens, None, counted(documents + len(self.digests), "document"))
 
-    def add(self, document: "Document", text: str, last: bool, ids: NDArray[np.integer[Any]]) -> None:
-        """Append the ids of the next piece of a document."""
+    def add(self, name: str, text: str, ids: NDArray[np.integer[Any]], digest: bytes | None) -> None:
+        """Append the ids of the next piece of a document; with its digest, the last one."""
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
             raise TokenRangeError(
-                f"document {document.id!r} has ids {ids.min():,} to {ids.max():,}, "
-                f"expected 0 to {self._vocab_size - 1:,}"
+                f"document {name!r} has ids {ids.min():,} to {ids.max():,}, expected 0 to {self._vocab_size - 1:,}"
             )
         self._ids.append(ids.astype(token_dtype(self._vocab_size)))
         self.tokens += len(ids)
         self._characters += len(text)
-        if last:
+        if digest is not None:
             self._offsets.append(self.tokens)
-            self.digests.append(document.identity.document)
-            self._names = [*self._names[:1], document.id]
+            self.digests.append(digest)
+            self._names = [*self._names[:1], name]
 
     def write(self, directory: Path, index: int) -> Shard:
         """Write the shard to disk, its marker last."""
@@ -324,45 +255,7 @@ class _Filling:
         return shard
 
 
-def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
-    """Yield the batches, reading the next one in a thread while the current one is processed."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="corpus") as pool:
-        future = pool.submit(next, batches, None)
-        while (batch := future.result()) is not None:
-            future = pool.submit(next, batches, None)
-            yield batch
-
-
-def _batches(documents: Iterator["Document"], batch_chars: int) -> Iterator[list[TextPiece]]:
-    """Group documents, long ones in pieces, into lists of about `batch_chars` characters."""
-    batch: list[TextPiece] = []
-    size = 0
-    for document in documents:
-        for text, last in split_text(document.text, PIECE_CHARACTERS):
-            batch.append((document, text, last))
-            size += len(text)
-            if size >= batch_chars:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
-    """Yield `(piece, is_last)`: consecutive pieces of the text of at most `limit` characters.
-
-    A piece ends after the last line break in its second half, else before the last space there, else at the limit.
-    """
-    start = 0
-    while len(text) - start > limit:
-        middle, end = start + max(limit // 2, 1), start + limit
-        cut = text.rfind("\n", middle, end) + 1 or max(text.rfind(" ", middle, end), 0) or end
-        yield text[start:cut], False
-        start = cut
-    yield text[start:], True
-
-
-def _resume(directory: Path, state: State) -> tuple[bool, list[Shard]]:
+def resume_shards(directory: Path, state: State) -> tuple[bool, list[Shard]]:
     """Return whether the directory is complete, and its valid shards; remove invalid ones."""
     path = directory / STATE_NAME
     try:
@@ -382,14 +275,3 @@ def _resume(directory: Path, state: State) -> tuple[bool, list[Shard]]:
         if old.stem not in kept:
             old.unlink()
     return False, shards
-
-
-def _skip(documents: Iterator["Document"], shards: Sequence[Shard], source: str) -> None:
-    """Skip the documents of finished shards; CorpusError if they are others."""
-    for shard in shards:
-        ids = [document.id for document in islice(documents, shard.documents)]
-        if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):
-            raise CorpusError(
-                f"{source} changed since the build was interrupted (documents {shard.first_id!r} to "
-                f"{shard.last_id!r} have moved): remove the unfinished shards and start again"
-            )

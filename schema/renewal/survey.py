@@ -14,8 +14,8 @@ from draftstore.stores.rest.updating import Contents
 from draftstore.text.digests import digest_keys
 from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.text.tokenizing import BuildTexts, made_with
-from draftstore.text.tokens import TokenShards, open_shards, tokenize_corpus
+from draftstore.text.tokenizing import BuildTexts, made_with, tokenize_corpus
+from draftstore.text.tokens import TokenShards, open_shards
 from schema.collections.collecting import (
     get_collection,
     list_collections,

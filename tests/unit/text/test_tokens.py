@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, StoreError, TokenRangeError
 from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.text import tokens as tokens_module
+from draftstore.text import tokenizing
 from draftstore.text.records import Document
+from draftstore.text.tokenizing import split_text, tokenize_corpus
 from draftstore.text.tokens import (
     TokenShards,
     document_starts,
     open_shards,
     sentinel,
-    split_text,
     token_dtype,
-    tokenize_corpus,
     write_closed,
 )
 from tests.reference import plain_digest
@@ -132,7 +131,7 @@ def interrupted(directory: Path, after: int) -> None:
 def test_long_documents_are_encoded_in_pieces_with_one_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens_module, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(tokenizing, "PIECE_CHARACTERS", 10)
     shards = tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100, batch_chars=25)
     assert as_texts(shards) == TEXTS
     assert shards.shards[0].tokens < 100 + 80

@@ -18,7 +18,8 @@ from draftstore.stores.rest.updating import Contents, update_rest
 from draftstore.text.digests import digest_keys, stack_digests
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards, tokenize_corpus
+from draftstore.text.tokenizing import tokenize_corpus
+from draftstore.text.tokens import TokenShards
 from tests.reference import plain_digest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -31,23 +31,20 @@ class Wants(NamedTuple):
 
 
 class Pass:
-    """The outputs of a forward pass over the rows of all its texts."""
+    """The outputs of a forward pass over the rows of all its texts, on the device.
+
+    Attributes:
+        choices: int64 [rows, any], the most likely token, if requested, and from column `offset` on the candidates.
+    """
 
     def __init__(self, outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> None:
         """Queue the outputs of the last `rows` of each text; `hidden` are the states that `last_hidden` caught."""
-        self._logits = outputs.logits[:, -rows:].flatten(0, 1)
-        self._hidden = hidden[-1][:, -rows:].flatten(0, 1) if hidden else None
-        self.choices = choices(self._logits, wants)
-        self._offset = int(wants.best)
-
-    def rows(self, fetch: "Fetch", first: int, count: int) -> "Rows":
-        """Return the outputs of one text, `count` rows from `first` on."""
-        some = slice(first, first + count)
-        states = None if self._hidden is None else self._hidden[some]
-        return Rows(self._logits[some], states, fetch, some, self._offset)
+        self.logits = outputs.logits[:, -rows:].flatten(0, 1)
+        self.hidden = hidden[-1][:, -rows:].flatten(0, 1) if hidden else None
+        self.choices, self.offset = choices(self.logits, wants), int(wants.best)
 
     def fetch(self) -> NDArray[np.int64]:
-        """Copy the choices, int64 [rows, any], to the host."""
+        """Copy the choices to the host."""
         assert self.choices is not None, "no choices were requested"
         found: NDArray[np.int64] = self.choices.cpu().numpy()
         return found
@@ -58,40 +55,33 @@ Fetch = Callable[[], NDArray[np.int64]]
 
 
 class Rows(NamedTuple):
-    """The outputs of one text, n + 1 rows; invalid after the next pass.
+    """The outputs of one text: `count` rows of a pass from `first` on; invalid after the next pass."""
 
-    Attributes:
-        all_logits: [n + 1, vocabulary], raw, on the device.
-        states: [n + 1, d], the last hidden states, or None.
-        fetch: returns the choices of all texts.
-        own: the rows of this text among these.
-        offset: the first column of candidates.
-    """
-
-    all_logits: torch.Tensor
-    states: torch.Tensor | None
+    whole: Pass
     fetch: Fetch
-    own: slice
-    offset: int
+    first: int
+    count: int
 
     def best(self) -> list[int]:
         """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
-        found: list[int] = self.fetch()[self.own, 0].tolist()
+        found: list[int] = self.fetch()[self.first : self.first + self.count, 0].tolist()
         return found
 
     def candidates(self) -> NDArray[np.int32]:
         """Return int32 [n + 1, 8], the most likely tokens at each row, best first, padded with -1."""
-        return self.fetch()[self.own, self.offset :].astype(np.int32)
+        found = self.fetch()[self.first : self.first + self.count, self.whole.offset :]
+        return found.astype(np.int32)
 
     def logits(self, row: int) -> torch.Tensor:
         """Return [1, vocabulary], the raw logits at a row, on the device."""
-        return self.all_logits[row : row + 1]
+        found: torch.Tensor = self.whole.logits[self.first + row : self.first + row + 1]
+        return found
 
     def hidden(self, row: int) -> NDArray[np.float16] | None:
         """Return float16 [d], the last hidden state at a row (overflow gives infinity); None if unknown."""
-        if self.states is None:
+        if self.whole.hidden is None:
             return None
-        state: NDArray[np.float16] = self.states[row].half().cpu().numpy()
+        state: NDArray[np.float16] = self.whole.hidden[self.first + row].half().cpu().numpy()
         return state
 
 

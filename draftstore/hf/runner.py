@@ -108,7 +108,7 @@ class Runner:
             whole = replayed or self._compute(shape, start)
             fetch = cache(whole.fetch if replayed is None else self._copy(replayed))
         return [
-            whole.rows(fetch, place * shape.rows, 1 + len(tree)) for place, (_, tree, _) in enumerate(texts)
+            Rows(whole, fetch, place * shape.rows, 1 + len(tree)) for place, (_, tree, _) in enumerate(texts)
         ]
 
     def read(
@@ -146,7 +146,7 @@ class Runner:
                 slots, sent, before, depths, among, past + rows, wants, 1, start, places, **keeps
             )
         fetch = cache(whole.fetch)
-        return [whole.rows(fetch, text, 1) for text in range(texts)]
+        return [Rows(whole, fetch, text, 1) for text in range(texts)]
 
     def _shape_of(self, drafted: Sequence[Drafted], wants: Wants) -> PassShape:
         texts, rows = len(drafted), max(1 + len(tree) for _, tree, _ in drafted)

@@ -147,7 +147,7 @@ def run_without_values(architecture: str, shapes: Sequence[PassShape], **changes
     captured = Runner(model, pool, views_of(model.config), graphs=True)
     with torch.no_grad(), OnDevice() as seen:
         for shape in shapes:
-            logits = captured._compute(shape)._logits
+            logits = captured._compute(shape).logits
             assert logits.shape == (shape.texts * shape.rows, 64)
     strangers: set[str] = seen.strangers
     return strangers

@@ -55,33 +55,31 @@ Fetch = Callable[[], NDArray[np.int64]]
 
 
 class Rows(NamedTuple):
-    """The outputs of one text: `count` rows of a pass from `first` on; invalid after the next pass."""
+    """The outputs of one text: its own n + 1 rows of a pass; invalid after the next one."""
 
     whole: Pass
     fetch: Fetch
-    first: int
-    count: int
+    own: slice
 
     def best(self) -> list[int]:
         """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
-        found: list[int] = self.fetch()[self.first : self.first + self.count, 0].tolist()
+        found: list[int] = self.fetch()[self.own, 0].tolist()
         return found
 
     def candidates(self) -> NDArray[np.int32]:
         """Return int32 [n + 1, 8], the most likely tokens at each row, best first, padded with -1."""
-        found = self.fetch()[self.first : self.first + self.count, self.whole.offset :]
-        return found.astype(np.int32)
+        return self.fetch()[self.own, self.whole.offset :].astype(np.int32)
 
     def logits(self, row: int) -> torch.Tensor:
         """Return [1, vocabulary], the raw logits at a row, on the device."""
-        found: torch.Tensor = self.whole.logits[self.first + row : self.first + row + 1]
+        found: torch.Tensor = self.whole.logits[self.own][row : row + 1]
         return found
 
     def hidden(self, row: int) -> NDArray[np.float16] | None:
         """Return float16 [d], the last hidden state at a row (overflow gives infinity); None if unknown."""
         if self.whole.hidden is None:
             return None
-        state: NDArray[np.float16] = self.whole.hidden[self.first + row].half().cpu().numpy()
+        state: NDArray[np.float16] = self.whole.hidden[self.own][row].half().cpu().numpy()
         return state
 
 

@@ -107,8 +107,10 @@ class Runner:
             start = None if self.graphs or len(texts) > 1 else texts[0][2]
             whole = replayed or self._compute(shape, start)
             fetch = cache(whole.fetch if replayed is None else self._copy(replayed))
+        firsts = range(0, len(texts) * shape.rows, shape.rows)
         return [
-            Rows(whole, fetch, place * shape.rows, 1 + len(tree)) for place, (_, tree, _) in enumerate(texts)
+            Rows(whole, fetch, slice(first, first + 1 + len(tree)))
+            for first, (_, tree, _) in zip(firsts, texts, strict=True)
         ]
 
     def read(
@@ -146,7 +148,7 @@ class Runner:
                 slots, sent, before, depths, among, past + rows, wants, 1, start, places, **keeps
             )
         fetch = cache(whole.fetch)
-        return [Rows(whole, fetch, text, 1) for text in range(texts)]
+        return [Rows(whole, fetch, slice(text, text + 1)) for text in range(texts)]
 
     def _shape_of(self, drafted: Sequence[Drafted], wants: Wants) -> PassShape:
         texts, rows = len(drafted), max(1 + len(tree) for _, tree, _ in drafted)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from draftstore.decoding.loop import Step, Tally
 from draftstore.decoding.replay import Recording, replay
 from draftstore.errors import DraftstoreError
 from draftstore.hf import generate
-from draftstore.hf.passes import Rows
+from draftstore.hf.passes import Pass, Rows, Wants
 from draftstore.hf.states import StateReader, with_states
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.trees.tree import DraftTree
@@ -30,7 +31,8 @@ VOCAB = 40
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_state_is_rounded_to_float16(dtype: torch.dtype) -> None:
     hidden = torch.tensor([[0.0], [1.0078125], [1e5], [-1e5], [float("nan")]]).to(dtype)
-    rows = Rows(torch.zeros(5, 3), hidden, lambda: np.empty((0, 1), np.int64), slice(0, 5), 0)
+    whole = Pass(SimpleNamespace(logits=torch.zeros(1, 5, 3)), 5, Wants(best=False), [hidden[None]])
+    rows = Rows(whole, whole.fetch, slice(0, 5))
     found = [rows.hidden(row) for row in range(5)]
     expected = np.array([[0.0], [1.0078125], [np.inf], [-np.inf], [np.nan]], np.float16)
     np.testing.assert_array_equal(found, expected, strict=True)

@@ -132,6 +132,10 @@ class Scan:
             for file, start in zip(self.files, starts, strict=False)
         }
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a numeric column, [n]."""
+        return self.frame[name].to_numpy()
+
 
 def digests_of(frame: pl.DataFrame) -> NDArray[np.uint8]:
     """Return the digests of a table, uint8 [n, 16]."""

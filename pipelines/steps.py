@@ -12,8 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 
-from draftstore.answers.prompts import ResponseOptions
-from draftstore.answers.responses import Responder, Responses, make_responses
+from draftstore.answers.responses import Responder, ResponseOptions, Responses, make_responses
 from draftstore.text.tokenizing import CorpusOptions
 from pipelines.parameters import Corpus
 from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError, translate

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import draftstore
-from draftstore.answers.responses import weights_fingerprint
 from draftstore.hf.building import materials
+from draftstore.hf.loading import weights_fingerprint
 from draftstore.options import Options
 from draftstore.storage.manifest import FORMAT_VERSION, load_manifest, manifest_digest, model_name
 from draftstore.stores.crest.counts import KIND as NGRAMS

@@ -12,10 +12,9 @@ from draftstore.errors import CorpusError, NoTextError, TokenizerError
 from draftstore.storage.report import OnProgress
 from draftstore.stores.rest.updating import Contents
 from draftstore.text.digests import digest_keys
-from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.text.tokenizing import BuildTexts, made_with
+from draftstore.text.tokenizing import BuildTexts, made_with, tokenize_corpus
 from draftstore.text.tokens import TokenShards, open_shards
 from schema.collections.collecting import (
     get_collection,

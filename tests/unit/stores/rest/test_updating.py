@@ -16,9 +16,9 @@ from draftstore.stores.rest import updating as updating_module
 from draftstore.stores.rest.store import STRATEGIES, RestStore, read_digests
 from draftstore.stores.rest.updating import Contents, update_rest
 from draftstore.text.digests import digest_keys, stack_digests
-from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import tokenize_corpus
 from draftstore.text.tokens import TokenShards
 from tests.reference import plain_digest
 

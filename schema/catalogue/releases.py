@@ -15,7 +15,7 @@ from schema.db.errors import database_errors
 from schema.models import Build, Release, ReleaseMove
 
 
-def remove(session: Session, name: str) -> int:
+def remove_release(session: Session, name: str) -> int:
     """Remove a release and its history; return the build that it pointed at. CatalogueError if there is no release."""
     release = get_release(session, name, lock=True)
     build_id = release.build_id

@@ -13,8 +13,8 @@ from draftstore.cli.output import json_option, print_fields, print_json, print_r
 from draftstore.errors import MissingExtraError
 from schema.db import embedded
 from schema.db.database import REVISION, connect, database_revision, database_url, is_embedded, migrate
+from schema.db.embedded import data_home, find_programs
 from schema.db.errors import DatabaseError, database_errors
-from schema.db.home import data_home, find_programs
 
 HIDDEN = "***"
 

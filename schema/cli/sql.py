@@ -3,15 +3,13 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import psycopg
 from psycopg import errors
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus
 
 from draftstore.cli.options import Command
 from draftstore.cli.output import json_option, print_csv, print_json, print_table, say
@@ -94,7 +92,6 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 
 
 def _read(query: str) -> str:
-    """Return the SQL text: the argument itself, a file's content, or standard input."""
     try:
         text = sys.stdin.read() if query == "-" else query
         text = Path(query).read_text(encoding="utf-8") if query.endswith(".sql") else text
@@ -109,38 +106,31 @@ def _read(query: str) -> str:
 def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:
     """Run SQL and yield the result of each statement; a second one could leave the transaction: only if `several`."""
     with connection.cursor() as cursor:
-        if not several and (names := _column_names(connection, text)):
-            # Stream row by row: a large result need not fit into memory.
-            yield StatementResult(names, cursor.stream(text), "")
+        if not several:
+            # The extended protocol, which takes one statement; row by row: a large result need not fit into memory.
+            stream = cursor.stream(text)
+            first = list(islice(stream, 1))
+            yield StatementResult(_names(cursor), chain(first, stream), "")
             return
         cursor.execute(text.encode())
         for result in cursor.results():
-            found = [column.name for column in result.description or ()]
-            yield StatementResult(found, iter(result) if found else (), result.statusmessage or "")
+            yield StatementResult(
+                _names(result), iter(result) if result.description else (), result.statusmessage or ""
+            )
 
 
-def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
-    """Return the column names of a single statement, empty for a command; QueryError for several statements."""
-    encoding = connection.info.encoding
-    for result in (
-        connection.pgconn.prepare(b"", text.encode(encoding)),
-        connection.pgconn.describe_prepared(b""),
-    ):
-        if result.status != ExecStatus.COMMAND_OK:
-            error = error_from_result(result, encoding)
-            if SEVERAL in str(error):
-                raise QueryError(
-                    "these are several statements: run one at a time; --write runs several, as the owner"
-                )
-            raise error
-    return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]
+def _names(cursor: psycopg.Cursor[Row]) -> list[str]:
+    return [column.name for column in cursor.description or ()]
 
 
 def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: int) -> None:
     if not answer.names:
         say(answer.done, err=as_json or as_csv)
     elif as_json:
-        _require_unique(answer.names)
+        if repeated := [name for name in answer.names if answer.names.count(name) > 1]:
+            raise QueryError(
+                f"two columns are called {repeated[0]!r}: give them different names with AS, or omit --json"
+            )
         print_json([dict(zip(answer.names, row, strict=True)) for row in answer.rows])
     elif as_csv:
         print_csv(answer.names, answer.rows)
@@ -153,15 +143,6 @@ def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: i
         say(f"the first {number}; --rows 0 prints all" if more else number, err=True)
 
 
-def _require_unique(names: list[str]) -> None:
-    """Refuse duplicate column names, which JSON objects cannot hold."""
-    for name in names:
-        if names.count(name) > 1:
-            raise QueryError(
-                f"two columns are called {name!r}: give them different names with AS, or omit --json"
-            )
-
-
 def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | None:
     """Return the error in the query; None if the server caused it."""
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
@@ -171,6 +152,10 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
     if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
         return None
     sentence = error.diag.message_primary or str(error)
+    if SEVERAL in sentence:
+        return QueryError(
+            "these are several statements: run one at a time; --write runs several, as the owner"
+        )
     if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
         return QueryError(f"{sentence}: --write allows changes")
     hint = f"\nhint: {error.diag.message_hint}" if error.diag.message_hint else ""

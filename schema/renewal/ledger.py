@@ -19,7 +19,14 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import BuildRunningError, DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest, load_manifest
-from schema.catalogue import CatalogueError, fail_build, fail_cut_off, find_build, finish_build, start_build
+from schema.catalogue.builds import (
+    CatalogueError,
+    fail_build,
+    fail_cut_off,
+    find_build,
+    finish_build,
+    start_build,
+)
 from schema.db.database import make_engine
 
 POLL_SECONDS = 5.0
@@ -30,14 +37,7 @@ T = TypeVar("T")
 
 
 class StepLog:
-    """Logs the progress of a step, and always the end of a step of known size.
-
-    Args:
-        logger: where the lines go.
-        step: a word such as `sorting`.
-        unit: the counted unit, such as `tokens`.
-        on_report: called with the step at every report.
-    """
+    """Logs the progress of a step, and always the end of a step of known size; reports to `on_report`."""
 
     def __init__(
         self, logger: Logger, step: str, unit: str, on_report: Callable[[str], None] = lambda _: None
@@ -47,7 +47,7 @@ class StepLog:
         self._last = monotonic()
 
     def __call__(self, done: int, total: int | None, detail: str = "") -> None:
-        """Report the amount done so far, the total (None if unknown), and further details."""
+        """See `draftstore.storage.report.OnProgress`."""
         self._on_report(self._step)
         now = monotonic()
         begin, before = self._begin = self._begin or (now, done)
@@ -63,11 +63,7 @@ class StepLog:
 
 
 class StepLogs:
-    """The steps of one build: the time up to a report belongs to the step that reports.
-
-    Attributes:
-        timings: seconds of each step, and under `other` those after the last report.
-    """
+    """The steps of one build and the seconds of each: the time up to a report belongs to the step that reports."""
 
     def __init__(self, logger: Logger) -> None:
         self.timings: dict[str, float] = {}

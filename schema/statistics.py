@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 import psycopg
-from sqlalchemy import select
+from sqlalchemy import NullPool, select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError, TokenRangeError
@@ -48,31 +48,19 @@ Entry = tuple[bytes, bytes]
 
 def load_store(path: Path, out: Path, manifest: Manifest, source: Entries, progress: OnProgress) -> None:
     """Implement `schema.trees.load_store`."""
-    entries = manifest.counts["entries"]
+    entries, expected = manifest.counts["entries"], manifest.parameters["entries_sha256"]
     tokenizer = store_tokenizer(path, manifest)
-    engine = make_engine()
-    try:
-        with database_errors(), Session(engine) as session, session.begin():
-            build_id = _build_to_fill(session, path, out)
-            connection = session.connection().connection.driver_connection
-            assert isinstance(connection, psycopg.Connection)
-            with loading(connection, build_id):
-                fill_trees(
-                    connection,
-                    build_id,
-                    source.items(),
-                    manifest.parameters["entries_sha256"],
-                    lambda done, _total, _detail="": progress(done, 2 * entries),
-                )
-                fill_kept(
-                    connection,
-                    build_id,
-                    path,
-                    tokenizer,
-                    progress=lambda done, _total, _detail="": progress(entries + done, 2 * entries),
-                )
-    finally:
-        engine.dispose()
+
+    def after(loaded: int) -> OnProgress:
+        return lambda done, _total, _detail="": progress(loaded + done, 2 * entries)
+
+    with database_errors(), Session(make_engine(poolclass=NullPool)) as session, session.begin():
+        build_id = _build_to_fill(session, path, out)
+        connection = session.connection().connection.driver_connection
+        assert isinstance(connection, psycopg.Connection)
+        with loading(connection, build_id):
+            fill_trees(connection, build_id, source.items(), expected, after(0))
+            fill_kept(connection, build_id, path, tokenizer, progress=after(entries))
 
 
 def _build_to_fill(session: Session, path: Path, out: Path) -> int:

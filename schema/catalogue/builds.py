@@ -188,6 +188,14 @@ def _by_digest(session: Session, digest: str) -> int | None:
     return session.scalars(newest).one_or_none()
 
 
+def digest_at(path: Path) -> str | None:
+    """Return the digest of the store in a directory; None if there is no finished one."""
+    try:
+        return manifest_digest(path)
+    except StoreError:
+        return None
+
+
 def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
     """Return a build; `lock` rereads its row and locks it until the end of the transaction."""
     query = select(Build).filter_by(id=build_id)

@@ -21,9 +21,8 @@ from sqlalchemy.orm import Session
 from draftstore.errors import StoreError
 from draftstore.storage.files import remove
 from draftstore.storage.locks import exclusive
-from draftstore.storage.manifest import manifest_digest
 from draftstore.storage.staging import remove_store
-from schema.catalogue.builds import CatalogueError, drop_build, fail_cut_off, get_build
+from schema.catalogue.builds import CatalogueError, digest_at, drop_build, fail_cut_off, get_build
 from schema.catalogue.publishing import Transaction
 from schema.catalogue.releases import build_before, list_releases
 from schema.models import KINDS, Build, Release
@@ -125,7 +124,7 @@ def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> 
         else:
             held.add(path)
     return [
-        each._replace(digest=_digest(each.path)) if each.digest is None and each.path not in held else each
+        each._replace(digest=digest_at(each.path)) if each.digest is None and each.path not in held else each
         for each in old[::-1]
     ]
 
@@ -153,18 +152,11 @@ def _remove_build(transaction: Transaction, build: _Old) -> bool:
             return False
         if row.state == "finished":
             row.state, row.error = "failed", PRUNED  # it can no longer be published
-    if build.digest is not None and _digest(build.path) == build.digest:
+    if build.digest is not None and digest_at(build.path) == build.digest:
         remove_store(build.path)
     with transaction() as session:
         drop_build(session, build.id)
     return True
-
-
-def _digest(store: Path) -> str | None:
-    try:
-        return manifest_digest(store)
-    except StoreError:
-        return None
 
 
 def _lost_folders(stores: Path, resumable: set[Path], before: datetime) -> Iterator[Path]:

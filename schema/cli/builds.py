@@ -1,7 +1,6 @@
 """`draftstore catalogue`: the builds of the catalogue."""
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any, NamedTuple
 
 import click
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from draftstore.cli.common import STORE, progress_bars
 from draftstore.cli.options import DURATION, Group
@@ -23,22 +21,29 @@ from draftstore.cli.output import (
     print_rows,
     say,
 )
-from draftstore.errors import CorpusError, StoreError, counted
-from draftstore.storage.manifest import manifest_digest
+from draftstore.errors import CorpusError, counted
 from draftstore.storage.staging import remove_store
 from draftstore.text.corpus import GLOB_SIGNS
 from draftstore.text.scans import open_scan
-from schema.catalogue.builds import add_build, drop_build, fail_cut_off, find_build, list_builds, storable
+from schema.catalogue.builds import (
+    add_build,
+    digest_at,
+    drop_build,
+    fail_cut_off,
+    find_build,
+    list_builds,
+    storable,
+)
 from schema.catalogue.gates import Candidate, Verdict
 from schema.catalogue.pruning import prune
 from schema.catalogue.publishing import GATES, Transaction, Verify, verify_build, verify_present
-from schema.catalogue.releases import list_releases
+from schema.catalogue.releases import list_releases, names_by_build
 from schema.cli.common import build_fields, catalogue_session, row_fields
 from schema.collections.collecting import list_collections
 from schema.collections.models import Collection
 from schema.collections.removal_files import scan_path
 from schema.db.embedded import data_home
-from schema.models import KINDS, STATES, Build, Corpus, Release, Replay
+from schema.models import KINDS, STATES, Build, Corpus, Replay
 from schema.statistics import HEAD, has_statistics, load_statistics
 
 ALL = 1 << 30
@@ -92,7 +97,7 @@ def list_command(kind: str | None, state: str | None, limit: int, check: str | N
     with catalogue_session() as session:
         fail_cut_off(session)
         found = list_builds(session, kind=kind, state=state, limit=limit)
-        live = _live(session)
+        live = names_by_build(session)
     rows = [build_fields(build) | {"releases": live[build.id]} for build in found]
     findings = [*examine(catalogue_session, data_home(), CHECKS[check])] if check else []
     if check and as_json:
@@ -120,7 +125,7 @@ def show(build: str, as_json: bool) -> None:
         fail_cut_off(session)
         found = find_build(session, build)
         corpus = found.corpus
-        live = _live(session)[found.id]
+        live = names_by_build(session)[found.id]
         replays = session.scalars(select(Replay).filter_by(build_id=found.id).order_by(Replay.id)).all()
     parameters = dict(found.parameters)
     gates = parameters.pop(GATES, {})
@@ -204,7 +209,7 @@ def drop(build: str, files: bool, as_json: bool) -> None:
         found = find_build(session, build)
         drop_build(session, found.id)
         directory = Path(found.path)
-        removed = files and _is_still(directory, found)
+        removed = files and found.digest is not None and digest_at(directory) == found.digest
         # Before the catalogue drops the build: it stays if a process has the store open or this one is killed.
         left = [str(path) for path in remove_store(directory)] if removed else []
     rest = "is removed"
@@ -265,20 +270,6 @@ def _flat(parameters: dict[str, Any], within: str = "") -> Iterator[tuple[str, s
             yield from _flat(value, f"{within}{key}.")
         elif text := cell(value):
             yield within + key, text
-
-
-def _live(session: Session) -> defaultdict[int, list[str]]:
-    live: defaultdict[int, list[str]] = defaultdict(list)
-    for name, build_id in session.execute(select(Release.name, Release.build_id).order_by(Release.name)):
-        live[build_id].append(name)
-    return live
-
-
-def _is_still(directory: Path, build: Build) -> bool:
-    try:
-        return manifest_digest(directory) == build.digest
-    except StoreError:
-        return False
 
 
 def _seconds(fields: dict[str, Any]) -> str:

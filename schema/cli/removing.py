@@ -19,7 +19,7 @@ from schema.cli.common import catalogue_session, confirm
 from schema.collections import collecting
 from schema.collections.live_logs import check_live_logs, forget, live_logs, removed_digests
 from schema.collections.models import Collection, CollectionRemoval
-from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch
+from schema.collections.proving import Checked, check_live_builds, vouch
 from schema.collections.removing import Selection, restoration_of, select_documents, write_removal
 
 NOT_PROVEN = 5
@@ -206,8 +206,7 @@ def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
     scan = scan_with_progress(collection)
     with status("comparing documents"), catalogue_session() as session:
         documents = len(removed_digests(collection, scan)["digest"])
-        removed = removed_keys(collection, scan)
-        checked = check_live_builds(session, collection, scan, removed)
+        checked = check_live_builds(session, collection, scan)
     held = check_live_logs(collection, scan)
     proven = all(row.clean for row in checked) and all(row.clean for row in held)
     if as_json:

@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import psycopg
 from psycopg import errors
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
 
 from draftstore.cli.options import Command
 from draftstore.cli.output import json_option, print_csv, print_json, print_table, say
@@ -106,21 +108,26 @@ def _read(query: str) -> str:
 def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:
     """Run SQL and yield the result of each statement; a second one could leave the transaction: only if `several`."""
     with connection.cursor() as cursor:
-        if not several:
-            # The extended protocol, which takes one statement; row by row: a large result need not fit into memory.
-            stream = cursor.stream(text)
-            first = list(islice(stream, 1))
-            yield StatementResult(_names(cursor), chain(first, stream), "")
+        if not several and (names := _column_names(connection, text)):
+            # Stream row by row: a large result need not fit into memory.
+            yield StatementResult(names, cursor.stream(text), "")
             return
         cursor.execute(text.encode())
         for result in cursor.results():
-            yield StatementResult(
-                _names(result), iter(result) if result.description else (), result.statusmessage or ""
-            )
+            found = [column.name for column in result.description or ()]
+            yield StatementResult(found, iter(result) if found else (), result.statusmessage or "")
 
 
-def _names(cursor: psycopg.Cursor[Row]) -> list[str]:
-    return [column.name for column in cursor.description or ()]
+def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
+    """Return the column names of a statement, empty for a command; the server refuses several statements."""
+    encoding = connection.info.encoding
+    for result in (
+        connection.pgconn.prepare(b"", text.encode(encoding)),
+        connection.pgconn.describe_prepared(b""),
+    ):
+        if result.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(result, encoding)
+    return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]
 
 
 def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: int) -> None:

@@ -8,7 +8,6 @@ compared is proven only if somebody vouched for it since the last removal. Comma
 """
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -27,11 +26,12 @@ from draftstore.text.scans import Scan, open_scan
 from schema.catalogue import publishing
 from schema.catalogue.builds import CatalogueError
 from schema.catalogue.lineage import descends_from, document_keys, source_places
+from schema.catalogue.releases import names_by_build
 from schema.collections.collecting import get_collection, list_collections, wanted_of
 from schema.collections.live_logs import live_logs, removed_digests
 from schema.collections.models import Collection
 from schema.collections.removal_files import collection_folder, scan_path
-from schema.models import Build, Release
+from schema.models import Build
 
 
 class Checked(NamedTuple):
@@ -72,11 +72,9 @@ def vouch(session: Session, collection: Collection, things: Iterable[str]) -> No
         collection.vouched = collection.vouched | dict.fromkeys(found, now)
 
 
-def check_live_builds(
-    session: Session, collection: Collection, scan: Scan, removed: NDArray[np.bytes_]
-) -> list[Checked]:
-    """Compare all live builds with a collection: with its current scan, and the `removed_keys`."""
-    wanted = digest_keys(wanted_of(collection, scan))
+def check_live_builds(session: Session, collection: Collection, scan: Scan) -> list[Checked]:
+    """Compare all live builds with a collection and its current scan."""
+    wanted, removed = digest_keys(wanted_of(collection, scan)), removed_keys(collection, scan)
     checked = []
     for build, releases in _live_builds(session):
         row = Checked(build.id, build.kind, releases)
@@ -96,9 +94,7 @@ def check_live_builds(
 
 def _live_builds(session: Session) -> Iterator[tuple[Build, list[str]]]:
     """Yield the builds of all releases, and the newest n-gram counts of each name, which SQL reads."""
-    live: defaultdict[int, list[str]] = defaultdict(list)
-    for release in session.scalars(select(Release).order_by(Release.name)):
-        live[release.build_id].append(release.name)
+    live = names_by_build(session)
     counts = select(func.max(Build.id)).filter_by(kind=NGRAMS, state="finished").group_by(Build.name)
     found = select(Build).where(Build.id.in_(live) | Build.id.in_(counts)).order_by(Build.id)
     for build in session.scalars(found):

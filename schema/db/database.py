@@ -24,12 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
 from schema.db.embedded import NAME, READER, data_home, find_cluster, join
-from schema.db.errors import (
-    DatabaseError,
-    database_errors,
-    describe,
-    translate,
-)
+from schema.db.errors import DatabaseError, database_errors, describe, translate
 
 if TYPE_CHECKING:
     import alembic.config

@@ -8,11 +8,10 @@ it is killed, the next run marks them as failed.
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -148,7 +147,7 @@ def when_free(
             return found
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """The builds of one flow run: a context manager around all of its steps."""
 
     def __init__(self, logger: Logger | None = None) -> None:
@@ -157,12 +156,7 @@ class Ledger:
         self._open: dict[Path, tuple[int, StepLogs]] = {}
         self._engine: Engine | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for path, (build_id, logs) in self._open.items():
             try:
                 with self.session() as session:
@@ -205,17 +199,9 @@ class Ledger:
                 return found
             raise
         del self._open[request.path]
-        built = Built(
-            build_id,
-            request.path,
-            load_manifest(request.path, request.kind),
-            reused=False,
-            seconds=sum(logs.timings.values()),
-        )
-        self.logger.info(
-            "build %d finished: %s bytes in %.1f s", build_id, f"{built.manifest.size:,}", built.seconds
-        )
-        return built
+        manifest, seconds = load_manifest(request.path, request.kind), sum(logs.timings.values())
+        self.logger.info("build %d finished: %s bytes in %.1f s", build_id, f"{manifest.size:,}", seconds)
+        return Built(build_id, request.path, manifest, reused=False, seconds=seconds)
 
     def _begin(self, request: Request) -> tuple[int, StepLogs]:
         """Create a row for a build, after marking those of dead processes as failed."""

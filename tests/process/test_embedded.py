@@ -163,7 +163,7 @@ def shared(made: Path) -> Iterator[Home]:
 # Sharing and ending
 
 
-def test_two_processes_from_nothing_share_one_server_that_ends_with_the_last(own: Home) -> None:
+def test_two_first_processes_share_one_server_that_stops_with_the_last(own: Home) -> None:
     processes = [own.spawn(CLIENT) for _ in range(2)]
     first, second = map(Client, processes)
     state = own.cluster.state()
@@ -335,7 +335,7 @@ def test_for_root_the_cluster_is_elsewhere_if_the_account_cannot_reach_the_home(
 
 @needs_root
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_an_ordinary_user_runs_it_alone(folder: Path) -> None:
+def test_an_ordinary_user_runs_the_server_alone(folder: Path) -> None:
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
     child = os.fork()  # since other users may not run this Python

@@ -18,12 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.logging import disable_run_logger
 from prefect.utilities.callables import get_call_parameters
 
-from draftstore.errors import (
-    BuildError,
-    BuildRunningError,
-    CorpusError,
-    TokenizerError,
-)
+from draftstore.errors import BuildError, BuildRunningError, CorpusError, TokenizerError
 from draftstore.live.log import Document, Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.options import OptionsError
@@ -361,7 +356,9 @@ class TestRebuild:
             rebuild(dense=DenseRebuild(model=str(model_folder)))
         assert states() == []
 
-    def test_a_rollback_stays(self, rebuild: Callable[..., Any], site: Site) -> None:
+    def test_a_rolled_back_release_is_not_moved_forward(
+        self, rebuild: Callable[..., Any], site: Site
+    ) -> None:
         (first,) = rebuild(distilling=None)
         with site.corpus.open("a") as file:
             file.write('{"text": "the house by the river"}\n')

@@ -112,7 +112,7 @@ def test_only_changed_documents_are_tokenized(site: Site, monkeypatch: pytest.Mo
     assert not any((collection_folder("small") / "tokens").rglob("*.tokens"))
 
 
-def test_nothing_new_builds_nothing(site: Site) -> None:
+def test_an_unchanged_collection_is_not_rebuilt(site: Site) -> None:
     first, _ = site.rebuild()
     site.write(0, reversed(range(40)))  # the same documents in another order
     again, change = site.rebuild()

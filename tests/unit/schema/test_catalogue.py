@@ -47,7 +47,7 @@ sys.stdin.read()
 
 
 class TestBuilding:
-    def test_a_build_from_start_to_finish(self, session: Session, tmp_path: Path) -> None:
+    def test_a_build_is_recorded_from_start_to_finish(self, session: Session, tmp_path: Path) -> None:
         build = start_build(session, "rest", "chat", tmp_path / "s", parameters={"segments": 2})
         assert (build.state, build.digest, build.corpus_id) == ("running", None, None)
         write_store(tmp_path / "s", segment_tokens=7)

@@ -119,7 +119,7 @@ def mark(**changes: Any) -> None:
             setattr(build, name, value)
 
 
-def test_before_the_rebuild_and_after(
+def test_removed_documents_are_proven_gone_only_after_the_rebuild(
     texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path
 ) -> None:
     make("chat", texts)

@@ -267,7 +267,7 @@ def test_a_rule_for_a_source_follows_its_place(session: Session, remove: Remove,
 
 @pytest.mark.usefixtures("database")
 class TestCommands:
-    def test_the_command_asks_and_shows_the_removal(self, file: Path) -> None:
+    def test_the_command_asks_for_confirmation_and_shows_the_removal(self, file: Path) -> None:
         ask("add", "chat", file)
         runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
         assert runner.invoke(corpus, command, input="n\n").exit_code == 1
@@ -339,7 +339,7 @@ class TestCommands:
         assert ask("remove", "chat", "--document", "all", "--yes")["documents"] == 110
         assert ask("remove", "chat", "--containing", "e", "--force", "--yes")["active"] == 0
 
-    def test_a_removal_is_taken_back_and_made_again(self, file: Path) -> None:
+    def test_a_removal_can_be_taken_back_and_repeated(self, file: Path) -> None:
         run("add", "chat", file)
         run("remove", "chat", "--document", "b", "--yes")
         run("remove", "chat", "--containing", "jane@", "--yes")

@@ -77,6 +77,7 @@ class TestSql:
             ["text", "number", "list", "none"],
             ['a"b,\n', "1.50", "[1, 2]", ""],
         ]
+        assert run("sql", "--csv", "SELECT 1 AS a WHERE false").stdout == "a\n"
 
     def test_a_file_and_standard_input(self, tmp_path: Path) -> None:
         file = tmp_path / "my question.sql"

@@ -18,12 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.crest.entries import (
-    Entries,
-    LmdbEntries,
-    open_entries,
-    write_lmdb,
-)
+from draftstore.stores.crest.entries import Entries, LmdbEntries, open_entries, write_lmdb
 from draftstore.stores.crest.store import CrestStore
 from schema import statistics, trees
 from schema.catalogue.builds import CatalogueError, drop_build, list_builds

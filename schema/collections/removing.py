@@ -83,13 +83,13 @@ def select_documents(
 def _containing(
     collection: Collection, scan: Scan, fragment: Fragment, folded: Fragment
 ) -> tuple[set[bytes], set[bytes]]:
-    exact, alike = Finder([fragment]), Finder([folded])
-    found: dict[bool, set[bytes]] = {True: set(), False: set()}
+    holds, holds_folded = Finder([fragment]), Finder([folded])
+    exact, alike = set[bytes](), set[bytes]()
     read = ((each.identity.document, each.text) for each in documents_of(scan, scan.digests))
     for digest, text in chain(read, live_texts(collection)):
-        if alike(text):
-            found[exact(text)].add(digest)
-    return found[True], found[False] - found[True]
+        if holds_folded(text):
+            (exact if holds(text) else alike).add(digest)
+    return exact, alike - exact
 
 
 def restoration_of(collection: Collection, number: int) -> CollectionRemoval:

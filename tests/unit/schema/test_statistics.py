@@ -280,7 +280,9 @@ def as_shown(text: str) -> str:
 @given(
     texts=st.lists(st.text() | st.text("a\0\n\t\r\\'\"\x7f\x80\xa0\u200b\ufeff\U000e0001😀é "), max_size=5)
 )
-def test_ngram_texts_are_the_original_texts_with_escapes(small_tokenizer: TextTokenizer, texts: list[str]) -> None:
+def test_ngram_texts_are_the_original_texts_with_escapes(
+    small_tokenizer: TextTokenizer, texts: list[str]
+) -> None:
     texts = [text.encode(errors="ignore").decode() for text in texts]
     ngrams = [small_tokenizer.encode(text, bos=False).tolist() for text in texts]
     assert ngram_texts(small_tokenizer, ngrams).to_list() == list(map(as_shown, texts))

@@ -117,7 +117,7 @@ def test_answers_are_removed_however_they_end(
     store.close()
 
 
-def test_each_text_is_there_once_and_gone_once_it_is_removed(
+def test_texts_are_built_once_and_not_after_their_removal(
     tmp_path: Path, tokenizer: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, responses = tmp_path / "live", tmp_path / "answers.jsonl"
@@ -192,7 +192,7 @@ def test_each_text_is_there_once_and_gone_once_it_is_removed(
     later.close()
 
 
-def test_a_log_of_an_earlier_version_is_refused_and_stays_as_it_is(
+def test_a_log_of_an_earlier_version_is_refused_and_unchanged(
     tmp_path: Path, tokenizer: Path, small_tokenizer: TextTokenizer
 ) -> None:
     folder = tmp_path / "live"

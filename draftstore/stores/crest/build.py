@@ -6,6 +6,7 @@ The working directory (draftstore.storage.staging) contains
     store/               the store; once it has a manifest, a resumed build only loads and publishes it
 """
 
+import functools
 import os
 from contextlib import closing
 from pathlib import Path
@@ -16,11 +17,13 @@ from pydantic import Field, model_validator
 
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.options import EXPERT, Bytes, Options, Shown
+from draftstore.search.cutting import draw_trees
 from draftstore.search.ngrams import MAX_N
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
+from draftstore.stores.crest.codes import ENTRIES_VERSION
 from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
 from draftstore.stores.crest.entries import (
     BACKENDS,
@@ -28,11 +31,11 @@ from draftstore.stores.crest.entries import (
     LMDB_FILE,
     LmdbEntries,
     entries_digest,
+    key_dtype,
     load_entries,
     open_entries,
 )
-from draftstore.stores.crest.envelope import ENTRIES_VERSION
-from draftstore.stores.crest.packing import Cutter, pack_best, write_best, write_ngrams
+from draftstore.stores.crest.packing import pack_best, write_best, write_ngrams
 from draftstore.stores.crest.selection import Ranking, rank_ngrams
 from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, KIND
 from draftstore.stores.kind import Builder
@@ -194,14 +197,15 @@ def _make_store(
         trust, on_rows = (RULE.alpha, RULE.beta), progress("ranking", "tokens")
         return rank_ngrams(source.index, options.max_n, most, depth=RULE.depth, trust=trust, on_rows=on_rows)
 
-    cutter = Cutter(source.index, options.nodes, RULE, workers)
+    draw = functools.partial(draw_trees, source.index, RULE, nodes=options.nodes, workers=workers)
+    key = key_dtype(source.manifest.vocab_size)
     on_packed = progress("packing", "n-grams" if max_bytes is None else "bytes")
-    dictionary, packed = pack_best(cutter, rank, ngrams, max_bytes, on_packed)
+    codes, packed = pack_best(draw, rank, key, ngrams, max_bytes, on_packed)
     if not packed:
         raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
     packed = write_best(partial / LMDB_FILE, packed, max_bytes)
     store = new_store(partial, source.path)
-    (store / DICTIONARY_FILE).write_bytes(dictionary)
+    (store / DICTIONARY_FILE).write_bytes(codes)
     write_ngrams(store / KEPT_FILE, packed)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)

@@ -1,7 +1,7 @@
 """The entries of a CREST store: one interface, LMDB here, other backends through entry points.
 
 A key is an n-gram: its tokens as big-endian integers, u16 if all ids are below 65,535, else u32, so that keys sort like
-tokens. A value is packed by `draftstore.stores.crest.envelope`; backends store it unchanged.
+tokens. A value is encoded by `draftstore.stores.crest.codes`; backends store it unchanged.
 
 LMDB follows references to pages unchecked, out of the file if they are damaged: `check_pages` reads them first.
 
@@ -108,42 +108,33 @@ def load_entries(backend: str, *arguments: Any) -> None:
     load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")(*arguments)
 
 
-class _Shared:
-    """An open LMDB file. A process may open a file only once, so all its readers share this object.
+_ENVIRONMENTS: weakref.WeakValueDictionary[tuple[int, int], lmdb.Environment] = weakref.WeakValueDictionary()
+_OPENING = threading.Lock()
 
-    A forked child can continue reading: without locks, no state belongs to the parent alone.
+
+def _open_lmdb(path: Path) -> lmdb.Environment:
+    """Return an open file for reading, shared by all its readers in this process, which may open it only once.
+
+    It is closed with its last reader. A forked child can continue reading: without locks, no state belongs to the
+    parent alone.
     """
-
-    def __init__(self, path: Path, identity: tuple[int, int]) -> None:
-        check_pages(path)
-        self.env = lmdb.open(
-            str(path), subdir=False, readonly=True, lock=False, readahead=False, create=False, max_readers=1
-        )
-        self.identity = identity
-        self.readers = 0
-
-
-_SHARED: dict[tuple[int, int], _Shared] = {}
-_SHARING = threading.RLock()  # reentrant: garbage collection may close a reader meanwhile
-
-
-def _join(path: Path) -> _Shared:
-    """Return the open environment of a file with one more reader, opening it if necessary."""
-    with _SHARING:
+    with _OPENING:
         status = path.stat()
-        identity = (status.st_dev, status.st_ino)
-        shared = _SHARED.get(identity) or _SHARED.setdefault(identity, _Shared(path, identity))
-        shared.readers += 1
-        return shared
-
-
-def _leave(shared: _Shared) -> None:
-    """Remove a reader; the last one closes the file."""
-    with _SHARING:
-        shared.readers -= 1
-        if shared.readers == 0:
-            del _SHARED[shared.identity]
-            shared.env.close()
+        identity = status.st_dev, status.st_ino
+        environment = _ENVIRONMENTS.get(identity)
+        if environment is None:
+            check_pages(path)
+            environment = lmdb.open(
+                str(path),
+                subdir=False,
+                readonly=True,
+                lock=False,
+                readahead=False,
+                create=False,
+                max_readers=1,
+            )
+            _ENVIRONMENTS[identity] = environment
+        return environment
 
 
 class LmdbEntries:
@@ -156,16 +147,15 @@ class LmdbEntries:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._environment: _Shared | None = _join(path)
+            self._environment: lmdb.Environment | None = _open_lmdb(path)
         except (OSError, lmdb.Error) as error:
             raise self._unreadable(error) from None
-        self._leave = weakref.finalize(self, _leave, self._environment)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of every key; see `Entries`."""
         assert self._environment is not None, "closed"
         try:
-            with self._environment.env.begin() as transaction:
+            with self._environment.begin() as transaction:
                 get = transaction.get
                 return [get(key) for key in keys]
         except lmdb.Error as error:
@@ -175,7 +165,7 @@ class LmdbEntries:
         """Yield all entries in key order."""
         assert self._environment is not None, "closed"
         try:
-            with self._environment.env.begin() as transaction:
+            with self._environment.begin() as transaction:
                 yield from transaction.cursor()
         except lmdb.Error as error:
             raise self._unreadable(error) from None
@@ -186,7 +176,6 @@ class LmdbEntries:
     def close(self) -> None:
         """Close this reader; the last one unmaps the file."""
         self._environment = None
-        self._leave()
 
 
 def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:

@@ -22,6 +22,7 @@ from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_request
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.stores.crest.codes import ENTRIES_VERSION, UNFITTED, EntryCodec
 from draftstore.stores.crest.entries import (
     LMDB,
     Entries,
@@ -31,7 +32,6 @@ from draftstore.stores.crest.entries import (
     key_dtype,
     open_entries,
 )
-from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope
 from draftstore.stores.kind import Kind, Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH
@@ -47,9 +47,9 @@ STRATEGIES: tuple[str, ...] = ("backoff",)
 class CrestDrafter(ContextDrafter):
     """Drafts from the entries of one store."""
 
-    def __init__(self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int) -> None:
+    def __init__(self, entries: Entries, codec: EntryCodec, max_n: int, vocab_size: int) -> None:
         self._entries = entries
-        self._envelope = envelope
+        self._codec = codec
         self._key = key_dtype(vocab_size)
         self.vocab_size = vocab_size
         self.context_size = max_n
@@ -79,7 +79,7 @@ class CrestDrafter(ContextDrafter):
                     rows.append(row)
                     matches[row] = n
                     break
-        tokens, parents, levels, sizes, occurrences, _ = self._envelope.read(
+        tokens, parents, levels, sizes, occurrences, _ = self._codec.decode(
             values, np.array(rows, np.int64), len(contexts), budget, level
         )
         return DraftBatch(tokens, parents, levels, sizes, matches, occurrences)
@@ -98,11 +98,11 @@ class CrestDrafter(ContextDrafter):
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""
-        self._envelope.read([], np.empty(0, np.int64), 1, 1, LOWEST_LEVEL)
+        self._codec.decode([], np.empty(0, np.int64), 1, 1, LOWEST_LEVEL)
 
 
-def open_envelope(path: Path, manifest: Manifest) -> Envelope:
-    """Return the envelope that reads the entries of a store.
+def open_codec(path: Path, manifest: Manifest) -> EntryCodec:
+    """Return the codec of a store's entries.
 
     Raises:
         StoreError: the entries have another version or rule, or the codes are missing or damaged.
@@ -122,7 +122,7 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
         raise StoreError(
             f"{path} has no dictionary ({error}): the store is damaged, build it again"
         ) from None
-    return Envelope(dictionary)
+    return EntryCodec(dictionary)
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,7 +135,7 @@ class CrestStore:
     path: Path
     manifest: Manifest
     entries: Entries
-    envelope: Envelope
+    codec: EntryCodec
 
     @classmethod
     def open(
@@ -160,15 +160,15 @@ class CrestStore:
             raise StoreError(
                 f"{path} does not record the length of its n-grams: the store is damaged, build it again"
             )
-        envelope = open_envelope(path, manifest)
-        return cls(path, manifest, open_entries(path, manifest, backend), envelope)
+        codec = open_codec(path, manifest)
+        return cls(path, manifest, open_entries(path, manifest, backend), codec)
 
     def drafter(self, strategy: str = STRATEGIES[0], **_changes: Any) -> CrestDrafter:
         """Return a drafter; DraftstoreError if `strategy` is not in `STRATEGIES`."""
         strategy_named(strategy, dict.fromkeys(STRATEGIES))
         lengths = range(1, self.manifest.parameters["max_n"] + 1)
         longest = max((n for n in lengths if self.manifest.counts.get(f"n{n}")), default=1)
-        return CrestDrafter(self.entries, self.envelope, longest, self.manifest.vocab_size)
+        return CrestDrafter(self.entries, self.codec, longest, self.manifest.vocab_size)
 
     def samples(self, number: int) -> Samples:
         """Return n-grams of the store; see `Store.samples`."""
@@ -212,7 +212,7 @@ class CrestKind(Kind):
 
     def load_kernels(self) -> None:
         """Compile the kernels."""
-        CrestDrafter(cast("Entries", None), Envelope(b""), 1, 1).warm_up()  # reads no entries
+        CrestDrafter(cast("Entries", None), EntryCodec(UNFITTED), 1, 1).warm_up()  # reads no entries
 
 
 STORE_KIND = CrestKind(KIND)

@@ -13,22 +13,17 @@ from hypothesis import strategies as st
 
 from draftstore.errors import StoreError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
+from draftstore.stores.crest.codes import UNFITTED, EntryCodec
 from draftstore.stores.crest.entries import LMDB_FILE, key_dtype
-from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
-from draftstore.stores.crest.store import (
-    DICTIONARY_FILE,
-    KEPT_FILE,
-    CrestDrafter,
-    CrestStore,
-)
+from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, CrestDrafter, CrestStore
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import highest_level
 from tests import reference
 from tests.reference import Documents, Ngram, Nodes, Stored, UnclearError, nodes_of
 from tests.unit.search.test_expand import corpora, documents_of
-from tests.unit.stores.crest.test_envelope import tree_of
+from tests.unit.stores.crest.test_codes import trees_of
 
-ENVELOPE = Envelope(b"")
+CODEC = EntryCodec(UNFITTED)
 VOCABULARIES = [5, 65_535, 70_000]
 
 
@@ -52,10 +47,9 @@ class DictEntries:
 def drafter_of(store: dict[Ngram, Stored], vocab_size: int, max_n: int) -> CrestDrafter:
     """Return a drafter over what an oracle knows."""
     dtype = key_dtype(vocab_size)
-    raw = [entry_bytes(Entry(tree_of(tree), count, distinct)) for tree, count, distinct in store.values()]
     keys = [np.array(ngram, dtype).tobytes() for ngram in store]
-    entries = DictEntries(dict(zip(keys, ENVELOPE.pack(raw), strict=True)))
-    return CrestDrafter(entries, ENVELOPE, max_n, vocab_size)
+    entries = DictEntries(dict(zip(keys, CODEC.encode(trees_of([*store.values()])), strict=True)))
+    return CrestDrafter(entries, CODEC, max_n, vocab_size)
 
 
 def stored(documents: Documents, ngrams: Sequence[Ngram], nodes: int = 12) -> dict[Ngram, Stored]:
@@ -145,8 +139,8 @@ def test_a_damaged_entry_is_an_error_and_no_crash() -> None:
     drafter = drafter_of({(1,): Stored([(3, -1, 0)], 5, 1), (2,): Stored([(3, -1, 0)], 5, 1)}, 5, 3)
     entries = drafter._entries
     assert isinstance(entries, DictEntries)
-    raw = entry_bytes(Entry(tree_of([(3, 200, 0), (4, 0, 0)]), 5, 1))
-    for value in (b"", b"nonsense", entries.values[b"\0\1"][:-1], ENVELOPE.pack([raw])[0]):
+    [wrong_parent] = CODEC.encode(trees_of([Stored([(3, 200, 0), (4, 0, 0)], 5, 1)]))
+    for value in (b"", b"nonsense", entries.values[b"\0\1"][:-1], wrong_parent):
         entries.values[b"\0\1"] = value
         with pytest.raises(StoreError, match="the store is damaged, build it again"):
             one(drafter, [2, 1])

@@ -22,7 +22,7 @@ from draftstore.storage.files import fsync_path, map_file, remove, write_atomic
 from draftstore.storage.report import OnProgress
 from draftstore.storage.staging import once, require_space
 from draftstore.stores.dresd.kernels.passages import Passages
-from draftstore.stores.dresd.projection import Moments, Projection, fit, unit
+from draftstore.stores.dresd.projection import Projection, fit, unit
 
 STATES = "states.bin"
 PROJECTION = "projection.bin"
@@ -111,13 +111,7 @@ def fit_projection(
     """Return the projection fitted to the stored states, and the share of explained variance."""
 
     def fit_states() -> dict[str, float]:
-        states = map_states(partial, hidden_size)
-        moments = Moments(hidden_size)
-        for start in range(0, len(states), PART):
-            on_progress(start, len(states))
-            moments.add(states[start : start + PART])
-        on_progress(len(states), len(states))
-        projection, explained = fit(moments, dims)
+        projection, explained = fit(map_states(partial, hidden_size), dims, on_progress)
         write_atomic(partial / PROJECTION, projection.to_bytes())
         return {"explained_variance": explained}
 

@@ -22,7 +22,8 @@ def matrix(ngrams: Sequence[Ngram]) -> NDArray[np.int32]:
 
 
 def tree_at(trees: Trees, place: int) -> DraftTree:
-    return DraftTree(*(array[place, : trees.sizes[place]] for array in trees[:3]))
+    size = trees.sizes[place]
+    return DraftTree(trees.tokens[place, :size], trees.parents[place, :size], trees.levels[place, :size])
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])

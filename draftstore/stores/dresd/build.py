@@ -30,13 +30,11 @@ from draftstore.stores.dresd.embedding import (
     sample_states,
     sampled_blocks,
 )
-from draftstore.stores.dresd.files import LAYER, PROJECTION_FILE
 from draftstore.stores.dresd.grouping import group_entries
-from draftstore.stores.dresd.kernels.nearest import PROBING
+from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, search
 from draftstore.stores.dresd.kernels.passages import Passages, find_passages
-from draftstore.stores.dresd.projection import Projection
-from draftstore.stores.dresd.quality import figures
-from draftstore.stores.dresd.store import KIND, DresdStore
+from draftstore.stores.dresd.projection import Projection, unit
+from draftstore.stores.dresd.store import KIND, LAYER, PROJECTION_FILE, DresdStore
 from draftstore.stores.kind import Builder, ModelSources
 from draftstore.stores.rest.store import DOCUMENTS_FILE
 from draftstore.text.tokenizer import TextTokenizer
@@ -45,6 +43,11 @@ from draftstore.text.tokens import TokenShards, document_starts, write_closed
 
 QUERIES = 512
 """Number of states that a finished store is queried with, to measure its retrieval quality."""
+NEIGHBOURS = 10
+TIE = 1e-6
+"""Tolerance for equal cosines: rounding of a float32 sum depends on its position in a block."""
+RANKED_ROWS = 4096
+"""Entries compared with all queries at a time."""
 
 TOKENS = "tokens.bin"
 REVISION = 1
@@ -217,13 +220,75 @@ def _new_store(partial: Path, projection: Projection, shards: TokenShards) -> Pa
     return store
 
 
-def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -> dict[str, Any]:
+def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -> dict[str, int | float]:
     """Measure the store's retrieval quality with some of the states, those of the entries at `places`."""
     store = DresdStore.open(partial / STORE)
     rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
     with np.errstate(invalid="ignore"):  # non-finite states are not entries and are skipped
         queries = projection.apply(map_states(partial, projection.hidden_size)[rows])
     return figures(store.index, store.tokens, places[rows], queries)
+
+
+def figures(
+    index: DenseIndex, tokens: NDArray[Any], places: NDArray[np.int64], queries: NDArray[np.float32]
+) -> dict[str, int | float]:
+    """Return how well some entries of a store are found by their own states, to six digits.
+
+    The rank of an entry is one plus the number of nearer entries in the whole store. Entries with equal vectors are
+    ties; common prefixes of texts, such as chat templates, cause many: `mean_reciprocal_rank` does not count them,
+    `mean_reciprocal_rank_ties` is the mean over all their orders. `recall_at_10` is that of `search` among the entries
+    with the same first token; an entry as near as the tenth counts as found.
+
+    `tokens` is the corpus, `places` int64 [n] are starts of some entries' continuations, of which those that are not in
+    the store are skipped, and `queries` float32 [n, dims] the projected states of these entries, before rounding.
+    """
+    firsts = tokens[places - 1].astype(np.int32)
+    found: list[tuple[int, int]] = []
+    for row, token in enumerate(firsts.tolist()):
+        start, stop = index.groups[token : token + 2].tolist()
+        entries = start + np.flatnonzero(index.positions[start:stop] == places[row])
+        found += [(row, entry) for entry in entries.tolist()]
+    rows, own = np.array(found, np.int64).reshape(-1, 2).T
+    nearer, last = _ranks(index, unit(queries[rows]), own)
+    ties = [_mean(1.0 / np.arange(a + 1, b + 1)) for a, b in zip(nearer, last, strict=True)]
+    return {
+        "queries": len(rows),
+        "mean_reciprocal_rank": round(_mean(1.0 / (nearer + 1)), 6),
+        "mean_reciprocal_rank_ties": round(_mean(np.array(ties)), 6),
+        "recall_at_10": round(_recall(index, queries[rows], firsts[rows]), 6),
+    }
+
+
+def _recall(index: DenseIndex, queries: NDArray[np.float32], tokens: NDArray[np.int32]) -> float:
+    """Return the mean share of the nearest entries of each query's group, float32 [n, dims], that a search finds."""
+    exact, nearness, _ = search(index, queries, tokens, NEIGHBOURS, ALL)
+    found, similarities, _ = search(index, queries, tokens, NEIGHBOURS, PROBING)
+    expected = (exact >= 0).sum(axis=1)
+    least = nearness[np.arange(len(expected)), expected - 1]
+    hits = ((found >= 0) & (similarities >= least[:, None] - TIE)).sum(axis=1)
+    return _mean(hits / expected)
+
+
+def _ranks(
+    index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many entries are nearer to each query [n, dims] than its own, and how many at least as near."""
+    own = np.einsum("ij,ij->i", queries, _vectors(index, entries))[:, None]
+    nearer, last = np.zeros((2, len(entries)), np.int64)
+    for first in range(0, len(index.vectors), RANKED_ROWS):
+        similarities = queries @ _vectors(index, slice(first, first + RANKED_ROWS)).T
+        nearer += np.count_nonzero(similarities > own + TIE, axis=1)
+        last += np.count_nonzero(similarities >= own - TIE, axis=1)
+    return nearer, last
+
+
+def _vectors(index: DenseIndex, rows: Any) -> NDArray[np.float32]:
+    vectors: NDArray[np.float32] = index.vectors[rows].view(np.float16).astype(np.float32)
+    return vectors
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
 
 
 HELP = """Build a DReSD store: a model's hidden states over a corpus, and the tokens that followed.

@@ -20,7 +20,7 @@ predicted it, and gets continuations of entries with that first token.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_request, check_states
-from draftstore.errors import DraftstoreError, StoreError, require_limits
+from draftstore.errors import DraftstoreError, StoreError, require_limits, type_name
 from draftstore.jit import as_input, read_only
+from draftstore.storage.files import map_or_empty
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, draft_trees
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, project
 from draftstore.stores.dresd.projection import Projection
@@ -42,6 +42,19 @@ from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 
 KIND = "dresd"
+LAYER = "last"
+"""The layer of the states: the last one, after the final norm."""
+PROJECTION_FILE = "projection.bin"
+FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
+    "tokens.bin": lambda manifest: np.dtype(manifest.token_dtype).newbyteorder("<"),
+    "vectors.bin": lambda _: np.dtype("<u2"),  # the bits of float16
+    "positions.bin": lambda manifest: _position_dtype(manifest),
+    "groups.bin": lambda _: np.dtype("<i8"),
+    "group_lists.bin": lambda _: np.dtype("<i4"),
+    "lists.bin": lambda _: np.dtype("<i8"),
+    "centroids.bin": lambda _: np.dtype("<f4"),
+}
+"""Element type of each file."""
 MAX_DRAFTS = 1024
 """Maximum neighbours of a draft."""
 
@@ -157,14 +170,15 @@ class DresdStore:
         manifest.require_model(target_model, path, "hidden states", advice)
         if tokenizer is not None:
             manifest.require_tokenizer(tokenizer, path)
-        check_parameters(path, manifest)
+        for problem in _parameter_problems(manifest):
+            raise _damaged(path, problem)
         found = manifest.parameters["hidden_size"]
         if hidden_size is not None and found != hidden_size:
             raise StoreError(
                 f"{path} holds hidden states of {found:,} numbers, the model's have {hidden_size:,}: {advice}"
             )
-        projection = read_projection(path, manifest)
-        index, tokens = map_index(path, manifest)
+        projection = _read_projection(path, manifest)
+        index, tokens = _map_index(path, manifest)
         return cls(path, manifest, index, tokens, projection)
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> DresdDrafter:
@@ -195,6 +209,102 @@ class DresdStore:
 
     def close(self) -> None:
         """Close the store; its files are unmapped with the last array that refers to them."""
+
+
+def _parameter_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong with the parameters that readers of the files need."""
+    kinds: dict[str, type] = {"dims": int, "hidden_size": int, "layer": str, "projection": str}
+    values = manifest.parameters
+    for name, kind in kinds.items():
+        if not isinstance(values.get(name), kind) or isinstance(values[name], bool):
+            yield f"its manifest has {type_name(values.get(name))} as parameter {name!r}"
+    if values["dims"] < 1 or values["hidden_size"] < 1:
+        yield f"vectors of {values['dims']} numbers from states of {values['hidden_size']}"
+    if values["layer"] != LAYER:
+        yield f"states of layer {values['layer']!r}, expected {LAYER!r}"
+    probing = values.get("probing", PROBING)
+    if not isinstance(probing, float) or not 0.0 < probing <= ALL:
+        yield f"a probing of {probing!r}, expected a share above 0 and at most 1"
+    for name in sorted({*FILES, PROJECTION_FILE} - manifest.files.keys()):
+        yield f"its manifest does not list {name}"
+
+
+def _read_projection(path: Path, manifest: Manifest) -> Projection:
+    """Read the projection of a store and compare it with the manifest."""
+    dims, hidden_size = manifest.parameters["dims"], manifest.parameters["hidden_size"]
+    try:
+        projection = Projection.from_bytes((path / PROJECTION_FILE).read_bytes(), dims)
+    except (OSError, DraftstoreError) as error:
+        raise _damaged(path, f"{PROJECTION_FILE}: {error}") from None
+    if projection.hidden_size != hidden_size:
+        raise _damaged(
+            path,
+            f"{PROJECTION_FILE} projects states of {projection.hidden_size:,} numbers, expected {hidden_size:,}",
+        )
+    expected = manifest.parameters["projection"]
+    if projection.digest != expected:
+        raise StoreError(
+            f"{path} was built with the projection {expected[:12]}, found {projection.digest[:12]} in "
+            f"{PROJECTION_FILE}: restore the original file, or build the store again"
+        )
+    return projection
+
+
+def _map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]:
+    """Map a store's index and tokens and check that they are consistent."""
+    dims = manifest.parameters["dims"]
+    arrays = {name: map_or_empty(path / name, dtype(manifest)) for name, dtype in FILES.items()}
+    for name in ("vectors.bin", "centroids.bin"):
+        if len(arrays[name]) % dims:
+            raise _damaged(path, f"{name} holds {len(arrays[name]):,} numbers, not rows of {dims:,}")
+        arrays[name] = arrays[name].reshape(-1, dims)
+    index = DenseIndex(
+        arrays["vectors.bin"], arrays["positions.bin"], arrays["groups.bin"], arrays["group_lists.bin"],
+        arrays["lists.bin"], arrays["centroids.bin"],
+    )  # fmt: skip
+    for problem in _index_problems(index, manifest):
+        raise _damaged(path, problem)
+    return index, arrays["tokens.bin"]
+
+
+def _index_problems(index: DenseIndex, manifest: Manifest) -> Iterator[str]:
+    """Yield inconsistencies of the tables; positions are checked in the kernels."""
+    entries, lists, vocab_size = len(index.vectors), len(index.centroids), manifest.vocab_size
+    sizes = {
+        "vectors.bin": (entries, manifest.counts["entries"]),
+        "positions.bin": (len(index.positions), entries),
+        "groups.bin": (len(index.groups), vocab_size + 1),
+        "group_lists.bin": (len(index.group_lists), vocab_size + 1),
+        "lists.bin": (len(index.lists), lists + 1),
+    }
+    for name, (found, expected) in sizes.items():
+        if found != expected:
+            yield f"{name} holds {found:,} rows, expected {expected:,}"
+    for name, table, end in (
+        ("groups.bin", index.groups, entries),
+        ("group_lists.bin", index.group_lists, lists),
+    ):
+        if table[0] != 0 or table[-1] != end or np.any(table[1:] < table[:-1]):
+            yield f"{name} does not ascend from 0 to {end:,}"
+    if np.any(index.lists[1:] < index.lists[:-1]):
+        yield "lists.bin does not ascend"
+    large = np.flatnonzero(index.group_lists[1:] > index.group_lists[:-1])
+    first, last = index.lists[index.group_lists[large]], index.lists[index.group_lists[large + 1] - 1]
+    if (
+        np.any(first != index.groups[large])
+        or np.any(last > index.groups[large + 1])
+        or index.lists[-1] > entries
+    ):
+        yield "lists.bin does not cover the groups that have lists"
+
+
+def _damaged(path: Path, problem: str) -> StoreError:
+    return StoreError(f"{path}: {problem}: the store is damaged, build it again")
+
+
+def _position_dtype(manifest: Manifest) -> np.dtype[Any]:
+    wide = manifest.files["positions.bin"].size == 8 * manifest.counts["entries"] > 0
+    return np.dtype("<u8" if wide else "<u4")
 
 
 class DresdKind(Kind):

@@ -42,18 +42,9 @@ def build_recycling(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a recycling store from a REST store.
+    """Build a recycling store from a REST store with the model's tokenizer; its default name is the directory's.
 
-    Args:
-        options: the model, and the store's name; default: the directory's.
-        rest: REST store of the corpus, with the model's tokenizer.
-        out: directory of the store; its parent is created if missing.
-        overwrite: whether to replace an existing store.
-        workers: threads that count; default: all cores.
-        progress: receives the progress of each step.
-
-    Raises:
-        DraftstoreError: `rest` is not a REST store, or `out` holds something else.
+    `workers` threads count, by default one per core. Raises BuildError (see `build_store`) or StoreError.
     """
     with closing(RestStore.open(rest)) as seed:
         corpus, matrix = seed.manifest, successors(seed, workers, progress)

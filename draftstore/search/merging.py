@@ -54,17 +54,11 @@ def merge_segment(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Fill the suffix array of a segment that holds the remaining documents of an old one, followed by new documents.
 
-    Args:
-        gaps: int64 [k, 2], start and end of the removed tokens, ascending and disjoint.
-        tokens: uint16 or uint32 [n], the segment.
-        suffixes: int32 [n], the array to fill.
+    `gaps` int64 [k, 2] are start and end of the removed tokens, ascending and disjoint, `tokens` uint16 or uint32 [n]
+    the segment, `suffixes` int32 [n] the array to fill. Returns keys and first rows as in `SuffixIndex`.
 
-    Returns:
-        The keys and the first rows of the segment, as in `SuffixIndex`.
-
-    Raises:
-        StoreError: the old segment is damaged.
-        TokenRangeError: the new documents have ids outside the vocabulary.
+    Raises StoreError if the old segment is damaged, TokenRangeError if the new documents have ids outside the
+    vocabulary.
     """
     vocab_size, table = len(old.first_rows) - 1, _gap_table(gaps, len(old.tokens))
     remaining = len(old.tokens) - int(table.lost[-1])

@@ -127,19 +127,10 @@ def build_crest(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a CREST store, or resume an interrupted build of it.
+    """Build a CREST store at `out`, or resume an interrupted build of it.
 
-    Args:
-        options: what to build.
-        rest: REST store to cut the trees from; not needed afterwards.
-        out: directory of the store; its parent is created if missing.
-        overwrite: whether to replace an existing store.
-        workers: threads that cut trees; default: all cores.
-        progress: receives the progress of each step.
-
-    Raises:
-        BuildError: see `draftstore.storage.staging.build_store`.
-        StoreError: the REST store cannot be opened.
+    The trees are cut from the REST store `rest`, which is not needed afterwards, on `workers` threads, by default all
+    cores. Raises BuildError (see `build_store`), or StoreError if `rest` cannot be opened.
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
     with needs_extra("pyarrow"):

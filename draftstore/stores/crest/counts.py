@@ -56,19 +56,9 @@ def build_counts(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Count all n-grams of a REST store into Parquet files.
+    """Count all n-grams of a REST store into Parquet files; the default name is the store's.
 
-    Args:
-        rest: directory of the store.
-        out: directory of the counts.
-        options: what to count.
-        name: display name of the counts; default: the store's.
-        overwrite: whether to replace existing counts.
-        progress: receives the progress of each step.
-
-    Raises:
-        BuildError: see `draftstore.storage.staging.build_store`.
-        StoreError: the store cannot be opened.
+    Raises BuildError (see `build_store`), or StoreError if the store cannot be opened.
     """
     with needs_extra("pyarrow"):
         import pyarrow  # noqa: F401 (before any work)

@@ -102,11 +102,7 @@ class CrestDrafter(ContextDrafter):
 
 
 def open_codec(path: Path, manifest: Manifest) -> EntryCodec:
-    """Return the codec of a store's entries.
-
-    Raises:
-        StoreError: the entries have another version or rule, or the codes are missing or damaged.
-    """
+    """Return the codec of a store's entries; StoreError if it is missing or damaged, or the entries are others."""
     version = manifest.parameters.get("entries_version")
     if version != ENTRIES_VERSION:
         raise StoreError(
@@ -141,15 +137,10 @@ class CrestStore:
     def open(
         cls, path: Path | str, tokenizer: TokenizerIdentity | None = None, backend: str | None = None
     ) -> "CrestStore":
-        """Open a store.
+        """Open a store; `tokenizer` is the required one, None accepts any; `backend` defaults to the store's first.
 
-        Args:
-            tokenizer: required tokenizer; None accepts any.
-            backend: `lmdb` or `postgres`; default: the first one that it was built for.
-
-        Raises:
-            StoreError: not a CREST store, unknown version, missing or truncated files, or no such backend.
-            TokenizerError: built with another tokenizer.
+        Raises StoreError (not a CREST store, unknown version, missing or truncated files, no such backend) or
+        TokenizerError.
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)

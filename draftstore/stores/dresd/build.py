@@ -92,19 +92,10 @@ def build_dresd(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a DReSD store, or resume an interrupted build of it.
+    """Build a DReSD store at `out`, or resume an interrupted build of it.
 
-    Args:
-        options: what to build.
-        tokenizer: the model's tokenizer; a copy goes into the store.
-        out: directory of the store; its parent is created if missing.
-        texts: the corpus; None: that of the options.
-        overwrite: whether to replace an existing store, even one of the same build.
-        progress: receives the progress of each step.
-
-    Raises:
-        BuildError: `out` holds something else, another build is running there, no space, or nothing to build from.
-        CorpusError: the corpus cannot be read or has no text.
+    `texts` is the corpus, by default that of the options. Raises BuildError (see `build_store`; no space; nothing to
+    build from) or CorpusError.
     """
     if options.dims > source.hidden_size:
         raise BuildError(

@@ -152,17 +152,10 @@ class DresdStore:
         tokenizer: TokenizerIdentity | None = None,
         hidden_size: int | None = None,
     ) -> "DresdStore":
-        """Open a store.
+        """Open a store, which must be for this model, tokenizer and size of states; None accepts any.
 
-        Args:
-            target_model: required model of the states; None accepts any.
-            tokenizer: required tokenizer; None accepts any.
-            hidden_size: required size of the states; None accepts any.
-
-        Raises:
-            StoreError: not a DReSD store, unknown version, missing, truncated or inconsistent files, a projection other
-                than the manifest's, or another model's states.
-            TokenizerError: made with another tokenizer.
+        Raises StoreError (not a DReSD store, unknown version, missing, truncated or inconsistent files, another
+        projection than the manifest's, another model's states) or TokenizerError.
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
@@ -182,15 +175,7 @@ class DresdStore:
         return cls(path, manifest, index, tokens, projection)
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> DresdDrafter:
-        """Return a drafter.
-
-        Args:
-            strategy: one of `STRATEGIES`.
-            changes: fields of its `Shape` to override, for experiments.
-
-        Raises:
-            DraftstoreError: no such strategy, or an invalid value.
-        """
+        """Return a drafter with a strategy; `changes` are fields of its `Shape`, for experiments."""
         shape = strategy_named(strategy, STRATEGIES)._replace(**changes)
         if shape.probing is None:
             shape = shape._replace(probing=self.manifest.parameters.get("probing"))

@@ -63,11 +63,7 @@ DOCUMENTS_FILE = "documents.bin"
 
 
 def read_digests(path: Path) -> NDArray[np.uint8]:
-    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens.
-
-    Raises:
-        StoreError: the file is missing or damaged.
-    """
+    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens."""
     digests: NDArray[np.uint8] = map_file(path / DOCUMENTS_FILE, np.dtype((np.uint8, DIGEST_BYTES)))
     return digests.reshape(-1, DIGEST_BYTES)
 
@@ -133,14 +129,10 @@ class RestStore:
 
     @classmethod
     def open(cls, path: Path | str, tokenizer: TokenizerIdentity | None = None) -> "RestStore":
-        """Open a store.
+        """Open a store; `tokenizer` is the required one, None accepts any.
 
-        Args:
-            tokenizer: required tokenizer; None accepts any.
-
-        Raises:
-            StoreError: not a REST store, unknown version, or missing, truncated or inconsistent files.
-            TokenizerError: built with another tokenizer.
+        Raises StoreError (not a REST store, unknown version, or missing, truncated or inconsistent files) or
+        TokenizerError.
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
@@ -149,16 +141,7 @@ class RestStore:
         return cls(path, manifest, _map_index(path, manifest))
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, *, threads: int = 1, **changes: Any) -> RestDrafter:
-        """Return a drafter.
-
-        Args:
-            strategy: one of `STRATEGIES`.
-            threads: maximum threads for a batch, see `RestDrafter`.
-            changes: fields of its `Rule` to override, for experiments.
-
-        Raises:
-            DraftstoreError: no such strategy, or an invalid value.
-        """
+        """Return a drafter with a strategy and a maximum of threads for a batch; `changes` are fields of its `Rule`."""
         return RestDrafter(self.index, strategy_named(strategy, STRATEGIES)._replace(**changes), threads)
 
     def samples(self, number: int) -> Samples:

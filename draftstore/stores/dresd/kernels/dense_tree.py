@@ -77,23 +77,14 @@ class Scratch(NamedTuple):
 
 @kernel
 def draft_trees(index, tokens, calibration, contexts, queries, drafts, length, probing, budget, max_level):
-    """Draw a draft tree for each query.
+    """Draw a draft tree for each query, float32 [batch, dims], of any length; one with NaN gets none.
 
-    Args:
-        index: DenseIndex.
-        tokens: unsigned [tokens], the corpus: documents, each ended by an id outside the vocabulary.
-        calibration: Calibration.
-        contexts: int32 [batch, at least 1]; the last token of each was just sampled.
-        queries: float32 [batch, dims], of any length; one with NaN gets no draft.
-        drafts: maximum neighbours of a query.
-        length: maximum tokens of a continuation.
-        probing: share of a large group that is visited, see `draftstore.stores.dresd.kernels.nearest`.
-        budget: maximum nodes of a tree.
-        max_level: maximum level of a node.
+    The last tokens of `contexts`, int32 [batch, at least 1], were just sampled. `tokens` is the corpus: documents, each
+    ended by an id outside the vocabulary. `drafts` and `length` limit neighbours and tokens of a continuation;
+    `probing` is that of `find_nearest`.
 
-    Returns:
-        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch],
-        entries in the searched group int64 [batch], 0 if nothing was searched.
+    Returns tokens int32 [batch, budget], parents int16, levels uint8 likewise, sizes int32 [batch], and the entries in
+    the searched group, int64 [batch], 0 if nothing was searched.
     """
     batch = len(contexts)
     ids, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)

@@ -56,19 +56,14 @@ class DenseIndex(NamedTuple):
 
 @kernel
 def search(index, queries, tokens, k, probing):
-    """Return the nearest entries of queries, each among those with its first token.
+    """Return the nearest entries of queries, float32 [batch, dims], among those with their first tokens, int32 [batch].
 
-    Args:
-        index: DenseIndex.
-        queries: float32 [batch, dims], of any length; zero vectors and those with NaN have no neighbours.
-        tokens: int32 [batch], first tokens; ids outside the vocabulary have no entries.
-        k: maximum neighbours of a query, at least one.
-        probing: share of a group of `LARGE` entries to visit, in (0, 1]. For equal recall, larger groups have a smaller
-            share, by the square root of their size; small ones, and all with `ALL`, are visited completely.
+    Queries may have any length; zero vectors and those with NaN have no neighbours, nor do ids outside the vocabulary.
+    `probing` in (0, 1] is the share of a group of `LARGE` entries to visit. For equal recall, larger groups have a
+    smaller share, by the square root of their size; small ones, and all with `ALL`, are visited completely.
 
-    Returns:
-        Entries int64 [batch, k], nearest first, ties by number, padded with -1; their cosines float32 [batch, k],
-        padded with -inf; sizes of the groups int64 [batch].
+    Returns entries int64 [batch, k], nearest first, ties by number, padded with -1, their cosines float32 [batch, k],
+    padded with -inf, and the sizes of the groups, int64 [batch].
     """
     batch = len(tokens)
     entries = np.full((batch, k), -1, np.int64)

@@ -8,7 +8,6 @@ The working directory (draftstore.storage.staging) contains
 
 import functools
 import os
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -29,7 +28,6 @@ from draftstore.stores.crest.entries import (
     BACKENDS,
     LMDB,
     LMDB_FILE,
-    LmdbEntries,
     entries_digest,
     key_dtype,
     load_entries,
@@ -144,7 +142,7 @@ def build_crest(
             _make_store(partial, options, source, plan, workers, progress)
         manifest = load_manifest(partial / STORE, KIND)
         for backend in set(options.backends) - {LMDB}:
-            _load(backend, partial / STORE, out, partial / LMDB_FILE, progress)
+            load_entries(backend, partial / STORE, out, partial / LMDB_FILE, progress("loading", "entries"))
         return ReadReport(manifest.counts["documents"])
 
     result = build_store(out, plan, options.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
@@ -152,15 +150,8 @@ def build_crest(
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
             return build_store(out, plan, options.name, True, fill, sources=lambda: [rest / MANIFEST_NAME])
-        _load(backend, out, out, out / LMDB_FILE, progress)
+        load_entries(backend, out, out, out / LMDB_FILE, progress("loading", "entries"))
     return result
-
-
-def _load(backend: str, store: Path, published: Path, file: Path, progress: Progress) -> None:
-    with closing(LmdbEntries(file)) as entries:
-        load_entries(
-            backend, store, published, load_manifest(store, KIND), entries, progress("loading", "entries")
-        )
 
 
 def _not_loaded(result: BuildResult) -> list[str]:

@@ -15,6 +15,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -26,8 +27,9 @@ from pydantic import Field
 from draftstore.errors import BuildError, StoreError
 from draftstore.options import Shown
 from draftstore.storage.files import replacing
-from draftstore.storage.manifest import Manifest
+from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.storage.plugins import load_plugin
+from draftstore.storage.report import OnProgress
 
 LMDB = "lmdb"
 LMDB_FILE = "trees.lmdb"
@@ -103,9 +105,11 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
     return opened
 
 
-def load_entries(backend: str, *arguments: Any) -> None:
-    """Load the entries of a new store into another backend; the arguments are those of its loader."""
-    load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")(*arguments)
+def load_entries(backend: str, store: Path, published: Path, file: Path, progress: OnProgress) -> None:
+    """Load the entries of a new store, published at another path, from an LMDB file into another backend."""
+    load = load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")
+    with closing(LmdbEntries(file)) as entries:
+        load(store, published, load_manifest(store), entries, progress)
 
 
 _ENVIRONMENTS: weakref.WeakValueDictionary[tuple[int, int], lmdb.Environment] = weakref.WeakValueDictionary()

@@ -129,7 +129,7 @@ def _gains(
             suffixes = find_ngrams(
                 tables[shorter - 1].tokens, np.ascontiguousarray(table.tokens[:, n - shorter :])
             )
-            shared = shared_sums(*own[:4], *_paths(trees[shorter - 1]), suffixes)
+            shared = shared_sums(own, trees[shorter - 1], suffixes)
             less = trusted * (sums - shared)
             # The suffix replaces the n-gram only if it ranks before it.
             settled = waiting & (suffixes >= 0)
@@ -138,10 +138,6 @@ def _gains(
             waiting &= ~settled
         gains.append(gain)
     return gains
-
-
-def _paths(trees: Trees) -> tuple[NDArray[np.int32], NDArray[np.int16], NDArray[np.int64]]:
-    return trees.tokens, trees.parents, trees.sizes
 
 
 @kernel
@@ -178,27 +174,26 @@ def find_ngrams(table, ngrams):
 
 
 @kernel
-def shared_sums(tokens, parents, levels, sizes, other_tokens, other_parents, other_sizes, others):
-    """Return float64 [k], the summed probabilities of those nodes of each tree that are also in another tree.
+def shared_sums(trees, others, places):
+    """Return float64 [k], the summed probabilities of those nodes of each of k Trees that are also in another tree.
 
-    The trees are tokens int32 [k, nodes], parents int16 [k, nodes], levels uint8 [k, nodes] and sizes int64 [k]; those
-    to compare with int32 [m, nodes], int16 [m, nodes] and int64 [m]. `others` int64 [k] is the index of the tree to
-    compare each one with; -1: none.
+    `places` int64 [k] is the index of the tree among `others` to compare each one with; -1: none.
     """
+    tokens, parents, levels, sizes = trees.tokens, trees.parents, trees.levels, trees.sizes
     sums = np.zeros(len(sizes), np.float64)
-    twins = np.empty(other_tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2
+    twins = np.empty(others.tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2
     for i in range(len(sizes)):
-        other = others[i]
+        other = places[i]
         if other < 0:
             continue
-        for node in range(other_sizes[other]):
-            above = other_parents[other, node]
+        for node in range(others.sizes[other]):
+            above = others.parents[other, node]
             parent = np.int64(-1) if above < 0 else twins[above]
             twins[node] = -2
             if parent == -2:
                 continue
             for twin in range(sizes[i]):
-                if parents[i, twin] == parent and tokens[i, twin] == other_tokens[other, node]:
+                if parents[i, twin] == parent and tokens[i, twin] == others.tokens[other, node]:
                     twins[node] = twin
                     sums[i] += LEVEL_PROBS[levels[i, twin]]
                     break

@@ -19,17 +19,7 @@ from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.dresd.embedding import (
-    HALF,
-    VECTORS,
-    Reader,
-    StateSource,
-    embed,
-    fit_projection,
-    map_states,
-    sample_states,
-    sampled_blocks,
-)
+from draftstore.stores.dresd.embedding import Embedding, StateSource, sampled_blocks
 from draftstore.stores.dresd.grouping import group_entries
 from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, search
 from draftstore.stores.dresd.kernels.passages import Passages, find_passages
@@ -119,22 +109,21 @@ def build_dresd(
         )
 
     def fill(partial: Path) -> ReadReport:
-        shards, size, dims = build.fill(partial), source.hidden_size, options.dims
+        shards, dims = build.fill(partial), options.dims
         _require_ids(shards, source)
         closed, passages = _find_passages(partial, shards, dims, window)
-        reader = Reader(source, passages, closed, tokenizer.bos_ids)
         sampled = sampled_blocks(passages, options.sample)
-        sample_states(partial, reader, sampled, dims, progress("sampling", "tokens"))
-        projection, explained = fit_projection(partial, size, dims, progress("fitting", "states"))
-        embed(partial, reader, sampled, projection, progress("embedding", "tokens"))
-        vectors = map_file(partial / VECTORS, HALF).reshape(-1, dims)
+        embedding = Embedding(partial, source, passages, closed, tokenizer.bos_ids, dims, sampled)
+        embedding.sample(progress("sampling", "tokens"))
+        projection, explained = embedding.fit(progress("fitting", "states"))
+        vectors = embedding.embed(projection, progress("embedding", "tokens"))
         store = _new_store(partial, projection, shards)
         entries, lists = group_entries(
             store, closed, passages, vectors, shards.vocab_size, progress("grouping", "entries")
         )
         parameters = {
             "dims": dims,
-            "hidden_size": size,
+            "hidden_size": source.hidden_size,
             "layer": LAYER,
             "probing": PROBING,
             "projection": projection.digest,
@@ -150,7 +139,7 @@ def build_dresd(
             store, parameters, counts, target_model=source.name, on_bytes=progress("hashing", "bytes")
         )
         places = np.concatenate([passages.places(block) for block in sampled])
-        manifest.parameters["quality"] = _measure(partial, places, projection)
+        manifest.parameters["quality"] = _measure(store, places, embedding.states(), projection)
         save_manifest(store, manifest)
         return build.report
 
@@ -211,12 +200,14 @@ def _new_store(partial: Path, projection: Projection, shards: TokenShards) -> Pa
     return store
 
 
-def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -> dict[str, int | float]:
-    """Measure the store's retrieval quality with some of the states, those of the entries at `places`."""
-    store = DresdStore.open(partial / STORE)
+def _measure(
+    path: Path, places: NDArray[np.int64], states: NDArray[np.float16], projection: Projection
+) -> dict[str, int | float]:
+    """Measure a store's retrieval quality with some of the states, those of the entries at `places`."""
+    store = DresdStore.open(path)
     rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
     with np.errstate(invalid="ignore"):  # non-finite states are not entries and are skipped
-        queries = projection.apply(map_states(partial, projection.hidden_size)[rows])
+        queries = projection.apply(states[rows])
     return figures(store.index, store.tokens, places[rows], queries)
 
 

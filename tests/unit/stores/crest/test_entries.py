@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, DraftstoreError, StoreError
 from draftstore.storage.manifest import load_manifest
+from draftstore.storage.report import ignore
 from draftstore.stores.crest import entries as entries_module
 from draftstore.stores.crest.entries import (
+    LMDB_FILE,
     LmdbEntries,
     entries_digest,
     key_dtype,
@@ -253,4 +255,4 @@ def test_backends_that_are_not_there(small_crest: Path) -> None:
     ):
         open_entries(small_crest, manifest)
     with pytest.raises(DraftstoreError, match="the backend 'stone' is not installed here"):
-        entries_module.load_entries("stone")
+        entries_module.load_entries("stone", small_crest, small_crest, small_crest / LMDB_FILE, ignore)

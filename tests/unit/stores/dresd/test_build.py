@@ -14,7 +14,7 @@ from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import Progress, silent
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.dresd import build as dresd_build
-from draftstore.stores.dresd import grouping
+from draftstore.stores.dresd import embedding, grouping
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
 from draftstore.stores.dresd.grouping import cluster
 from draftstore.stores.dresd.kernels import passages
@@ -243,9 +243,9 @@ def test_a_build_that_goes_on_reads_no_block_twice(
     build(small_tokenizer, corpus, tmp_path / "whole", source)
     expected = sorted(source.read)
     source.read.clear()
-    for step in ("fit_projection", "group_entries"):
+    for module, step in ((embedding, "fit"), (dresd_build, "group_entries")):
         with monkeypatch.context() as patch:
-            patch.setattr(dresd_build, step, no_space)
+            patch.setattr(module, step, no_space)
             with pytest.raises(OSError, match="No space left"):
                 build(small_tokenizer, corpus, out, source)
     build(small_tokenizer, corpus, out, source)

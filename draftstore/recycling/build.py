@@ -18,10 +18,9 @@ from draftstore.storage.files import remove
 from draftstore.storage.manifest import MANIFEST_NAME, manifest_digest, model_name, save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
-from draftstore.stores.crest.counts import derive_manifest
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.build import RestSources
-from draftstore.stores.rest.store import RestStore
+from draftstore.stores.rest.store import RestStore, derive_manifest
 from draftstore.text.tokenizing import Named
 from draftstore.text.tokens import sentinel, token_dtype
 

@@ -71,14 +71,6 @@ def grow(nodes, max_depth, enter_children, state, max_level):
     return tail
 
 
-@kernel
-def finish(nodes, size):
-    """Return the first `size` nodes as a tree: tokens int32 [size], parents int16 [size], levels uint8 [size]."""
-    tokens, parents, levels = np.empty(size, np.int32), np.empty(size, np.int16), np.empty(size, np.uint8)
-    unpack_nodes(nodes, size, tokens, parents, levels)
-    return tokens, parents, levels
-
-
 @leaf_kernel
 def token_of(nodes, node):
     """Return the token of a node."""

@@ -23,7 +23,7 @@ from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_d
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
 from draftstore.stores.crest.codes import ENTRIES_VERSION
-from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
+from draftstore.stores.crest.counts import DEFAULT_MAX_N
 from draftstore.stores.crest.entries import (
     BACKENDS,
     LMDB,
@@ -38,7 +38,7 @@ from draftstore.stores.crest.selection import Ranking, rank_ngrams
 from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, KIND
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.build import RestSources
-from draftstore.stores.rest.store import STRATEGIES, RestStore
+from draftstore.stores.rest.store import STRATEGIES, RestStore, derive_manifest, derived_store
 from draftstore.text.tokenizing import Named
 from draftstore.trees.frontier import BUDGET
 
@@ -186,7 +186,7 @@ def _make_store(
     if not packed:
         raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
     packed = write_best(partial / LMDB_FILE, packed, max_bytes)
-    store = new_store(partial, source.path)
+    store = derived_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(codes)
     write_ngrams(store / KEPT_FILE, packed)
     if LMDB in options.backends:

@@ -15,16 +15,16 @@ common. It ranks nearly all tokens before the first bigrams, and bigrams before 
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.jit import kernel
+from draftstore.jit import CORES, kernel
 from draftstore.search.cutting import Trees, cut_trees
-from draftstore.search.documents import count_documents, document_table
 from draftstore.search.ngrams import NgramTable, count_ngrams
-from draftstore.search.suffix import SuffixIndex
+from draftstore.search.suffix import SuffixIndex, find_rows
 from draftstore.storage.report import OnProgress, ignore
 from draftstore.trees.tree import LEVEL_PROBS
 
@@ -32,6 +32,7 @@ POOL_FACTOR = 4
 """Number of n-grams whose gain is computed, per selected one."""
 SHIFT = 0.1
 """Discount of an n-gram's gain on other texts, per token after its first; 0.3 gives similar results."""
+STRIDE = 64
 GAIN_NODES = 16
 """Nodes of the trees that gains are computed from; 64 give the same top n-grams."""
 
@@ -138,6 +139,63 @@ def _gains(
             waiting &= ~settled
         gains.append(gain)
     return gains
+
+
+class DocumentTable(NamedTuple):
+    """The documents of a store; positions count over all segments.
+
+    The document of a position is the first one that ends at or after it. The table holds it for every 64th position;
+    few documents end between there and the position.
+
+    Attributes:
+        ends: int64 [documents], position of each document's sentinel, ascending.
+        firsts: int64 [ceil(tokens / 64)], first document that ends at or after every 64th position.
+    """
+
+    ends: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+
+def document_table(index: SuffixIndex) -> DocumentTable:
+    """Build the document table of a store."""
+    ends = np.flatnonzero(index.tokens >= index.vocab_size)
+    return DocumentTable(ends, np.searchsorted(ends, np.arange(0, len(index.tokens), STRIDE)))
+
+
+def count_documents(index: SuffixIndex, table: DocumentTable, ngrams: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64 [k]: the number of documents with each n-gram of `ngrams`, int64 [k, n]."""
+    with ThreadPoolExecutor(CORES) as pool:
+        # Threads take interleaved n-grams: neighbours in token order have similar counts.
+        parts = pool.map(lambda thread: _count(index, table, ngrams, thread, CORES), range(CORES))
+        counts: NDArray[np.int64] = np.sum(list(parts), axis=0)
+        return counts
+
+
+@kernel
+def _count(index, table, ngrams, first, step):
+    """Return int64 [k]: the document counts of every `step`-th n-gram from `first` on, 0 for the others."""
+    counts = np.zeros(len(ngrams), np.int64)
+    stamps = np.full(len(table.ends), -1, np.int64)
+    n = ngrams.shape[1]
+    for i in range(first, len(ngrams), step):
+        for segment in range(len(index.segments)):
+            base = index.segments[segment, 0]
+            lo = np.int64(index.first_rows[segment, ngrams[i, 0]])
+            hi = np.int64(index.first_rows[segment, ngrams[i, 0] + 1])
+            if n > 1 and lo < hi:
+                lo, hi = find_rows(index, segment, lo, hi, ngrams[i], 0, n)
+            for row in range(lo, hi):
+                position = np.int64(index.suffixes[base + row])
+                if position < 0 or position >= index.segments[segment, 1]:
+                    continue  # a damaged store must not crash the process
+                position += base
+                document = table.firsts[position // STRIDE]
+                while document < len(stamps) and table.ends[document] < position:
+                    document += 1
+                if document < len(stamps):
+                    counts[i] += stamps[document] != i
+                    stamps[document] = i
+    return counts
 
 
 @kernel

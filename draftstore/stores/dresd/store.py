@@ -331,7 +331,6 @@ class DresdKind(Kind):
         contexts = np.full((2, CONTEXT_TOKENS), -1, np.int32)
         for vocab_size in (1, 1 << 16):
             drafter = DresdDrafter(*_smallest(vocab_size), next(iter(STRATEGIES.values())))
-            drafter.warm_up()
             for count in (1, 2):
                 hidden = np.full((count, 1), np.nan, np.float16)
                 drafter.draft_batch(contexts[:count], hidden=hidden).encode_trees()

@@ -14,6 +14,7 @@ All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids),
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,8 +29,9 @@ from draftstore.errors import StoreError, require_limits
 from draftstore.jit import read_only
 from draftstore.search.expand import Rule, draft_batch
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.storage.files import map_file
-from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.storage.files import map_file, remove
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, TokenizerIdentity, load_manifest
+from draftstore.storage.staging import STORE, build_time
 from draftstore.stores.kind import CONTEXT_TOKENS, Kind, Samples, sample_contexts, strategy_named
 from draftstore.text.digests import DIGEST_BYTES
 from draftstore.text.tokens import sentinel, token_dtype
@@ -204,6 +206,34 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
             )
 
 
+def derived_store(partial: Path, source: Path) -> Path:
+    """Return an empty directory for a store derived from another one, with a copy of its tokenizer."""
+    directory = partial / STORE
+    remove(directory)
+    directory.mkdir()
+    shutil.copytree(source / TOKENIZER_FOLDER, directory / TOKENIZER_FOLDER)
+    return directory
+
+
+def derive_manifest(
+    source: RestStore, kind: str, name: str, plan: dict[str, Any], parameters: dict[str, Any]
+) -> Manifest:
+    """Return the manifest of a store derived from a REST store, which it names; no entries or files yet."""
+    origin = source.manifest
+    return Manifest(
+        kind=kind,
+        name=name,
+        created=build_time(),
+        vocab_size=origin.vocab_size,
+        token_dtype=origin.token_dtype,
+        tokenizer=origin.tokenizer,
+        parameters={"plan": plan, "source": str(source.path.resolve()), **parameters},
+        corpus=origin.corpus,
+        counts={"documents": origin.counts["documents"], "tokens": origin.counts["tokens"], "entries": 0},
+        files={},
+    )
+
+
 class RestKind(Kind):
     """Token corpora with suffix arrays."""
 
@@ -221,7 +251,6 @@ class RestKind(Kind):
         for vocab_size in (1, 1 << 16):
             for rule in STRATEGIES.values():
                 drafter = RestDrafter(_smallest_index(vocab_size), rule)
-                drafter.warm_up()
                 for count in (1, 2):
                     drafter.draft_batch(contexts[:count]).encode_trees()
 

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from draftstore.search.documents import count_documents, document_table
 from draftstore.search.ngrams import count_ngrams
 from draftstore.stores.crest import selection as selection_module
 from draftstore.stores.crest.selection import (
     GAIN_NODES,
     POOL_FACTOR,
     Ranking,
+    count_documents,
+    document_table,
     frequent_ngrams,
     rank_ngrams,
 )

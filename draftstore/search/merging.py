@@ -62,7 +62,8 @@ def merge_segment(
     """
     vocab_size, table = len(old.first_rows) - 1, _gap_table(gaps, len(old.tokens))
     remaining = len(old.tokens) - int(table.lost[-1])
-    new = _sort_rows(tokens[remaining:], vocab_size)
+    new_suffixes, _, new_first_rows = index_segment(tokens[remaining:], vocab_size)
+    new = Rows(tokens[remaining:], new_suffixes, new_first_rows)
     merged = Rows(tokens, suffixes, first_row_table(read_only(tokens), vocab_size))
     cuts = _even_cuts(merged, threads)
 
@@ -86,13 +87,6 @@ def merge_segment(
         list(pool.map(merge, cuts[:-1], cuts[1:]))
     keys = key_table(read_only(tokens), read_only(suffixes), vocab_size, *key_layout(vocab_size))
     return keys, merged.first_rows
-
-
-def _sort_rows(tokens: NDArray[Any], vocab_size: int) -> Rows:
-    if len(tokens) == 0:
-        return Rows(tokens, np.zeros(0, np.int32), np.zeros(vocab_size + 1, np.int32))
-    suffixes, _, first_rows = index_segment(tokens, vocab_size)
-    return Rows(tokens, suffixes, first_rows)
 
 
 def _gap_table(gaps: NDArray[np.int64], size: int) -> Gaps:

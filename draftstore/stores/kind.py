@@ -26,11 +26,9 @@ TOKENIZERS = ["/models/llama-2", "lmsys/vicuna-7b-v1.5"]
 
 
 class Samples(NamedTuple):
-    """Contexts with matches in a store, and hidden states for dense stores, for drafts before the first request.
+    """Contexts with matches in a store, int32 [n, 16], padded with -1 on the left, for drafts before the first request.
 
-    Attributes:
-        contexts: int32 [n, 16], padded with -1 on the left.
-        hidden: float16 [n, hidden_size]; None for stores that are not dense.
+    `hidden` are states for dense stores, float16 [n, hidden_size].
     """
 
     contexts: NDArray[np.int32]
@@ -101,7 +99,7 @@ class Kind:
         return self.open_files(path)
 
     def open_files(self, path: Path) -> Store:
-        """Open a store of a kind without backends; see `open`."""
+        """Open a store of a kind without backends."""
         raise StoreError(f"{path} is a store of kind {self.name!r}, which gives no drafts")
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str | None:  # noqa: ARG002

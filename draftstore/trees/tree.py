@@ -223,9 +223,7 @@ def explain(problem: int, data: bytes | memoryview) -> str:
         problem = codec.CUT
     if problem == codec.WRONG_LENGTH:
         n = int.from_bytes(data[2:4], "little")
-        size = 4 + n * (
-            (4 if data[1] & codec.WIDE_TOKENS else 2) + (2 if data[1] & codec.WIDE_PARENTS else 1) + 1
-        )
+        size = codec.tree_bytes.py_func(data[1], n)
         if n > MAX_NODES:
             return f"a draft tree of {n} nodes, expected at most {MAX_NODES}"
         return f"a draft tree of {n} nodes takes {size} bytes, found {len(data)}"

@@ -15,15 +15,14 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from draftstore.errors import BuildError, StoreError, needs_extra
-from draftstore.options import EXPERT, Bytes, Options, Shown
+from draftstore.options import EXPERT, Bytes, Shown
 from draftstore.search.cutting import draw_trees
-from draftstore.search.ngrams import MAX_N
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
 from draftstore.stores.crest.codes import ENTRIES_VERSION
-from draftstore.stores.crest.counts import DEFAULT_MAX_N
+from draftstore.stores.crest.counts import CountOptions
 from draftstore.stores.crest.entries import (
     BACKENDS,
     LMDB,
@@ -56,16 +55,9 @@ Share = Annotated[
 ]
 
 
-class TreeOptions(Options):
+class TreeOptions(CountOptions):
     """Which n-grams a CREST store holds, and how their trees are drawn."""
 
-    max_n: int = Field(
-        DEFAULT_MAX_N,
-        ge=1,
-        le=MAX_N,
-        description="Length of the longest n-grams, in tokens.",
-        examples=[5],
-    )
     ngrams: Annotated[int | None, Shown(unset=f"{DEFAULT_NGRAMS:,}")] = Field(
         None, ge=1, le=1 << 40, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
     )

@@ -153,10 +153,9 @@ def _tables(
 
 
 class EntryCodec:
-    """Encodes and decodes the entries of one store by its file of codes; threads may share it.
+    """Encodes and decodes the entries of one store by its file of codes; StoreError if these or an entry are damaged.
 
-    Raises:
-        StoreError: the codes or an entry are damaged.
+    Threads may share it.
     """
 
     def __init__(self, codes: bytes) -> None:

@@ -68,11 +68,6 @@ def key_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(">u2" if vocab_size <= np.iinfo(np.uint16).max else ">u4")
 
 
-def context_bytes(contexts: NDArray[np.int32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert contexts to the type of keys; ids that do not fit become its largest value, which no key contains."""
-    return np.minimum(contexts.view(np.uint32), np.iinfo(dtype).max).astype(dtype)
-
-
 def entries_digest(items: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the SHA-256 of entries in key order, each part prefixed by its length as u32: equal for all backends."""
     digest = hashlib.sha256()
@@ -89,9 +84,8 @@ def first_backend(manifest: Manifest) -> str:
 def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> Entries:
     """Open the entries of a store in a backend, one of `BACKENDS`; default: the store's first.
 
-    Raises:
-        StoreError: the store has no such backend, or its entries cannot be opened.
-        MissingPluginError: the backend is not installed.
+    Raises StoreError if the store has no such backend, or its entries cannot be opened, and MissingPluginError if the
+    backend is not installed.
     """
     available = manifest.parameters.get("backends", [])
     chosen = backend or first_backend(manifest)
@@ -144,8 +138,7 @@ def _open_lmdb(path: Path) -> lmdb.Environment:
 class LmdbEntries:
     """Entries in one immutable LMDB file, mapped and shared by all readers, without a lock file.
 
-    Raises:
-        StoreError: the file is missing or not an LMDB file; also while reading, if it is damaged.
+    A missing or damaged file raises a StoreError, also while reading.
     """
 
     def __init__(self, path: Path) -> None:
@@ -209,20 +202,17 @@ def _fill_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]], size: int) -> N
         with lmdb.open(str(path), subdir=False, map_size=size, lock=False, sync=False) as environment:
             try:
                 with environment.begin(write=True) as transaction:
-                    _append(transaction, items)
+                    consumed, added = transaction.cursor().putmulti(
+                        items, dupdata=False, overwrite=False, append=True
+                    )
             except lmdb.MapFullError:  # aborts the whole transaction
                 size *= 2
-            else:
-                return
-
-
-def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]]) -> None:
-    """Append entries, checking that keys ascend: LMDB silently drops those out of order."""
-    consumed, added = transaction.cursor().putmulti(items, dupdata=False, overwrite=False, append=True)
-    if added != len(items):
-        raise BuildError(
-            f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were added"
-        )
+                continue
+        if added != len(items):  # LMDB silently drops entries out of order
+            raise BuildError(
+                f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were added"
+            )
+        return
 
 
 def check_pages(path: Path) -> None:

@@ -120,7 +120,8 @@ def _gains(
     for n, table in enumerate(tables, 1):
         own = cut_trees(index, np.ascontiguousarray(table.tokens, np.int32), GAIN_NODES, depth)
         trees.append(own)
-        sums = node_sums(own.levels, own.sizes)
+        nodes = np.arange(GAIN_NODES) < own.sizes[:, None]
+        sums = np.where(nodes, LEVEL_PROBS[own.levels], 0).sum(axis=1, dtype=np.float64)
         counts = count_documents(index, documents, np.ascontiguousarray(table.tokens, np.int64))
         worth = counts * SHIFT ** (n - 1)
         gain = worth * sums
@@ -196,16 +197,6 @@ def _count(index, table, ngrams, first, step):
                     counts[i] += stamps[document] != i
                     stamps[document] = i
     return counts
-
-
-@kernel
-def node_sums(levels, sizes):
-    """Return float64 [k], the summed probabilities of each tree's nodes; levels uint8 [k, nodes], sizes int64 [k]."""
-    sums = np.zeros(len(sizes), np.float64)
-    for i in range(len(sizes)):
-        for node in range(sizes[i]):
-            sums[i] += LEVEL_PROBS[levels[i, node]]
-    return sums
 
 
 @kernel

@@ -26,7 +26,6 @@ from draftstore.stores.crest.codes import ENTRIES_VERSION, UNFITTED, EntryCodec
 from draftstore.stores.crest.entries import (
     LMDB,
     Entries,
-    context_bytes,
     entries_digest,
     first_backend,
     key_dtype,
@@ -61,10 +60,10 @@ class CrestDrafter(ContextDrafter):
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
-        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft_batch`.
 
-        All n-grams of all contexts are looked up in one read transaction; the longest one found answers. A
-        damaged entry raises a StoreError.
+        All n-grams of all contexts are looked up in one read transaction; the longest one found answers. A damaged
+        entry raises a StoreError.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -85,11 +84,12 @@ class CrestDrafter(ContextDrafter):
         return DraftBatch(tokens, parents, levels, sizes, matches, occurrences)
 
     def _keys(self, contexts: NDArray[np.int32]) -> list[bytes]:
-        """Return the keys of every context, longest first."""
+        """Return the keys of every context, longest first; ids that do not fit become a value that no key contains."""
         size, width = self.context_size, self._key.itemsize
         if contexts.shape[1] < size:
             contexts = np.pad(contexts, ((0, 0), (size - contexts.shape[1], 0)), constant_values=-1)
-        encoded = context_bytes(np.ascontiguousarray(contexts[:, -size:]), self._key).tobytes()
+        ids = np.ascontiguousarray(contexts[:, -size:]).view(np.uint32)
+        encoded = np.minimum(ids, np.iinfo(self._key).max).astype(self._key).tobytes()
         return [
             encoded[stop - n * width : stop]
             for stop in range(size * width, len(encoded) + 1, size * width)
@@ -101,7 +101,7 @@ class CrestDrafter(ContextDrafter):
         self._codec.decode([], np.empty(0, np.int64), 1, 1, LOWEST_LEVEL)
 
 
-def open_codec(path: Path, manifest: Manifest) -> EntryCodec:
+def _read_codec(path: Path, manifest: Manifest) -> EntryCodec:
     """Return the codec of a store's entries; StoreError if it is missing or damaged, or the entries are others."""
     version = manifest.parameters.get("entries_version")
     if version != ENTRIES_VERSION:
@@ -151,7 +151,7 @@ class CrestStore:
             raise StoreError(
                 f"{path} does not record the length of its n-grams: the store is damaged, build it again"
             )
-        codec = open_codec(path, manifest)
+        codec = _read_codec(path, manifest)
         return cls(path, manifest, open_entries(path, manifest, backend), codec)
 
     def drafter(self, strategy: str = STRATEGIES[0], **_changes: Any) -> CrestDrafter:

@@ -65,18 +65,18 @@ class Shape(NamedTuple):
     Attributes:
         drafts: maximum neighbours.
         length: maximum tokens of a continuation.
-        probing: share of a large group that is visited, see `kernels.nearest`; None: the store's.
+        probing: share of a large group that is visited, see `kernels.nearest`; the store's, if that has one.
     """
 
     drafts: int
     length: int
-    probing: float | None = None
+    probing: float = PROBING
 
     def check(self) -> None:
         """Raise a DraftstoreError if the kernels do not support a value."""
         limits = {"drafts": (self.drafts, 1, MAX_DRAFTS), "length": (self.length, 1, MAX_DEPTH)}
         require_limits("a draft", limits)
-        if self.probing is not None and not 0.0 < self.probing <= ALL:
+        if not 0.0 < self.probing <= ALL:
             raise DraftstoreError(f"a probing of {self.probing}: expected a share above 0 and at most 1")
 
 
@@ -104,7 +104,6 @@ class DresdDrafter(ContextDrafter):
         self.hidden_size = projection.hidden_size
         self._weights, self._bias = read_only(projection.weights), read_only(projection.bias)
         self.vocab_size = len(index.groups) - 1
-        self._probing = PROBING if shape.probing is None else float(shape.probing)
 
     def draft_batch(
         self,
@@ -113,7 +112,7 @@ class DresdDrafter(ContextDrafter):
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,
     ) -> DraftBatch:
-        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft_batch`.
 
         A last token outside the vocabulary also gives an empty tree. The match length is one, the token just sampled;
         its occurrences are the entries in the searched group.
@@ -125,7 +124,7 @@ class DresdDrafter(ContextDrafter):
         queries = read_only(project(self._weights, self._bias, states))
         tokens, parents, levels, sizes, counts = draft_trees(
             self.index, self.tokens, CALIBRATION, contexts, queries, self.shape.drafts, self.shape.length,
-            self._probing, budget, level,
+            float(self.shape.probing), budget, level,
         )  # fmt: skip
         return DraftBatch(tokens, parents, levels, sizes, (counts > 0).astype(np.int32), counts)
 
@@ -176,9 +175,8 @@ class DresdStore:
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> DresdDrafter:
         """Return a drafter with a strategy; `changes` are fields of its `Shape`, for experiments."""
-        shape = strategy_named(strategy, STRATEGIES)._replace(**changes)
-        if shape.probing is None:
-            shape = shape._replace(probing=self.manifest.parameters.get("probing"))
+        fields = {"probing": self.manifest.parameters.get("probing", PROBING)} | changes
+        shape = strategy_named(strategy, STRATEGIES)._replace(**fields)
         return DresdDrafter(self.index, self.tokens, self.projection, shape)
 
     def samples(self, number: int) -> Samples:

@@ -26,12 +26,7 @@ SMALL_TOKENS = 1 << 22
 
 
 class Piece(NamedTuple):
-    """Consecutive documents of a segment.
-
-    Attributes:
-        tokens: uint16 or uint32 [n], contiguous, every document ended by the sentinel.
-        digests: uint8 [documents, 16], contiguous.
-    """
+    """Consecutive documents of a segment, each ended by the sentinel, and their digests, uint8 [documents, 16]."""
 
     tokens: NDArray[Any]
     digests: NDArray[np.uint8]

@@ -92,7 +92,7 @@ class RestDrafter(ContextDrafter):
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
-        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft_batch`.
 
         An id outside the vocabulary hides all ids before it; a context without a match gets an empty tree.
         """

@@ -40,7 +40,6 @@ class Contents(NamedTuple):
     """What a store is to hold.
 
     Attributes:
-        name: display name of the store.
         digests: uint8 [n, 16], its documents, each once, in any order.
         corpus: facts for the manifest, see `Manifest.corpus`; the fingerprint is added.
         sources: files that the documents come from: users who may not read them may not read the store.

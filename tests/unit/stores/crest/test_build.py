@@ -126,7 +126,9 @@ def rest_of(tokenizer: TextTokenizer, folder: Path, text: str) -> Path:
     ).path
 
 
-def test_text_that_nothing_follows(small_tokenizer: TextTokenizer, tmp_path: Path, out: Path) -> None:
+def test_text_without_continuations_is_refused(
+    small_tokenizer: TextTokenizer, tmp_path: Path, out: Path
+) -> None:
     rest = rest_of(small_tokenizer, tmp_path, "a")
     for limit in ({"ngrams": 5}, {"max_bytes": 1 << 20}):
         with pytest.raises(BuildError, match="holds no n-gram followed by another token"):
@@ -151,7 +153,7 @@ def test_the_file_is_as_large_as_it_may_be(small_store: Path, out: Path, max_byt
     assert size > max_bytes - 2 * 4096 or manifest.counts["entries"] == every
 
 
-def test_a_share_of_the_rest_store_limits_the_whole_store_unless_a_size_is_given(
+def test_a_share_of_the_rest_store_limits_all_files_unless_a_size_is_set(
     small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(7)
@@ -210,7 +212,7 @@ def test_a_killed_build_ends_with_the_same_bytes(
     assert names(out.parent) == ["crest"]
 
 
-def test_a_build_whose_loader_failed_only_loads(
+def test_a_build_with_a_failed_load_only_loads_again(
     small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any) -> None:

@@ -58,7 +58,7 @@ def assert_ranked_by(gains: dict[Ngram, float], found: list[Ngram]) -> None:
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
 @given(st.data(), st.integers(1, 5), st.integers(1, 12) | st.just(500))
-def test_gain_is_what_is_lost_without_an_ngram(
+def test_gain_is_the_loss_without_an_ngram(
     vocab_size: int, data: st.DataObject, max_n: int, most: int
 ) -> None:
     corpus = data.draw(corpora(vocab_size))

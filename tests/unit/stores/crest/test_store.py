@@ -117,7 +117,7 @@ def test_drafts_are_those_of_the_oracle(
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @given(data=st.data(), width=st.integers(0, 9))
-def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObject, width: int) -> None:
+def test_a_batch_gives_the_drafts_of_single_calls(vocab_size: int, data: st.DataObject, width: int) -> None:
     store, max_n = data.draw(stores(vocab_size))
     texts = data.draw(st.lists(contexts(store, vocab_size), max_size=6))
     batch = np.full((len(texts), width), -1, np.int32)
@@ -187,7 +187,7 @@ def copy(small_crest: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", [LMDB_FILE, DICTIONARY_FILE])
-def test_a_file_of_the_right_size_that_is_another(copy: Path, name: str) -> None:
+def test_another_file_of_the_same_size_is_refused(copy: Path, name: str) -> None:
     size = (copy / name).stat().st_size
     assert size > 0
     (copy / name).write_bytes(b"\1" * size)

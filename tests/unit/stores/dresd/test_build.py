@@ -182,7 +182,7 @@ def test_any_documents(
     require_entries(DresdStore.open(folder / "store"), source, small_tokenizer.bos_ids, window)
 
 
-def test_states_that_are_not_finite_are_left_out_and_counted(
+def test_nonfinite_states_are_skipped_and_counted(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path
 ) -> None:
     token = int(small_tokenizer.encode(" the", bos=False)[0])
@@ -236,7 +236,7 @@ def test_another_build_is_refused(small_tokenizer: TextTokenizer, corpus: Path, 
             build(small_tokenizer, corpus, out, **changes)
 
 
-def test_a_build_that_goes_on_reads_no_block_twice(
+def test_a_resumed_build_reads_no_block_twice(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = HashedStates()

@@ -22,7 +22,7 @@ def states_of(count: int, size: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 @given(count=st.integers(30, 300), size=st.integers(2, 24), seed=st.integers(0, 99))
-def test_it_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
+def test_the_projection_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
     states = states_of(count, size, seed)
     dims = max(size // 2, 1)
     projection, explained = fit(states, dims)
@@ -56,7 +56,7 @@ def test_nonfinite_states_are_skipped() -> None:
     assert fit(broken, 3)[0].to_bytes() == fit(states, 3)[0].to_bytes()
 
 
-def test_numbers_that_never_change_get_no_weight() -> None:
+def test_constant_dimensions_get_no_weight() -> None:
     states = states_of(100, 6)
     states[:, 1], states[:, 4] = 0.1, 0.0
     projection, explained = fit(states, 4)

@@ -213,7 +213,7 @@ def test_a_file_that_the_manifest_leaves_out_is_named(store: Path) -> None:
     assert "its manifest does not list lists.bin" in refusal(store)
 
 
-def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:
+def test_random_positions_tokens_and_vectors_give_valid_trees(store: Path) -> None:
     """Positions, tokens and vectors may be anything: drafts are trees of ids that exist."""
     contexts, hidden = questions()
     rng = np.random.default_rng(0)
@@ -281,7 +281,7 @@ def test_drafts_of_a_store_are_those_of_the_oracle(tmp_path: Path, drafts: int, 
     assert compared > len(contexts) // 2
 
 
-def test_a_batch_drafts_what_each_of_it_drafts_alone(built: Path) -> None:
+def test_a_batch_gives_the_drafts_of_single_calls(built: Path) -> None:
     drafter = DresdStore.open(built).drafter()
     contexts, hidden = questions()
     hidden[3], hidden[5, 2], hidden[6], hidden[7, 1] = np.nan, np.nan, np.inf, -np.inf

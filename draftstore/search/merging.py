@@ -90,7 +90,6 @@ def merge_segment(
 
 
 def _gap_table(gaps: NDArray[np.int64], size: int) -> Gaps:
-    """Return the table of the gaps, int64 [k, 2], of a text of `size` tokens."""
     starts, ends = gaps.T
     blocks = np.searchsorted(starts, np.arange(0, size, 1 << BLOCK_BITS))
     lost = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - starts)])

@@ -87,7 +87,6 @@ def _count_part(index: SuffixIndex, first: int, stop: int, max_n: int) -> tuple[
 
 
 def _table(flat: NDArray[Any], counts: NDArray[np.int64], sizes: NDArray[np.int64], n: int) -> NgramTable:
-    """Extract the n-grams of one length from the result of `count_rows`."""
     begin, size = counts.shape[1] * (n * (n - 1) // 2), int(sizes[n - 1])
     return NgramTable(flat[begin : begin + size * n].reshape(size, n), counts[n - 1, :size])
 

@@ -147,7 +147,6 @@ def build_dresd(
 
 
 def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
-    """Return everything that determines the bytes of a store, as JSON values."""
     return {
         "kind": KIND,
         "revision": REVISION,
@@ -190,7 +189,6 @@ def _find_passages(
 
 
 def _new_store(partial: Path, projection: Projection, shards: TokenShards) -> Path:
-    """Return a new directory for the store with tokens, digests of documents, and projection."""
     store = partial / STORE
     remove(store)
     store.mkdir()

@@ -94,7 +94,6 @@ def _cut(
 
 
 def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:
-    """Return the rows of the finite vectors, int64 [rows]."""
     parts = range(0, len(vectors), PART)
     finite = [np.isfinite(vectors[start : start + PART]).all(axis=1) for start in parts]
     return np.flatnonzero(np.concatenate(finite))

@@ -36,11 +36,6 @@ class Projection:
     bias: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        if self.weights.ndim != 2 or self.bias.shape != self.weights.shape[:1]:
-            raise DraftstoreError(
-                f"a projection of weights {self.weights.shape} and bias {self.bias.shape}: expected [dims, "
-                "hidden_size] and [dims]"
-            )
         if not (np.isfinite(self.weights).all() and np.isfinite(self.bias).all()):
             raise DraftstoreError("a projection with values that are not finite: build its store again")
 
@@ -62,11 +57,6 @@ class Projection:
 
     def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Project hidden states, float [..., hidden_size], to float32 [..., dims]; `unit` normalises them."""
-        if states.shape[-1:] != (self.hidden_size,):
-            raise DraftstoreError(
-                f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: use "
-                "a store of this model"
-            )
         projected: NDArray[np.float32] = states.astype(np.float32, copy=False) @ self.weights.T + self.bias
         return projected
 
@@ -97,13 +87,9 @@ def fit(
 
     States that are not finite are skipped. The largest value of each component is positive, so that signs are
     deterministic. A dimension that is constant over all states gets no weight. Raises BuildError unless there are more
-    than `dims` states of at least `dims` dimensions.
+    than `dims` states.
     """
     size = states.shape[1]
-    if not 1 <= dims <= size:
-        raise BuildError(
-            f"vectors of {counted(dims, 'dimension')} from states of {size:,}: expected 1 to {size:,}"
-        )
     count, mean, covariance = moments(states, on_progress)
     if count <= dims:
         raise BuildError(

@@ -195,7 +195,6 @@ class DresdStore:
 
 
 def _parameter_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield what is wrong with the parameters that readers of the files need."""
     kinds: dict[str, type] = {"dims": int, "hidden_size": int, "layer": str, "projection": str}
     values = manifest.parameters
     for name, kind in kinds.items():
@@ -213,7 +212,6 @@ def _parameter_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _read_projection(path: Path, manifest: Manifest) -> Projection:
-    """Read the projection of a store and compare it with the manifest."""
     dims, hidden_size = manifest.parameters["dims"], manifest.parameters["hidden_size"]
     try:
         projection = Projection.from_bytes((path / PROJECTION_FILE).read_bytes(), dims)
@@ -234,7 +232,6 @@ def _read_projection(path: Path, manifest: Manifest) -> Projection:
 
 
 def _map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]:
-    """Map a store's index and tokens and check that they are consistent."""
     dims = manifest.parameters["dims"]
     arrays = {name: map_or_empty(path / name, dtype(manifest)) for name, dtype in FILES.items()}
     for name in ("vectors.bin", "centroids.bin"):

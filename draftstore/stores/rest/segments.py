@@ -50,7 +50,6 @@ def lay_out(store: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, s
 
 
 def _write_tokens(segments: Iterable[Iterable[Piece]], store: Path) -> NDArray[np.int64]:
-    """Write tokens.bin, documents.bin and segments.bin; return the `segment_table`."""
     lengths = []
     with (store / "tokens.bin").open("wb") as file, (store / "documents.bin").open("wb") as documents:
         for segment in segments:
@@ -142,7 +141,6 @@ def sort_segments(
 
 
 def _sort_apart(sort: Callable[[int], int], pending: Sequence[int], workers: int) -> Iterator[int]:
-    """Sort segments in processes; yield each when it is done."""
     # Forking with threads (tokenizers) may deadlock.
     with ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),)) as processes:
         futures = [processes.submit(sort, segment) for segment in pending]

@@ -185,7 +185,6 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegmen
 def _require_all(
     contents: Contents, remaining: Iterable[NDArray[np.uint8]], added: TokenShards | None
 ) -> None:
-    """Refuse a store that would lack documents or have some twice."""
     wanted = digest_keys(contents.digests)
     new = [digest_keys(digests) for digests in added.digests()] if added else []
     old = [digest_keys(digests) for digests in remaining]

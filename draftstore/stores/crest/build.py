@@ -48,11 +48,6 @@ MAX_NODES = 256
 PAGE = 4096
 CODES, WITH_LIST = 8192, 1.1
 """Bytes beside the file of the trees: of the codes, and, relative to that file, with the list of the n-grams."""
-Share = Annotated[
-    float | None,
-    Shown(hidden=True),
-    Field(gt=0, le=1, description="Largest share of the REST store's bytes, without ngrams and max_bytes."),
-]
 
 
 class TreeOptions(CountOptions):
@@ -69,7 +64,9 @@ class TreeOptions(CountOptions):
         "A list of the n-grams (about a tenth more) and the tokenizer come on top.",
         examples=[100_000_000],
     )
-    share: Share = None
+    share: Annotated[float | None, Shown(hidden=True)] = Field(
+        None, gt=0, le=1, description="Largest share of the REST store's bytes, without ngrams and max_bytes."
+    )
     backend: Literal["lmdb", "postgres", "both"] = Field(
         "lmdb",
         description="Where to store the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
@@ -126,8 +123,8 @@ def build_crest(
     with needs_extra("pyarrow"):
         import pyarrow  # noqa: F401 (before any work)
     source = RestStore.open(rest)
-    formed = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
-    plan = formed | options.plan()
+    made_from = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
+    plan = made_from | options.plan()
 
     def fill(partial: Path) -> ReadReport:
         if not (partial / STORE / MANIFEST_NAME).exists():
@@ -168,8 +165,7 @@ def _make_store(
     ngrams, max_bytes = options.limits(source)
 
     def rank(most: int) -> Ranking:
-        trust, on_rows = (RULE.alpha, RULE.beta), progress("ranking", "tokens")
-        return rank_ngrams(source.index, options.max_n, most, depth=RULE.depth, trust=trust, on_rows=on_rows)
+        return rank_ngrams(source.index, options.max_n, most, RULE, progress("ranking", "tokens"))
 
     draw = functools.partial(draw_trees, source.index, RULE, nodes=options.nodes, workers=workers)
     key = key_dtype(source.manifest.vocab_size)
@@ -183,8 +179,7 @@ def _make_store(
     write_ngrams(store / KEPT_FILE, packed)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
-    built = options.plan("name")
-    parameters = built | {
+    parameters = options.plan("name") | {
         "entries_version": ENTRIES_VERSION,
         "entries_sha256": entries_digest(sorted((item.key, item.value) for item in packed)),
         "raw_bytes": sum(item.raw_bytes for item in packed),

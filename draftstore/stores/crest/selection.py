@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from draftstore.jit import CORES, kernel
 from draftstore.search.cutting import Trees, cut_trees
+from draftstore.search.expand import Rule
 from draftstore.search.ngrams import NgramTable, count_ngrams
 from draftstore.search.suffix import SuffixIndex, find_rows
 from draftstore.storage.report import OnProgress, ignore
@@ -78,22 +79,12 @@ def _most_common(table: NgramTable, most: int) -> NgramTable:
 
 
 def rank_ngrams(
-    index: SuffixIndex,
-    max_n: int,
-    most: int,
-    *,
-    depth: int,
-    trust: tuple[float, float],
-    on_rows: OnProgress = ignore,
+    index: SuffixIndex, max_n: int, most: int, rule: Rule, on_rows: OnProgress = ignore
 ) -> Ranking:
-    """Rank n-grams of up to `max_n` tokens by their gain.
-
-    `depth` is the maximum tokens of a path in their trees, `trust` alpha and beta of the drafting rule; `on_rows`
-    receives the rows counted so far.
-    """
+    """Rank n-grams of up to `max_n` tokens by their gain, for a rule's depth, alpha and beta."""
     pool = most * POOL_FACTOR
     tables = _candidates(frequent_ngrams(index, max_n, pool, on_rows), pool)
-    scores = _gains(index, tables, depth, trust)
+    scores = _gains(index, tables, rule)
     lengths = np.concatenate([np.full(len(table.counts), n, np.uint8) for n, table in enumerate(tables, 1)])
     places = np.concatenate([np.arange(len(table.counts)) for table in tables])
     best = np.lexsort((places, lengths, -np.concatenate(scores)))[:most]
@@ -110,22 +101,19 @@ def _candidates(tables: Sequence[NgramTable], most: int) -> list[NgramTable]:
     return [NgramTable(*(array[table.counts >= bound] for array in table)) for table, bound in pairs]
 
 
-def _gains(
-    index: SuffixIndex, tables: Sequence[NgramTable], depth: int, trust: tuple[float, float]
-) -> list[NDArray[np.float64]]:
-    alpha, beta = trust
+def _gains(index: SuffixIndex, tables: Sequence[NgramTable], rule: Rule) -> list[NDArray[np.float64]]:
     gains: list[NDArray[np.float64]] = []
     trees: list[Trees] = []
     documents = document_table(index)
     for n, table in enumerate(tables, 1):
-        own = cut_trees(index, np.ascontiguousarray(table.tokens, np.int32), GAIN_NODES, depth)
+        own = cut_trees(index, np.ascontiguousarray(table.tokens, np.int32), GAIN_NODES, rule.depth)
         trees.append(own)
         nodes = np.arange(GAIN_NODES) < own.sizes[:, None]
         sums = np.where(nodes, LEVEL_PROBS[own.levels], 0).sum(axis=1, dtype=np.float64)
         counts = count_documents(index, documents, np.ascontiguousarray(table.tokens, np.int64))
         worth = counts * SHIFT ** (n - 1)
         gain = worth * sums
-        trusted = worth * (counts / (counts + beta * own.distinct + alpha))
+        trusted = worth * (counts / (counts + rule.beta * own.distinct + rule.alpha))
         waiting = np.ones(len(gain), np.bool_)
         for shorter in range(n - 1, 0, -1):
             suffixes = find_ngrams(

@@ -39,11 +39,7 @@ Parts = Iterator[tuple[int, NDArray[np.float32]]]
 class StateSource(Protocol):
     """A model whose states are the keys of a store, such as `draftstore.hf.states.ModelStates`.
 
-    Attributes:
-        name: name of the model.
-        vocab_size: size of its vocabulary.
-        hidden_size: dimensions of a state.
-        positions: maximum tokens that it can read at once; None: unlimited.
+    It reads at most `positions` tokens at once; None: any number.
     """
 
     name: str

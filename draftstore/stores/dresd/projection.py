@@ -25,11 +25,9 @@ PART = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """The linear map of a dense store: `weights @ hidden + bias`.
+    """The linear map of a dense store: `weights @ hidden + bias`, float32 [dims, hidden_size] and [dims].
 
-    Attributes:
-        weights: float32 [dims, hidden_size], principal components divided by standard deviations.
-        bias: float32 [dims], moves the mean to zero.
+    The weights are principal components divided by standard deviations; the bias moves the mean to zero.
     """
 
     weights: NDArray[np.float32]

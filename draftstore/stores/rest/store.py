@@ -80,8 +80,7 @@ class RestDrafter(ContextDrafter):
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
-        self._rule = rule.pack()
-        self._arrays = *index, self._rule
+        self._arrays = *index, rule.pack()
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
 

@@ -43,7 +43,6 @@ class Contents(NamedTuple):
         digests: uint8 [n, 16], its documents, each once, in any order.
         corpus: facts for the manifest, see `Manifest.corpus`; the fingerprint is added.
         sources: files that the documents come from: users who may not read them may not read the store.
-        segment_tokens: maximum tokens of a segment.
     """
 
     name: str

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from draftstore.search.expand import Rule
 from draftstore.search.ngrams import count_ngrams
 from draftstore.stores.crest import selection as selection_module
 from draftstore.stores.crest.selection import (
@@ -21,8 +22,7 @@ from tests import reference
 from tests.reference import Documents, Ngram, UnclearError, make_index
 from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
 
-DEPTH = 4
-TRUST = (1.37, 0.613)
+RULE = Rule(1, 1, depth=4, rows=1, floor=0.0, alpha=1.37, beta=0.613, gamma=0.0)
 
 
 def ranked(ranking: Ranking) -> list[Ngram]:
@@ -65,10 +65,10 @@ def test_gain_is_the_loss_without_an_ngram(
     documents = documents_of(corpus)
     candidates = reference.gain_candidates(documents, max_n, most * POOL_FACTOR)
     try:
-        gains = reference.ngram_gains(documents, candidates, GAIN_NODES, DEPTH, *TRUST)
+        gains = reference.ngram_gains(documents, candidates, GAIN_NODES, RULE.depth, RULE.alpha, RULE.beta)
     except UnclearError:
         reject()
-    found = ranked(rank_ngrams(make_index(corpus, vocab_size), max_n, most, depth=DEPTH, trust=TRUST))
+    found = ranked(rank_ngrams(make_index(corpus, vocab_size), max_n, most, RULE))
     assert len(found) == min(most, len(candidates))
     assert len(set(found)) == len(found)
     assert_ranked_by(gains, found)

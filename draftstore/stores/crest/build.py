@@ -48,6 +48,11 @@ MAX_NODES = 256
 PAGE = 4096
 CODES, WITH_LIST = 8192, 1.1
 """Bytes beside the file of the trees: of the codes, and, relative to that file, with the list of the n-grams."""
+Share = Annotated[
+    float | None,
+    Shown(hidden=True),
+    Field(gt=0, le=1, description="Largest share of the REST store's bytes, without ngrams and max_bytes."),
+]
 
 
 class TreeOptions(CountOptions):
@@ -64,9 +69,7 @@ class TreeOptions(CountOptions):
         "A list of the n-grams (about a tenth more) and the tokenizer come on top.",
         examples=[100_000_000],
     )
-    share: Annotated[float | None, Shown(hidden=True)] = Field(
-        None, gt=0, le=1, description="Largest share of the REST store's bytes, without ngrams and max_bytes."
-    )
+    share: Share = None
     backend: Literal["lmdb", "postgres", "both"] = Field(
         "lmdb",
         description="Where to store the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",

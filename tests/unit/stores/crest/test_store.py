@@ -1,12 +1,10 @@
 import dataclasses
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from draftstore.errors import StoreError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
 from draftstore.stores.crest.codes import UNFITTED, EntryCodec
 from draftstore.stores.crest.entries import LMDB_FILE, key_dtype
-from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, CrestDrafter, CrestStore
+from draftstore.stores.crest.store import DICTIONARY_FILE, CrestDrafter, CrestStore
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import highest_level
 from tests import reference
@@ -147,36 +145,6 @@ def test_a_damaged_entry_is_an_error_and_no_crash() -> None:
         assert known(one(drafter, [1, 2]))[1:] == (1, 5)
 
 
-# -- a store on disk -----------------------------------------------------------------------------------------
-
-
-def kept_rows(store: Path) -> list[dict[str, Any]]:
-    return pl.read_parquet(store / KEPT_FILE).to_dicts()
-
-
-@pytest.mark.parametrize("version", [None, 3])
-def test_entries_of_another_version(small_crest: Path, tmp_path: Path, version: Any) -> None:
-    shutil.copytree(small_crest, tmp_path / "other")
-    manifest = load_manifest(small_crest)
-    del manifest.parameters["entries_version"]
-    if version is not None:
-        manifest.parameters["entries_version"] = version
-    save_manifest(tmp_path / "other", manifest)
-    with pytest.raises(
-        StoreError, match=r"has entries of version .*, this draftstore reads version 2: build it again"
-    ):
-        CrestStore.open(tmp_path / "other")
-
-
-def test_trees_of_another_rule(small_crest: Path, tmp_path: Path) -> None:
-    shutil.copytree(small_crest, tmp_path / "other")
-    manifest = load_manifest(small_crest)
-    manifest.parameters["rule"] = "longest"
-    save_manifest(tmp_path / "other", manifest)
-    with pytest.raises(StoreError, match=r"has trees drawn by 'longest', expected 'backoff': build it again"):
-        CrestStore.open(tmp_path / "other")
-
-
 # -- stores that cannot be opened ----------------------------------------------------------------------------
 
 
@@ -195,14 +163,29 @@ def test_another_file_of_the_same_size_is_refused(copy: Path, name: str) -> None
         CrestStore.open(copy)
 
 
-@pytest.mark.parametrize("max_n", [None, 0, 64, "four"])
-def test_a_manifest_without_the_length_of_ngrams(copy: Path, max_n: Any) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
-    del manifest["parameters"]["max_n"]
-    if max_n is not None:
-        manifest["parameters"]["max_n"] = max_n
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(StoreError, match="does not record the length of its n-grams: the store is damaged"):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "entries_version",
+            ...,
+            "has entries of version None, this draftstore reads version 2: build it again",
+        ),
+        ("entries_version", 3, "has entries of version 3, this draftstore reads version 2: build it again"),
+        ("rule", "longest", "has trees drawn by 'longest', expected 'backoff': build it again"),
+        *(
+            ("max_n", value, "does not record the length of its n-grams: the store is damaged")
+            for value in (..., 0, 64, "four")
+        ),
+    ],
+)
+def test_unusable_parameters_are_refused(copy: Path, name: str, value: Any, message: str) -> None:
+    manifest = load_manifest(copy)
+    parameters = {
+        key: found for key, found in {**manifest.parameters, name: value}.items() if found is not ...
+    }
+    save_manifest(copy, dataclasses.replace(manifest, parameters=parameters))
+    with pytest.raises(StoreError, match=message):
         CrestStore.open(copy)
 
 

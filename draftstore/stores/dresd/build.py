@@ -89,18 +89,12 @@ def build_dresd(
     """
     if options.dims > source.hidden_size:
         raise BuildError(
-            f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: choose "
-            "fewer",
+            f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: choose fewer",
             "dims",
         )
     texts = texts or options.texts()
-    build = TextBuild(
-        texts,
-        options.name,
-        tokenizer,
-        _plan(options, tokenizer, source),
-        on_progress=progress("tokenizing", "tokens"),
-    )
+    plan, on_tokens = _plan(options, tokenizer, source), progress("tokenizing", "tokens")
+    build = TextBuild(texts, options.name, tokenizer, plan, on_progress=on_tokens)
     window = build.plan["max_length"] - len(tokenizer.bos_ids)
     if window < 1:
         raise BuildError(

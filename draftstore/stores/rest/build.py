@@ -72,13 +72,8 @@ def build_rest(
     """
     parameters = {"segment_tokens": options.segment_tokens}
     texts = texts or options.texts()
-    build = TextBuild(
-        texts,
-        options.name,
-        tokenizer,
-        {"kind": KIND, **parameters},
-        on_progress=progress("tokenizing", "tokens"),
-    )
+    plan, on_tokens = {"kind": KIND, **parameters}, progress("tokenizing", "tokens")
+    build = TextBuild(texts, options.name, tokenizer, plan, on_progress=on_tokens)
 
     def fill(partial: Path) -> ReadReport:
         shards, store = build.fill(partial), partial / STORE

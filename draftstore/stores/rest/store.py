@@ -188,7 +188,6 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
         or len(index.keys) != keys
     ):
         raise StoreError(f"the files of {path} do not match each other: the store is damaged, build it again")
-    sentinel = np.iinfo(index.tokens.dtype).max
     for segment, (base, length, _) in enumerate(index.segments.tolist()):
         rows = index.first_rows[segment]
         if rows[0] < 0 or np.any(rows[1:] < rows[:-1]) or rows[-1] >= length:
@@ -198,7 +197,7 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
             )
         position = int(index.suffixes[base + rows[-1]])
         found = int(index.tokens[base + position]) if 0 <= position < length else -1
-        if found != sentinel:
+        if found != sentinel(index.tokens.dtype):
             raise StoreError(
                 f"segment {segment} of {path} holds id {found}, expected ids below {index.vocab_size:,}: "
                 "the store is damaged, build it again"

@@ -171,7 +171,7 @@ def test_documents_that_nobody_has_are_refused(
         ("tokens", "documents, but"),
     ],
 )
-def test_a_store_that_is_no_base_is_refused(
+def test_unsuitable_base_stores_are_refused(
     small_tokenizer: TextTokenizer, words: set[str], base: Path, tmp_path: Path, damage: str, reason: str
 ) -> None:
     manifest = json.loads((base / "manifest.json").read_text())

@@ -38,5 +38,5 @@ COPY services services
 
 USER draftstore
 # Compile the kernels now, not at the start of every container. (A processor of another kind compiles its own.)
-RUN python -c "from services.lookup.releases.warming import load_kernels; load_kernels()"
+RUN python -c "from services.lookup.served import load_kernels; load_kernels()"
 CMD ["draftstore", "--help"]

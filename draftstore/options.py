@@ -193,7 +193,7 @@ def _given(problem: Any) -> str:
 
 def worded(problem: Any) -> str:
     """Return the message of one of pydantic's problems in the words of a person."""
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return "unknown field"
     if problem["type"] == "literal_error":
         return f"only {problem['ctx']['expected'].replace('False', 'false')} is supported"

@@ -33,7 +33,7 @@ from pydantic import AfterValidator, Field, create_model
 from draftstore.options import Options, OptionsError
 from pipelines.flows import FLOWS
 from pipelines.rebuild import rebuild
-from schema.db.home import data_home
+from schema.db.embedded import data_home
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     # All collections; for DReSD stores, name some under `collections`, and the model under `dense`.
@@ -74,7 +74,6 @@ def read_settings(path: Path, flows: dict[str, Flow[..., Any]]) -> dict[str, Dep
 
 
 def _merged(name: str, flow: Flow[..., Any] | None, table: Any) -> DeploymentSettings:
-    """Return the default settings of a deployment, with those of its table over them."""
     if flow is None or not isinstance(table, dict):
         raise ValueError(f"{name}: is not the table of a deployment")
     key, default = name, DEFAULTS.get(name, {})

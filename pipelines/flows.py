@@ -19,23 +19,31 @@ from draftstore.stores.rest.build import RestOptions, RestSources
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.text.tokenizing import CorpusOptions
 from pipelines import steps
-from pipelines.parameters import Answers, Corpus, Head, Publishing, Spelling, Texts, WithAnswers, flow_of
-from schema.renewal.demonstration import NAME as DEMO
+from pipelines.parameters import (
+    AnswersInput,
+    BuildInput,
+    CorpusFiles,
+    ModelAnswers,
+    Publishing,
+    StoredNgrams,
+    Tokenization,
+    flow_of,
+)
 from schema.renewal.ledger import Built, Ledger
-from schema.renewal.making import Tokens
+from schema.renewal.making import DEMO, Tokens
 from schema.renewal.publishing import require_free, require_kind
 
 
-@flow_of("tokenize-corpus", Texts, Spelling)
-def tokenize_corpus(*, name: str | None, corpus: Corpus, **values: Any) -> dict[str, Any]:
+@flow_of("tokenize-corpus", BuildInput, Tokenization)
+def tokenize_corpus(*, name: str | None, corpus: CorpusFiles, **values: Any) -> dict[str, Any]:
     """Write a corpus as token shards."""
     name = resolve_name(name, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
         return _finish(ledger, name, [_tokens(ledger, name, corpus, values).built])
 
 
-@flow_of("count-ngrams", Texts, Spelling, RestSources, CountOptions, Head)
-def count_ngrams(*, name: str | None, corpus: Corpus, **values: Any) -> dict[str, Any]:
+@flow_of("count-ngrams", BuildInput, Tokenization, RestSources, CountOptions, StoredNgrams)
+def count_ngrams(*, name: str | None, corpus: CorpusFiles, **values: Any) -> dict[str, Any]:
     """Count the n-grams of a REST store exactly: all go to Parquet, the most common ones and the spectrum to SQL."""
     name = resolve_name(name, demo=_is_demo(corpus, values))
     with Ledger(get_run_logger()) as ledger:
@@ -43,14 +51,14 @@ def count_ngrams(*, name: str | None, corpus: Corpus, **values: Any) -> dict[str
         return _finish(ledger, name, [*builds, _count(ledger, name, builds[-1], values)])
 
 
-@flow_of("generate-responses", Responder, Answers)
+@flow_of("generate-responses", Responder, AnswersInput)
 def generate_responses(**values: Any) -> dict[str, Any]:
     """Record a model's answers as a corpus for its stores.
 
     The file for a name keeps its path, so that scheduled builds can name it as their corpus: in the data folder,
     `corpora/NAME/answers.jsonl.zst`.
     """
-    by, asked = Responder.take(values), Answers.take(values)
+    by, asked = Responder.take(values), AnswersInput.take(values)
     answers = steps.make_answers(get_run_logger(), asked.name, by, asked.questions)
     counts = {key: answers.counts[key] for key in ("answers", "tokens")}
     made = {"name": asked.name, "model": by.model, "path": str(answers.path), "reused": answers.reused}
@@ -61,9 +69,9 @@ def build_flow(kind: str) -> Flow[..., Any]:
     """Return the flow that builds stores of a kind."""
     builder = builder_of(kind)
     assert builder is not None
-    models: list[type[Options]] = [Texts, builder.sources, builder.options]
-    models.insert(1, WithAnswers if issubclass(builder.sources, ModelSources) else Spelling)
-    models += [Head, Publishing] if builder.counted else [Publishing]
+    models: list[type[Options]] = [BuildInput, builder.sources, builder.options]
+    models.insert(1, ModelAnswers if issubclass(builder.sources, ModelSources) else Tokenization)
+    models += [StoredNgrams, Publishing] if builder.counted else [Publishing]
 
     def run(**values: Any) -> dict[str, Any]:
         return _build(kind, builder, **values)
@@ -73,7 +81,9 @@ def build_flow(kind: str) -> Flow[..., Any]:
     return flow_of(f"build-{kind}", *models)(run)
 
 
-def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **values: Any) -> dict[str, Any]:
+def _build(
+    kind: str, builder: Builder, *, name: str | None, corpus: CorpusFiles, **values: Any
+) -> dict[str, Any]:
     publishing = Publishing.take(values)
     with Ledger(get_run_logger()) as ledger:
         demo = _is_demo(corpus, values)
@@ -89,7 +99,7 @@ def _build(kind: str, builder: Builder, *, name: str | None, corpus: Corpus, **v
         by: Workers | ModelSources = Workers.take(values)
         if issubclass(builder.sources, ModelSources):
             by = ModelSources.take(values)
-            corpus = _answered(ledger, name, corpus, by, WithAnswers.take(values))
+            corpus = _answered(ledger, name, corpus, by, ModelAnswers.take(values))
         source: Tokens | Built
         if issubclass(builder.sources, RestSources):
             builds = _rest(ledger, name, corpus, values)
@@ -116,18 +126,17 @@ def resolve_name(name: str | None, *, demo: bool) -> str:
     return name or DEMO
 
 
-def _is_demo(corpus: Corpus, values: dict[str, Any]) -> bool:
+def _is_demo(corpus: CorpusFiles, values: dict[str, Any]) -> bool:
     return not (corpus.paths or values.get("rest") or values.get("questions"))
 
 
-def _tokens(ledger: Ledger, name: str, corpus: Corpus, values: dict[str, Any]) -> Tokens:
-    """Find or make the token shards of a corpus, with the named tokenizer or the model's."""
+def _tokens(ledger: Ledger, name: str, corpus: CorpusFiles, values: dict[str, Any]) -> Tokens:
     tokenizer = values.get("tokenizer", values.get("model"))
     return steps.make_tokens(ledger, name, corpus, tokenizer)
 
 
-def _rest(ledger: Ledger, name: str, corpus: Corpus, values: dict[str, Any]) -> list[Built]:
-    """Register the REST store `rest`, or build the corpus's; return the builds, the store last."""
+def _rest(ledger: Ledger, name: str, corpus: CorpusFiles, values: dict[str, Any]) -> list[Built]:
+    """Return the builds of the REST store `rest`, or of the corpus's; the store last."""
     if values["rest"] is not None:
         return [steps.use_rest(ledger, values["rest"])]
     tokens, options = _tokens(ledger, name, corpus, values), RestOptions.take(values, name=name, corpus=())
@@ -138,8 +147,9 @@ def _count(ledger: Ledger, name: str, rest: Built, values: dict[str, Any]) -> Bu
     return steps.make_counts(ledger, name, rest, values["max_n"], values["head"])
 
 
-def _answered(ledger: Ledger, name: str, corpus: Corpus, by: ModelSources, asked: WithAnswers) -> Corpus:
-    """Return the corpus, with the model's answers if they are requested."""
+def _answered(
+    ledger: Ledger, name: str, corpus: CorpusFiles, by: ModelSources, asked: ModelAnswers
+) -> CorpusFiles:
     if asked.questions is None:
         return corpus
     responder = Responder(model=by.model, dtype=by.model_dtype, device=by.device, batch=asked.batch)
@@ -153,7 +163,6 @@ def _finish(
     builds: Sequence[Built],
     publishing: Publishing = Publishing(),  # noqa: B008 (immutable)
 ) -> dict[str, Any]:
-    """Move the release, if there is one, to the last build; remove all but `keep` old builds."""
     release = publishing.release
     if release is not None:
         steps.publish(ledger, release, builds[-1], publishing.force)

@@ -28,7 +28,7 @@ Name = Annotated[str, Field(pattern=f"^{NAME}$", examples=["chat-vicuna"])]
 Gate = Annotated[str, Field(pattern=f"^({'|'.join(CHECKS)})$", json_schema_extra={"enum": [*CHECKS]})]
 
 
-class Corpus(ReadOptions):
+class CorpusFiles(ReadOptions):
     """The texts to build from and how they are read."""
 
     paths: list[Path] = Field(
@@ -38,19 +38,19 @@ class Corpus(ReadOptions):
     )
 
 
-class Texts(Options):
+class BuildInput(Options):
     """What a flow builds and from which texts."""
 
     name: Name | None = Field(
         None, description="Name of the store and of its folder. None: demo, if no corpus is named."
     )
-    corpus: Corpus = Field(
-        Corpus(),
+    corpus: CorpusFiles = Field(
+        CorpusFiles(),
         description="The texts and how they are read. None named: the source of Python's standard library.",
     )
 
 
-class Spelling(Options):
+class Tokenization(Options):
     """How texts are tokenized."""
 
     tokenizer: str | None = Field(
@@ -58,7 +58,7 @@ class Spelling(Options):
     )
 
 
-class Head(Options):
+class StoredNgrams(Options):
     """Which counts go into the database."""
 
     head: int = Field(
@@ -70,7 +70,7 @@ class Head(Options):
     )
 
 
-class WithAnswers(Batching):
+class ModelAnswers(Batching):
     """A model's answers as a corpus."""
 
     questions: ResponseOptions | None = Field(
@@ -80,14 +80,14 @@ class WithAnswers(Batching):
     )
 
 
-class Answers(Options):
+class AnswersInput(Options):
     """A corpus of a model's answers."""
 
     questions: ResponseOptions = Field(description="Prompts and how they are answered.")
     name: Name = Field(description="Name of the answers and of their folder.")
 
 
-class Checks(Options):
+class ReleaseChecks(Options):
     """Treatment of live releases and old builds."""
 
     force: list[Gate] = Field(
@@ -103,7 +103,7 @@ class Checks(Options):
     )
 
 
-class Publishing(Checks):
+class Publishing(ReleaseChecks):
     """Which release moves."""
 
     release: str | None = Field(
@@ -118,7 +118,7 @@ class Publishing(Checks):
 def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
     """Make a flow of a function whose parameters are the fields of models, each from the first model that has it.
 
-    How texts are read is part of `Texts.corpus`, not separate parameters.
+    How texts are read is part of `BuildInput.corpus`, not separate parameters.
     """
 
     def decorate(function: Callable[..., Any]) -> Flow[..., Any]:
@@ -141,7 +141,6 @@ def flow_of(name: str, *models: type[Options]) -> Callable[[Callable[..., Any]],
 
 
 def _run_name() -> str:
-    """Return what a run builds: its flow, and the name of the store or those of the collections."""
     parameters = flow_run.parameters
     if "collections" in parameters:
         names = parameters["collections"] or ["all collections"]
@@ -152,7 +151,7 @@ def _run_name() -> str:
 
 def _parameter_named(fields: Mapping[str, FieldInfo], option: str) -> str:
     """Return the parameter of a flow for an option that an error names, or the option if it has none."""
-    if "corpus" in fields and option in Corpus.model_fields:
+    if "corpus" in fields and option in CorpusFiles.model_fields:
         option = f"corpus.{option}"
     elif option not in fields:
         return option

@@ -22,7 +22,7 @@ from draftstore.stores.dresd.store import KIND as DRESD
 from draftstore.stores.kind import ModelSources, Workers
 from draftstore.stores.rest.build import Segments
 from pipelines import steps
-from pipelines.parameters import Checks, Head, flow_of
+from pipelines.parameters import ReleaseChecks, StoredNgrams, flow_of
 from schema.collections.collecting import TREES, VECTORS, releases_of
 from schema.collections.live_logs import live_logs
 from schema.renewal.ledger import Built, Ledger
@@ -31,7 +31,7 @@ from schema.renewal.stores import LaggingStore, is_due
 from schema.renewal.survey import collection_names
 
 
-class Distilling(TreeOptions, Head):
+class CrestRebuild(TreeOptions, StoredNgrams):
     """The CREST store that is cut from a collection's REST store, and when it is cut."""
 
     share: Share = 0.2
@@ -44,7 +44,7 @@ class Distilling(TreeOptions, Head):
     )
 
 
-class Dense(VectorOptions, ModelSources):
+class DenseRebuild(VectorOptions, ModelSources):
     """The DReSD store of a collection's documents, and when it is rebuilt; both have the model's tokenizer."""
 
     after: float = Field(
@@ -56,17 +56,17 @@ class Dense(VectorOptions, ModelSources):
     )
 
 
-class Renewing(Segments, Workers):
+class RebuildOptions(Segments, Workers):
     """Which stores are brought up to date."""
 
     collections: list[str] = Field(
         [], description="Names of collections (`draftstore corpus list`). None: all."
     )
-    distilling: Distilling | None = Field(
-        Distilling(),
+    distilling: CrestRebuild | None = Field(
+        CrestRebuild(),
         description="The CREST store that is cut from each REST store, published as NAME-crest. None: no such store.",
     )
-    dense: Dense | None = Field(
+    dense: DenseRebuild | None = Field(
         None,
         description="The DReSD store of the same documents, published as NAME-dense. None: no such store.",
     )
@@ -83,10 +83,10 @@ class Renewing(Segments, Workers):
         return stores
 
 
-@flow_of("rebuild", Renewing, Checks)
+@flow_of("rebuild", RebuildOptions, ReleaseChecks)
 def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **parameters: Any) -> list[dict[str, Any]]:
     """Bring the stores of collections up to date with their sources and publish those that pass the checks."""
-    renewing = Renewing(**parameters)
+    renewing = RebuildOptions(**parameters)
     results: list[dict[str, Any]] = []
     failures: list[Exception] = []
     with Ledger(get_run_logger()) as ledger:
@@ -106,7 +106,7 @@ def rebuild(*, force: Sequence[str] = (), keep: int | None = None, **parameters:
     return results
 
 
-def renew(ledger: Ledger, name: str, renewing: Renewing, force: Sequence[str]) -> dict[str, Any]:
+def renew(ledger: Ledger, name: str, renewing: RebuildOptions, force: Sequence[str]) -> dict[str, Any]:
     """Bring the stores of one collection up to date; return what was done."""
     # 1. Scan the sources: files that did not change are not read again. Rules and removals say what is wanted.
     surveyed = steps.take_survey(

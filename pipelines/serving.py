@@ -25,7 +25,7 @@ from draftstore.errors import BuildRunningError, DraftstoreError
 from draftstore.processes import end_with_parent
 from draftstore.storage.files import locked_directory
 from draftstore.storage.locks import hold
-from schema.db.home import data_home
+from schema.db.embedded import data_home
 
 URL = "PREFECT_API_URL"
 START_SECONDS, FIND_SECONDS, STOP_SECONDS, POLL_SECONDS = 180.0, 10.0, 10.0, 0.2
@@ -45,10 +45,6 @@ The page asks for what `cat {auth}` prints. Ctrl-C stops everything."""
 Server = subprocess.Popen[bytes]
 
 
-class SecretError(DraftstoreError):
-    """The password file cannot be trusted: others can read it, or it is empty."""
-
-
 def auth_string(state: Path) -> str:
     """Return the server's `USER:PASSWORD` from its state folder, in a file of its owner; make one if there is none.
 
@@ -60,7 +56,7 @@ def auth_string(state: Path) -> str:
         hold(file.fileno())  # of several that start together, one generates it
         found, text = os.fstat(file.fileno()), file.read().strip()
         if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
-            raise SecretError(f"others can read the password in {path}: remove the file to get a new one")
+            raise DraftstoreError(f"others can read the password in {path}: remove the file to get a new one")
         if not text:
             text = f"draftstore:{secrets.token_hex(BYTES)}"
             file.write(f"{text}\n")

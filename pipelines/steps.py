@@ -12,16 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 
-from draftstore.answers.prompts import ResponseOptions
-from draftstore.answers.responses import Responder, Responses, make_responses
+from draftstore.answers.responses import Responder, ResponseOptions, Responses, make_responses
 from draftstore.text.tokenizing import CorpusOptions
-from pipelines.parameters import Corpus
+from pipelines.parameters import CorpusFiles
+from schema.db.embedded import data_home
 from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError, translate
-from schema.db.home import data_home
 from schema.renewal import making, publishing, stores, survey
-from schema.renewal.demonstration import resolve_tokenizer, write_demonstration
 from schema.renewal.ledger import Ledger, Logger, StepLog, when_free
-from schema.renewal.making import Tokens
+from schema.renewal.making import Tokens, resolve_tokenizer, write_demonstration
 
 TRANSIENT = DatabaseAwayError, DatabaseTimeoutError, ConnectionError, TimeoutError
 CODES = EAGAIN, EBUSY, EHOSTUNREACH, EIO, ENETDOWN, ENETUNREACH, ESTALE
@@ -58,7 +56,7 @@ def step(name: str, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
 
 
 @step("tokenize")
-def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Tokens:
+def make_tokens(ledger: Ledger, name: str, corpus: CorpusFiles, tokenizer: str | None) -> Tokens:
     """Find or make the token shards of a corpus, by default of the demonstration corpus."""
     home = data_home()
     if not corpus.paths:

@@ -77,7 +77,6 @@ class PostgresEntries:
     """Entries of one build. Threads may share it, each with its own connection; a forked process reconnects."""
 
     def __init__(self, build_id: int, pool: Pool) -> None:
-        """Read the trees of a build through a pool, which `close` closes."""
         where = f"FROM trees_{build_id:d} WHERE build_id = {build_id:d}"
         self.build_id = build_id
         self._lookup = f"SELECT key, value {where} AND key = ANY(%b)".encode()
@@ -86,12 +85,7 @@ class PostgresEntries:
         self._close = weakref.finalize(self, pool.close)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key, None if absent; one round trip.
-
-        Raises:
-            DatabaseError: the server is down or hangs, and one attempt to reconnect has failed.
-            StoreError: the build has been dropped.
-        """
+        """Return the value of each key, None if absent; one round trip. StoreError if the build has been dropped."""
         if not keys:
             return []
         found = dict(self._rows(self._lookup, list(keys)))
@@ -119,12 +113,7 @@ class PostgresEntries:
 
 
 def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
-    """Open a CREST store's entries in PostgreSQL.
-
-    Raises:
-        DatabaseError: the server is down or refuses.
-        StoreError: the database does not know the store, or has no trees of it.
-    """
+    """Open a CREST store's entries in PostgreSQL; StoreError if the database has no trees of it."""
     digest, pool = manifest_digest(path), Pool()
     if rows := pool.fetch(FIND_BUILD, (digest,)):
         return PostgresEntries(rows[0][0], pool)
@@ -146,6 +135,6 @@ def load_store(
     build under which the store is registered, now or earlier.
     """
     # Imports SQLAlchemy and polars, which are slow and not needed for lookups.
-    from schema.statistics.loading import load
+    from schema import statistics
 
-    load(path, out, manifest, source, progress)
+    statistics.load_store(path, out, manifest, source, progress)

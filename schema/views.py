@@ -6,6 +6,7 @@ this file always holds the current definitions. A change here needs a revision, 
 """
 
 import dataclasses
+from typing import ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +17,7 @@ class View:
     comment: str
     columns: dict[str, str]
     query: str
+    kind: ClassVar[str] = "VIEW"
 
     def create(self) -> list[str]:
         """Return the statements that create the view and its comments."""
@@ -29,10 +31,6 @@ class View:
             ),
         ]
 
-    def drop(self) -> str:
-        """Return the statement that drops the view."""
-        return f"DROP VIEW IF EXISTS {self.name}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Function:
@@ -43,6 +41,7 @@ class Function:
     returns: str
     comment: str
     query: str
+    kind: ClassVar[str] = "FUNCTION"
 
     def create(self) -> list[str]:
         """Return the statements that create the function and its comment."""
@@ -51,10 +50,6 @@ class Function:
             f"LANGUAGE sql STABLE PARALLEL SAFE\nBEGIN ATOMIC\n{self.query.strip()};\nEND",
             f"COMMENT ON FUNCTION {self.name} IS {_quoted(self.comment)}",
         ]
-
-    def drop(self) -> str:
-        """Return the statement that drops the function."""
-        return f"DROP FUNCTION IF EXISTS {self.name}"
 
 
 def _quoted(text: str) -> str:
@@ -257,4 +252,4 @@ def create_statements() -> list[str]:
 
 def drop_statements() -> list[str]:
     """Return the statements that drop all views and functions, dependent ones first."""
-    return [view.drop() for view in reversed(VIEWS)]
+    return [f"DROP {view.kind} IF EXISTS {view.name}" for view in reversed(VIEWS)]

@@ -14,7 +14,7 @@ import draftstore
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.lookup.releases import warming
+from services.lookup import served
 from tests.fakes.kernels import remove_stale_kernels
 
 # A machine with a GPU, on which `python -m benchmarks.gpu` runs some tests, need not have the packages of databases.
@@ -63,7 +63,7 @@ def no_fsync() -> Iterator[None]:
 def few_samples() -> Iterator[None]:
     """Warm stores with few drafts: tests start servers by the hundred."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warming, "SAMPLES", 20)
+        patch.setattr(served, "SAMPLES", 20)
         yield
 
 

@@ -13,7 +13,7 @@ from draftstore.decoding.replay import Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
-from draftstore.live.log import Document
+from draftstore.live.log import LiveDocument
 from draftstore.live.memory import Memory, MemoryDrafter
 
 Maker = Callable[[Texts, int], System]
@@ -28,7 +28,7 @@ class Live:
 
     def learn(self, recording: Recording) -> None:
         """Append a reply, as a worker does at its end."""
-        self.drafter.memory.append(Document.of(recording.prompt, recording.output).ids)
+        self.drafter.memory.append(LiveDocument.of(recording.prompt, recording.output).ids)
 
     def forget(self) -> None:
         """Start over."""
@@ -38,7 +38,7 @@ class Live:
 def _ours(texts: Texts, _nodes: int, *, sources: Sequence[str]) -> System:
     """Mix draftstore's sources."""
     vocab_size = texts.workspace.tokenizer.vocab_size
-    live = Live(vocab_size, "beside" if "store" in sources else "alone")
+    live = Live(vocab_size, "supplement" if "store" in sources else "sole")
     drafters: dict[str, Callable[[], Drafter]] = {
         "request": lambda: RequestDrafter(vocab_size),
         "live": lambda: live.drafter,

@@ -17,8 +17,7 @@ from benchmarks.measure import progress
 from benchmarks.processes import Program, ask, decoding_worker, free_port, lookup_service
 from draftstore.text.records import read_json_records
 from pipelines.serving import prefect_environment
-from schema.db.embedded import find_cluster
-from schema.db.home import HOME_VARIABLE
+from schema.db.embedded import HOME_VARIABLE, find_cluster
 
 NAME = "chat"
 DOCUMENTS, LONGEST = 300, 4000  # of the collection, and characters of each

@@ -17,8 +17,7 @@ from benchmarks.cells import Figures
 from benchmarks.decoding.ways import Answers, Way, answer
 from benchmarks.gpu.passes import CUDA, DEVICE, POSITIONS, pass_times
 from draftstore.decoding.replay import Recording
-from draftstore.hf.choosing import Chooser
-from draftstore.hf.members import ModelVerdict
+from draftstore.hf.members import Member, ModelVerdict
 
 SIZES = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
 TINY, LARGE = (64, 128, 2, 4, 2), (4096, 14336, 32, 32, 8)
@@ -43,16 +42,16 @@ def random_model(sizes: tuple[int, ...], vocab_size: int) -> Any:
 def forced(recordings: Sequence[Recording], picks: Picks) -> Iterator[None]:
     """Make all texts in the block accept the recorded tokens, found by their prompts; note the model's own."""
     known = {tuple(each.prompt.tolist()): number for number, each in enumerate(recordings)}
-    choose, begun = ModelVerdict.choose, dict[int, tuple[Chooser, int, int]]()
+    choose, begun = ModelVerdict.choose, dict[Member, tuple[int, int]]()
 
     def recorded(self: ModelVerdict, row: int, emitted: Sequence[int]) -> int:
-        picked, chooser = choose(self, row, emitted), self._chooser
-        text = chooser._text
-        if id(chooser) not in begun:
+        picked, member = choose(self, row, emitted), self._member
+        text = member.text
+        if member not in begun:
             ids = text.ids.tolist()  # the prompt, which may be left-padded
             number = next(known[key] for start in range(len(ids)) if (key := tuple(ids[start:])) in known)
-            begun[id(chooser)] = chooser, len(text), number
-        _, prompt, number = begun[id(chooser)]
+            begun[member] = len(text), number
+        prompt, number = begun[member]
         at = len(text) - prompt + len(emitted)
         picks[number, at] = picked
         return int(recordings[number].output[at])

@@ -47,8 +47,7 @@ from draftstore.stores.rest.build import SEGMENT_TOKENS
 from draftstore.stores.rest.store import MAX_MATCH, RestStore
 from schema.collections.collecting import NewSource, add_sources, list_collections
 from schema.db.database import migrate
-from schema.db.embedded import stop
-from schema.db.home import HOME_VARIABLE
+from schema.db.embedded import HOME_VARIABLE, stop
 from schema.renewal import making
 from schema.renewal.ledger import Built, Ledger
 from schema.renewal.stores import renew_rest

@@ -1,18 +1,20 @@
 """CREST as published: as many of the most common n-grams of each length, with trees of only what followed them."""
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from draftstore.search.cutting import draw_trees
 from draftstore.search.expand import MAX_ROWS, Rule
 from draftstore.search.ngrams import MAX_N
 from draftstore.search.suffix import SuffixIndex
 from draftstore.storage.report import ignore
+from draftstore.stores.crest.codes import EntryCodec
 from draftstore.stores.crest.counts import DEFAULT_MAX_N
-from draftstore.stores.crest.entries import LmdbEntries
-from draftstore.stores.crest.envelope import Envelope
-from draftstore.stores.crest.packing import Cutter, pack_best, write_best
+from draftstore.stores.crest.entries import LmdbEntries, key_dtype
+from draftstore.stores.crest.packing import pack_best, write_best
 from draftstore.stores.crest.selection import Ranking, frequent_ngrams
 from draftstore.stores.crest.store import CrestDrafter
 from draftstore.stores.rest.store import CONTINUATION, RestStore
@@ -31,14 +33,15 @@ class Published(NamedTuple):
 
 def build_published(store: RestStore, path: Path, *, ngrams: int, max_bytes: int | None = None) -> Published:
     """Write the trees of at most so many n-grams to an LMDB file of at most `max_bytes`; the longest n-gram answers."""
-    cutter = Cutter(store.index, BUDGET, RULE, None)
+    vocab_size = store.index.vocab_size
+    draw = partial(draw_trees, store.index, RULE, nodes=BUDGET)
 
     def rank(most: int) -> Ranking:
         return rank_combined(store.index, DEFAULT_MAX_N, most)
 
-    dictionary, packed = pack_best(cutter, rank, ngrams, max_bytes, ignore)
+    codes, packed = pack_best(draw, rank, key_dtype(vocab_size), ngrams, max_bytes, ignore)
     kept = write_best(path, packed, max_bytes)
-    drafter = CrestDrafter(LmdbEntries(path), Envelope(dictionary), DEFAULT_MAX_N, store.index.vocab_size)
+    drafter = CrestDrafter(LmdbEntries(path), EntryCodec(codes), DEFAULT_MAX_N, vocab_size)
     return Published(drafter, len(kept), path.stat().st_size)
 
 

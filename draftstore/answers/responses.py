@@ -16,36 +16,78 @@ batch nor an interruption changes samples, except for rounding.
 import hashlib
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
-from draftstore.answers.prompts import Prompt, ResponseOptions, read_prompts
 from draftstore.decoding.budget import Fixed
-from draftstore.decoding.conversation import Pieces, answer_lead
-from draftstore.errors import BuildError, CorpusError, DraftstoreError, ModelError, NoTextError, counted
-from draftstore.hf.loading import LoadedModel, load_model
-from draftstore.hf.requests import GenerationRequest, Sampling
-from draftstore.options import Options
+from draftstore.decoding.conversation import Content, Pieces, answer_lead, encode_conversation
+from draftstore.errors import (
+    BuildError,
+    CorpusError,
+    DraftstoreError,
+    ModelError,
+    NoTextError,
+    TokenizerError,
+    counted,
+    type_name,
+)
+from draftstore.hf.loading import LoadedModel, load_model, weights_fingerprint
+from draftstore.hf.requests import Drawing, GenerationRequest, Sampling
+from draftstore.options import Options, Shown
 from draftstore.storage.files import hash_file, locked_directory, remove, replacing, write_json
 from draftstore.storage.manifest import model_name
-from draftstore.storage.report import OnProgress, RecordProblem, ignore
+from draftstore.storage.report import OnProgress, ReadReport, RecordProblem, ignore
 from draftstore.storage.streams import write_lines
 from draftstore.stores.kind import ModelChoice, Weights
-from draftstore.text.records import kind_of_name
+from draftstore.text.chat import as_messages
+from draftstore.text.records import CONVERSATIONS, kind_of_name, read_objects, record_id
 
-__all__ = ["ResponseOptions", "Responses", "make_responses", "weights_fingerprint"]
-
+KEYS = ("prompt", *CONVERSATIONS, "text")
+"""Keys of a prompt in a record, the first that it has; of whole conversations, the turns before the first answer."""
 BATCH = 64
 COUNTS = ("answers", "tokens", "cut", "empty", "special", "too_long", "repeated", "bad_records")
 """Answers in the file; tokens decoded; answers cut at the maximum length; and skipped items: empty answers, answers
 that spell a special token, prompts that are too long or repeated, and bad records."""
+
+
+class ResponseOptions(Drawing):
+    """Prompts for a model, and how it answers them."""
+
+    prompts: Annotated[tuple[Path, ...], Shown(metavar="FILE...")] = Field(
+        min_length=1,
+        description="JSON Lines (.jsonl, .ndjson, .json; compressed: .gz, .bz2, .xz, .zst) with `prompt` (a text or "
+        "messages), `messages` or `conversations` (the turns before the assistant's first are the prompt), or `text`; "
+        "may be repeated.",
+        examples=[["/data/prompts.jsonl.zst"]],
+    )
+    max_tokens: int = Field(128, ge=1, description="Maximum number of tokens in an answer.")
+    samples: int = Field(
+        1, ge=1, description="Number of answers to each prompt; several need a temperature above 0."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the random numbers.")
+    max_prompt_tokens: Annotated[int | None, Shown(unset="what the model has room for")] = Field(
+        None, ge=1, description="Skip prompts with more tokens."
+    )
+    limit: int | None = Field(None, ge=1, description="Maximum number of prompts.")
+    chat: Annotated[bool | None, Shown(flags=("--chat/--raw",), unset="the template if there is one")] = (
+        Field(None, description="Ask texts in the model's chat template, or continue them as they are.")
+    )
+    strict: bool = Field(False, description="Stop at the first bad record instead of counting it.")
+
+    @model_validator(mode="after")
+    def _different(self) -> Self:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError(f"{self.samples} samples at temperature 0 are all the same: set a temperature")
+        return self
 
 
 class Batching(Options):
@@ -80,33 +122,38 @@ class StoredAnswer(NamedTuple):
     ended: bool
 
 
+class Prompt(NamedTuple):
+    """One prompt: the record's id, else its position `file#line`; a text or conversation; its ids, int32 [n]."""
+
+    id: str
+    content: Content
+    ids: NDArray[np.int32]
+
+
 class Journal:
     """Finished answers by number, in `answers` and in a file."""
 
     def __init__(self, path: Path) -> None:
         """Read the journal of an earlier run; an incomplete last line is removed."""
         self.answers: dict[int, StoredAnswer] = {}
-        self._file = path.open("a+b")
-        self._file.seek(0)
-        whole = 0
-        for line in self._file:
-            try:
-                answer = StoredAnswer(*json.loads(line[: line.index(b"\n")]))
-            except (TypeError, ValueError):
-                break
-            self.answers[answer.number] = answer
-            whole += len(line)
-        self._file.truncate(whole)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self._path, whole = path, 0
+        with path.open("a+b") as file:
+            file.seek(0)
+            for line in file:
+                try:
+                    answer = StoredAnswer(*json.loads(line[: line.index(b"\n")]))
+                except (TypeError, ValueError):
+                    break
+                self.answers[answer.number] = answer
+                whole += len(line)
+            file.truncate(whole)
 
     def add(self, answer: StoredAnswer) -> None:
         """Append an answer, which is on disk on return; after an OSError, the next run removes the partial line."""
-        self._file.write(json.dumps(answer).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._path.open("ab") as file:
+            file.write(json.dumps(answer).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.answers[answer.number] = answer
 
 
@@ -121,15 +168,9 @@ def make_responses(
     overwrite: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Responses:
-    """Write a model's answers, resume an interrupted run of them, or return the existing file.
+    """Write a model's answers to a file, resume an interrupted run of them, or return the existing file.
 
-    Args:
-        options: prompts and settings.
-        model: see `load_model`, as for `dtype` and `device`; loaded only if the file does not exist.
-        out: the file: .jsonl, .ndjson or .json, optionally compressed (.gz, .bz2, .xz, .zst).
-        batch: answers decoded at once, at most 64.
-        overwrite: whether to replace answers of another model, to other prompts or with other settings.
-        on_progress: called with the answers done and their total.
+    The model is loaded only if the file does not exist; `overwrite` replaces other answers.
 
     Raises:
         BuildError: `out` is another file, or another run is active there.
@@ -171,16 +212,6 @@ def _plan(options: ResponseOptions, model: str | Path, dtype: str | None) -> dic
     }
 
 
-def weights_fingerprint(model: str | Path) -> str | None:
-    """Return a cheap fingerprint of a model on disk, from its files' names, sizes and times; None for hub models."""
-    path = Path(model)
-    if not path.exists():
-        return None
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
-
-
 def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Responses | None:
     """Return the answers at `out` if they have the same plan; None if they must be generated."""
     if not os.path.lexists(out):
@@ -212,8 +243,8 @@ def _make(
     """Decode the answers missing from the journal, and publish all: first their origin, then the file by a rename."""
     prompts, counts, problems = read_prompts(options, loaded)
     digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
-    with closing(Journal(work / f"{digest}.answers")) as journal:
-        decode_answers(options, loaded, prompts, journal, batch, on_progress)
+    journal = Journal(work / f"{digest}.answers")
+    _decode(options, loaded, prompts, journal, batch, on_progress)
     answers = [answer for _, answer in sorted(journal.answers.items())]
     with replacing(out) as file:
         write_lines(file, _lines(loaded, prompts, answers, counts), out.suffix)
@@ -224,6 +255,59 @@ def _make(
         origin = {"plan": plan, "sha256": hash_file(file), "counts": figures}
         write_json(out.with_name(f"{out.name}.origin"), origin)
     return Responses(out, figures, problems, reused=False)
+
+
+def read_prompts(
+    options: ResponseOptions, loaded: LoadedModel
+) -> tuple[list[Prompt], Counter[str], list[RecordProblem]]:
+    """Return a model's distinct prompts, once per sample; counts of skipped ones by reason; the first bad records."""
+    chat = loaded.text.has_chat_template if options.chat is None else options.chat
+    most = [loaded.positions and loaded.positions - options.max_tokens, options.max_prompt_tokens]
+    longest = min((tokens for tokens in most if tokens is not None), default=sys.maxsize)
+    found, skipped, report = dict[bytes, Prompt](), Counter[str](), ReadReport()
+    for place, record in chain.from_iterable(map(read_objects, options.prompts)):
+        try:
+            prompt = _prompt(place, record, loaded, chat)
+        except (CorpusError, TokenizerError) as error:
+            if options.strict:
+                raise CorpusError(f"{place}: {error}") from None
+            skipped["bad_records"] += 1
+            report.add_problem(RecordProblem(place, str(error)))
+            continue
+        if len(prompt.ids) > longest:
+            skipped["too_long"] += 1
+        elif found.setdefault(prompt.ids.tobytes(), prompt) is not prompt:
+            skipped["repeated"] += 1
+        if len(found) == options.limit:
+            break
+    prompts = list(found.values())
+    if options.samples > 1:
+        numbers = range(options.samples)
+        prompts = [prompt._replace(id=f"{prompt.id}#{number}") for prompt in prompts for number in numbers]
+    return prompts, skipped, report.problems
+
+
+def _prompt(place: str, record: dict[str, Any] | RecordProblem, loaded: LoadedModel, chat: bool) -> Prompt:
+    """Return the prompt of a record; CorpusError or TokenizerError if it has none."""
+    if isinstance(record, RecordProblem):
+        raise CorpusError(record.reason)
+    key = next((key for key in KEYS if key in record), None)
+    if key is None:
+        raise CorpusError(f"has none of {', '.join(map(repr, KEYS))}")
+    value = record[key]
+    if not isinstance(value, str | list):
+        raise CorpusError(f"{key!r} is {type_name(value)}, expected text or a list of messages")
+    messages = as_messages([{"role": "user", "content": value}] if isinstance(value, str) else value, key)
+    roles = [message["role"] for message in messages]
+    if key != "prompt" and "assistant" in roles:
+        messages = messages[: roles.index("assistant")]
+    if not any(message["content"].strip() for message in messages):
+        raise CorpusError(f"{key!r} holds no question")
+    content = value if isinstance(value, str) and not chat else messages
+    ids = encode_conversation(loaded.text, content)
+    if not len(ids):
+        raise TokenizerError("the prompt is empty, but the model needs at least one token")
+    return Prompt(record_id(record) or Path(place).name.replace(":line ", "#"), content, ids)
 
 
 def _lines(
@@ -248,7 +332,7 @@ def _lines(
             yield json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace")
 
 
-def decode_answers(
+def _decode(
     options: ResponseOptions,
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
@@ -264,8 +348,7 @@ def decode_answers(
     on_progress(len(journal.answers), len(prompts), counted(decoded, "token"))
     for number, tokens in _together(loaded, requests, most) if requests else ():
         decoded += len(tokens)
-        limited = len(tokens) == options.max_tokens
-        journal.add(_finish(loaded, prompts[number], number, tokens, limited))
+        journal.add(_finish(loaded, prompts[number], number, tokens, options.max_tokens))
         on_progress(len(journal.answers), len(prompts), counted(decoded, "token"))
 
 
@@ -303,14 +386,12 @@ def _together(
                     yield members.pop(member), member.text.ids[len(member.prompt) :].tolist()
 
 
-def _finish(
-    loaded: LoadedModel, prompt: Prompt, number: int, tokens: list[int], limited: bool
-) -> StoredAnswer:
-    """Return an answer's text: what the ids add to the prompt, without end token and lead-in."""
-    ended = tokens[-1] in loaded.ends
-    tokens, ended = (tokens[:-1] if ended else tokens), ended or not limited
+def _finish(loaded: LoadedModel, prompt: Prompt, number: int, tokens: list[int], most: int) -> StoredAnswer:
+    """Return an answer of at most `most` tokens as text: what they add to the prompt, without end token and lead-in."""
+    ended = len(tokens) < most
+    if tokens[-1] in loaded.ends:
+        tokens, ended = tokens[:-1], True
     pieces = Pieces(loaded.text, prompt.ids)
     text = "".join([pieces.push(token) for token in tokens]) + pieces.finish()
-    return StoredAnswer(
-        number, text.removeprefix(answer_lead(loaded.text, prompt.content)), len(tokens), ended
-    )
+    text = text.removeprefix(answer_lead(loaded.text, prompt.content))
+    return StoredAnswer(number, text, len(tokens), ended)

@@ -22,7 +22,7 @@ from draftstore.drafting.drafter import separated
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import SlotDrafter, Slots, start
-from draftstore.live.log import Document
+from draftstore.live.log import LiveDocument
 from draftstore.storage.manifest import TokenizerIdentity
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Assembly(SlotDrafter, AbstractContextManager["Assembly"]):
         """
         for append in self._appends:
             try:
-                whole = Document.of(prompt, output, digest)
+                whole = LiveDocument.of(prompt, output, digest)
                 known = separated(whole.ids, self.vocab_size)
                 start = 1 + max(np.flatnonzero(known < 0).tolist(), default=-1)  # what follows an image
                 append(whole._replace(ids=known[start:], lead=max(0, whole.lead - start)))

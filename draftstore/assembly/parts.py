@@ -11,14 +11,15 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.fitting import FittedDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LiveDocument
 from draftstore.live.memory import CONTEXT_SIZE
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.recycling.drafter import RecyclingDrafter
 from draftstore.recycling.store import KIND as RECYCLING
 from draftstore.recycling.store import open_drafter
 from draftstore.remote.client import DEADLINE, RemoteStore
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import TokenizerIdentity, WatchedFiles, load_manifest
 from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore
@@ -44,7 +45,7 @@ class Part(NamedTuple):
     name: str
     drafter: Drafter
     strategy: str | None = None
-    append: Callable[[Document], object] | None = None
+    append: Callable[[LiveDocument], object] | None = None
 
     @property
     def label(self) -> str:
@@ -95,7 +96,7 @@ def _opened(sources: Sources, model: TargetModel, opened: ExitStack) -> Iterator
 
 def _stored(path: Path, kind: str, sources: Sources, model: TargetModel, opened: ExitStack) -> Part:
     """Open a store built from text or from this model's hidden states."""
-    opened.callback(StoreLease(path).close)
+    opened.callback(lease(path).close)
     store: Store
     if kind == DENSE:
         store = DresdStore.open(path, target_model=model.name, hidden_size=model.hidden_size)
@@ -142,7 +143,7 @@ def _looked_up(sources: Sources, model: TargetModel, opened: ExitStack) -> Part:
 
 
 def _remembered(sources: Sources, target: LiveTarget, model: TargetModel, opened: ExitStack) -> Part:
-    strategy = "beside" if sources.stores or sources.release else "alone"
+    strategy = "supplement" if sources.stores or sources.release else "sole"
     if target.folder is not None or (sources.lookup is None and sources.release is None):
         live = LiveStore(target.tokens, target.folder)
         opened.callback(live.close)
@@ -155,7 +156,7 @@ def _remembered(sources: Sources, target: LiveTarget, model: TargetModel, opened
         vocab_size=model.vocab_size, deadline=sources.deadline or DEADLINE, context_size=CONTEXT_SIZE,
     )  # fmt: skip
     opened.callback(store.close)
-    append: Callable[[Document], object] | None = None
+    append: Callable[[LiveDocument], object] | None = None
     try:
         store.check_append()
         append = lambda found: store.append(found.ids, found.lead, digest=found.digest)  # noqa: E731

@@ -15,9 +15,8 @@ from typing import ClassVar
 import click
 
 import draftstore
-from draftstore.cli.build import build, count, responses
+from draftstore.cli.build import build, count, export, responses
 from draftstore.cli.demo import demo
-from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, live, verify
 from draftstore.cli.models import check_model, tune
@@ -70,7 +69,6 @@ class Commands(Group):
 
 
 def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
-    """Return a placeholder command that explains how to install the real one."""
     package = entry_point.module.partition(".")[0]
     sentence = (
         f"the command {entry_point.name!r} needs a package that is not installed ({error}): "

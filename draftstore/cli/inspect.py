@@ -12,7 +12,7 @@ import click
 from draftstore.cli.common import STORE, bytes_text, progress_bars
 from draftstore.cli.output import json_option, print_fields, print_json, say
 from draftstore.errors import DraftstoreError, counted
-from draftstore.live import log
+from draftstore.live import log, shared
 from draftstore.live.store import LEAST_TOKENS
 from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.stores.registry import kind_of, verify_store
@@ -104,7 +104,7 @@ def live(directory: Path, tokens: int | None, as_json: bool) -> None:
             f"{directory} is not the log of a live store: name the DIR of `--live NAME=DIR`"
         )
     deleted = log.limit(directory, tokens) if tokens else 0
-    settings, size, count = log.settings_of(directory), 0, 0
+    settings, size, count = shared.settings_of(directory), 0, 0
     for path in log.segments(directory):
         with suppress(FileNotFoundError):  # put to rest, or deleted
             size += path.stat().st_size

@@ -139,7 +139,6 @@ def _instance(model: type[Options], values: dict[str, Any]) -> Options:
 
 
 def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:
-    """Return the option's names on the command line, and the field's name."""
     option = name.replace("_", "-")
     switch = bool in _types(field) and field.default is not False
     return (*(Shown.of(field).flags or [f"--{option}/--no-{option}" if switch else f"--{option}"]), name)
@@ -178,7 +177,6 @@ def _settings(field: FieldInfo) -> dict[str, Any]:
 
 
 def _type(field: FieldInfo, shown: Shown, types: list[Any]) -> Any:
-    """Return click's type of a value, with bounds."""
     first = types[0]
     if shown.choices or get_origin(first) is Literal:
         return click.Choice(shown.choices or get_args(first))
@@ -198,6 +196,5 @@ def _type(field: FieldInfo, shown: Shown, types: list[Any]) -> Any:
 
 
 def _bound(field: FieldInfo, *names: str) -> Any:
-    """Return the first bound of a number with one of these names, or None."""
     found = (getattr(each, name, None) for each in field.metadata for name in names)
     return next((bound for bound in found if bound is not None), None)

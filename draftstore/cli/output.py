@@ -99,12 +99,7 @@ def print_table(
 ) -> None:
     """Print a table, with numbers right-aligned; if it is wider than the terminal, a block of lines for each row.
 
-    Args:
-        columns: human-readable names, possibly empty.
-        rows: a value for each column.
-        empty: printed if there are no rows.
-        plain: whether numbers are printed without separators, as in results of SQL.
-        err: whether to print on stderr.
+    `empty` is printed if there are no rows. Numbers are `plain`, without separators, in results of SQL.
     """
     found = list(rows)
     if not found and empty:

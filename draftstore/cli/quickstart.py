@@ -11,7 +11,7 @@ from pydantic import Field
 from draftstore.cli.common import progress_bars, status, warm
 from draftstore.cli.options import SpreadCommand, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
-from draftstore.cli.query import TreeText, describe, timed_draft
+from draftstore.cli.query import describe, draw_tree, timed_draft
 from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.decoding.replay import replay as replay_recordings
 from draftstore.errors import counted
@@ -23,7 +23,6 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.python_source import (
     HELD_OUT,
-    Source,
     default_folders,
     find_sources,
     hold_out,
@@ -71,7 +70,9 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
         write_corpus(out / "corpus.jsonl", stored)
         write_recordings(out / "held-out.jsonl", held)
     with status("preparing a tokenizer"):
-        loaded, origin = _tokenizer(options.tokenizer, out, stored)
+        name = options.tokenizer
+        given = (load_tokenizer(name), f"as given: {name}") if name else None
+        loaded, origin = given or quickstart_tokenizer(out, stored)
     say(f"tokenizer: {origin}, {loaded.vocab_size:,} ids", err=True)
     with progress_bars() as progress:
         texts = RestOptions(corpus=(out / "corpus.jsonl",), name="python-source")
@@ -112,11 +113,6 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
     return say(f"  draftstore serve --store {path}")
 
 
-def _tokenizer(name: str | None, out: Path, stored: list[Source]) -> tuple[TextTokenizer, str]:
-    """Return the named tokenizer, or a default one, and its origin."""
-    return (load_tokenizer(name), f"as given: {name}") if name else quickstart_tokenizer(out, stored)
-
-
 def _replay(store: Store, strategy: str, recordings: list[Recording], budget: int) -> dict[str, Any]:
     drafter = warm(store.drafter(strategy))
     with progress_bars() as progress:
@@ -141,4 +137,4 @@ def _show_tree(store: RestStore, tokenizer: TextTokenizer, recordings: list[Reco
     matched = tokenizer.decode(context[len(context) - draft.match_length :])
     say(f"\nA draft of {DRAWN_NODES} nodes inside {recordings[chosen].id}:")
     say(describe(draft, matched, micros))
-    say(f"{tokenizer.decode(context)[-60:]!r}\n{TreeText(tokenizer).draw(draft.tree)}")
+    say(f"{tokenizer.decode(context)[-60:]!r}\n{draw_tree(draft.tree, tokenizer)}")

@@ -17,7 +17,7 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError
 from draftstore.hf.loading import Loading
-from draftstore.live.log import Document
+from draftstore.live.log import LiveDocument
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.options import Shown
 from draftstore.storage.manifest import Manifest, load_manifest
@@ -78,7 +78,7 @@ class Subject(NamedTuple):
     def learn(self, recording: Recording) -> None:
         """Add an output to the memory, as a live store does when a request ends."""
         if self.memory is not None:
-            self.memory.append(Document.of(recording.prompt, recording.output).ids)
+            self.memory.append(LiveDocument.of(recording.prompt, recording.output).ids)
 
 
 @click.command(cls=Command)
@@ -134,7 +134,6 @@ def _drafts(subject: Subject, options: Replaying) -> str:
 
 
 def _check(directories: tuple[Path, ...], options: Replaying, drafting: Drafting) -> None:
-    """Refuse options that need a store if there is none, and mutually exclusive ones."""
     if options.record and options.chain is not None:
         raise click.UsageError("--record saves results of whole trees: omit --chain.")
     reason = ""
@@ -180,11 +179,10 @@ def _subject(
 
 
 def _mixed(stored: Drafter | None, vocab_size: int, options: Replaying) -> tuple[Drafter, Memory | None]:
-    """Return a store's drafter, if any, mixed with the other drafters, and the memory, if used."""
     drafters, memory = [] if stored is None else [stored], None
     if options.live is not None:
         memory = Memory(vocab_size, options.live)
-        drafters.insert(0, warm(MemoryDrafter(memory, "alone" if stored is None else "beside")))
+        drafters.insert(0, warm(MemoryDrafter(memory, "sole" if stored is None else "supplement")))
     if options.request:
         drafters.insert(0, warm(RequestDrafter(vocab_size)))
     return warm(Mixture(drafters)), memory

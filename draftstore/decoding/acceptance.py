@@ -47,14 +47,10 @@ class Acceptance(NamedTuple):
 def accept(
     tree: DraftTree, choose: Choose, ends: Callable[[Sequence[int]], bool] = lambda _: False
 ) -> Acceptance:
-    """Walk a tree along the model's tokens.
+    """Walk a tree along the model's tokens; DraftTreeError as from `check_tree`.
 
-    Args:
-        ends: whether the text ends with the last emitted token: EOS, a stop string, the length. Called once for each
-            emitted token, in order.
-
-    Raises:
-        DraftTreeError: see `check_tree`.
+    `ends` tells whether the text ends with the last emitted token: EOS, a stop string, the length. It is called once
+    for each emitted token, in order.
     """
     check_tree(tree)
     parents, tokens = tree.parents.tolist(), tree.tokens.tolist()

@@ -5,14 +5,12 @@ verifies the first k nodes, with the k that maximises
 
     (1 + S_k) / cost(k + 1)          S_k = sum of the acceptance probabilities of the first k nodes
 
-"No draft" is k = 0. All k are tried, since curves have steps: on a CPU, a pass takes 50 % longer for 2 rows than for 1.
+All k are tried, since curves have steps: on a CPU, a pass takes 50 % longer for 2 rows than for 1.
 
-The probabilities are the drafter's, corrected by the results of its drafts in this text. A drafter's claim about one
-more token is the probability of a node given its parent, which can be checked whenever the text reaches the parent. For
-each band of such probabilities, an octave wide, a factor is learned: the posterior mean of actual by expected
-acceptances, under a sceptical prior that expects half of what the drafter claims. It is learned from every draft,
-verified or not: after a pass the next tokens are known. So a drafter must prove itself before its drafts cost anything,
-and a text that is decoded plainly because of bad drafts benefits as soon as they become good.
+The probabilities are the drafter's, corrected by its drafts in this text. For each band of probabilities given the
+parent, an octave wide, a factor is learned: the posterior mean of actual by expected acceptances, under a sceptical
+prior of half of what the drafter claims. It is learned from every draft, verified or not, since after a pass the next
+tokens are known: a drafter must prove itself before its drafts cost anything, and good ones are soon noticed.
 
 Costs come from the curve, never from a clock: the same text and the same drafts give the same plan.
 """
@@ -57,12 +55,10 @@ class Planner(Protocol):
 
 
 class Fixed:
-    """The planner that verifies whole drafts, or the best chain of each, up to a budget."""
+    """The planner that verifies whole drafts, or the best chain of each, up to a number of nodes."""
 
     def __init__(self, budget: int = BUDGET, chain: int | None = None) -> None:
-        """Request up to `budget` nodes; with `chain`, verify a single path of at most that many nodes."""
-        self._budget = budget
-        self._chain = chain
+        self._budget, self._chain = budget, chain
 
     def begin(self) -> None:
         """Do nothing."""
@@ -81,10 +77,9 @@ class Fixed:
 
 
 class CostPlanner:
-    """The planner that maximises tokens per second."""
+    """The planner that maximises tokens per second, by the curve of the model on this device."""
 
     def __init__(self, curve: CostCurve, budget: int = BUDGET) -> None:
-        """Plan with the curve of the model on this device, for drafts of at most `budget` nodes."""
         self._curve, self._budget = curve, budget
         self.begin()
         self.trim(DraftTree.empty())  # compile the kernel now, not during decoding
@@ -164,10 +159,7 @@ def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> li
 
     Every text takes the rows of the largest draft, used or not. So one number of nodes is chosen for all, from the sum
     of their expectations and the first one's curve, which is that of the model. Other planners choose for each text
-    separately.
-
-    Raises:
-        DraftTreeError: a parent does not precede its child.
+    separately. DraftTreeError if a parent does not precede its child.
     """
     costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
     if not costed or len(costed) < len(planners):

@@ -42,21 +42,13 @@ def encode_conversation(
 ) -> NDArray[np.int32]:
     """Return the ids of a prompt, or of a prompt and its answer encoded together, int32 [n].
 
-    They begin with the tokenizer's own BOS exactly once, whether or not the chat template writes it.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        content: prompt.
-        settings: additional variables of the chat template.
-
-    Raises:
-        TokenizerError: invalid Unicode, or a conversation or settings that the chat template rejects.
+    They begin with the tokenizer's own BOS exactly once, whether or not the chat template writes it. `settings` are
+    additional variables of the template. TokenizerError if it rejects the conversation, or for invalid Unicode.
     """
-    text = (
-        content
-        if isinstance(content, str)
-        else tokenizer.render_chat(content, add_generation_prompt=True, settings=settings)
-    )
+    if isinstance(content, str):
+        text = content
+    else:
+        text = tokenizer.render_chat(content, add_generation_prompt=True, settings=settings)
     if answer is not None:
         text += answer_lead(tokenizer, content) + answer
     return tokenizer.encode(text, bos=True)
@@ -74,7 +66,6 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: TextTokenizer, prompt: NDArray[np.int32]) -> None:
-        """Start after a prompt, int32 [n]."""
         self._tokenizer = tokenizer
         self._spelled = _spelled(tokenizer)
         self._window = _last_tokens(tokenizer, prompt.tolist())

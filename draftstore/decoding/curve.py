@@ -23,10 +23,7 @@ CONTEXT, REPEATS, SPREAD = 512, 9, 0.2
 class Conditions:
     """The conditions under which a cost curve was measured.
 
-    Attributes:
-        shape: hash of the model's type and its parameters' shapes and types, which determine the cost.
-        attention: attention implementation: `sdpa`, `eager`, ...
-        threads: number of CPU threads; 0 if it does not matter.
+    `shape` is a hash of the model's type and its parameters' shapes and types; `threads` are 0 if they do not matter.
     """
 
     model: str
@@ -54,9 +51,7 @@ class CostCurve:
         rows: numbers of rows, ascending, from 1.
         seconds: seconds for each; if more rows were measured as faster, both get the mean.
         padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs; else costs are interpolated.
-        conditions: conditions of the measurement; None for a synthetic curve.
-        context: tokens in the cache.
-        created: time of the measurement, ISO 8601.
+        conditions: those of the measurement, with tokens in the cache and time, ISO 8601; None for a synthetic curve.
     """
 
     rows: tuple[int, ...]
@@ -96,13 +91,13 @@ class CostCurve:
         Such a pass costs as much as one over the same number of rows of one text, apart from attention: it reads the
         weights once.
         """
+        counts: Sequence[int] = range(1, most + 1)
         if texts == 1:
-            return np.array([self.cost(rows) for rows in range(1, most + 1)])
-        each = [next((size for size in self.rows if size >= rows), rows) for rows in range(1, most + 1)]
+            return np.array([self.cost(rows) for rows in counts])
+        if self.padded:
+            counts = [next((size for size in self.rows if size >= rows), rows) for rows in counts]
         alike = dataclasses.replace(self, padded=False)
-        return np.array(
-            [alike.cost(texts * (size if self.padded else rows)) for rows, size in enumerate(each, 1)]
-        )
+        return np.array([alike.cost(texts * rows) for rows in counts])
 
     def save(self, path: Path) -> None:
         """Write the curve as JSON, atomically."""
@@ -115,14 +110,10 @@ class CostCurve:
         advice = "measure it again with `draftstore tune`"
         try:
             found = json.loads(path.read_bytes())
-            curve = cls(
-                tuple(found["rows"]),
-                tuple(found["seconds"]),
-                bool(found["padded"]),
-                None if found["conditions"] is None else Conditions(**found["conditions"]),
-                int(found["context"]),
-                str(found["created"]),
-            )
+            values = {field.name: found[field.name] for field in dataclasses.fields(cls)}
+            if values["conditions"] is not None:
+                values["conditions"] = Conditions(**values["conditions"])
+            curve = cls(**values)
         except OSError as error:
             raise CurveError(f"no cost curve at {path} ({error.strerror}): {advice}") from None
         except (CurveError, KeyError, TypeError, ValueError) as error:
@@ -136,14 +127,15 @@ class CostCurve:
             )
         return curve
 
-    def require(self, conditions: Conditions) -> None:
-        """Raise a CurveError unless the curve was measured under the given conditions."""
+    def require(self, conditions: Conditions) -> "CostCurve":
+        """Return the curve; CurveError unless it was measured under the given conditions."""
         differences = self.conditions.differences(conditions) if self.conditions else []
         if differences:
             raise CurveError(
                 f"the cost curve was measured with {' and '.join(differences)}: "
                 f"run `draftstore tune --model {conditions.model}` for this one"
             )
+        return self
 
 
 def now() -> str:

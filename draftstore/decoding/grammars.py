@@ -59,9 +59,7 @@ class Grammars:
     def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
         """Return the grammar of a JSON schema; the first call takes seconds to read the vocabulary.
 
-        Raises:
-            GrammarError: the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
-            MissingExtraError: llguidance is not installed.
+        GrammarError if the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
         """
         return self.compiling(schema).result()
 
@@ -115,7 +113,6 @@ class Grammar:
     """A compiled grammar."""
 
     def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: frozenset[int]) -> None:
-        """Wrap a matcher at its start."""
         self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
 
     def start(self) -> "GrammarState":
@@ -124,7 +121,9 @@ class Grammar:
 
 
 class GrammarState:
-    """The state of one answer in its grammar."""
+    """The state of one answer in its grammar; as a `Session`, it drafts the forced tokens."""
+
+    needs_candidates = needs_hidden = False
 
     def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: frozenset[int]) -> None:
         self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
@@ -148,40 +147,29 @@ class GrammarState:
         """Return the tokens that must follow, except the last one if more text may change it."""
         return list(self._matcher.compute_ff_tokens())
 
-
-class GrammarDrafter:
-    """A drafter of the tokens that a grammar forces, for one answer."""
-
-    def __init__(self, grammar: Grammar, prompt_size: int) -> None:
-        """Draft for the answer after `prompt_size` tokens."""
-        self._grammar, self._prompt_size = grammar, prompt_size
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "GrammarSession":
-        """Start the drafts of the answer; see `Drafter.session`."""
-        session = GrammarSession(self._grammar.start())
-        session.observe(np.asarray(prompt_ids)[self._prompt_size :])
-        return session
-
-
-class GrammarSession:
-    """The drafts for one answer: a `Session`."""
-
-    needs_candidates = needs_hidden = False
-
-    def __init__(self, state: GrammarState) -> None:
-        self._state = state
-
     def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:
         """Return the forced tokens as a chain; see `Session`."""
         most = min(budget, MAX_DEPTH) if check_budget(budget, min_prob) >= 0 else 0
-        tokens = np.array(self._state.forced()[:most], np.int32)
-        return DraftTree(
-            tokens, np.arange(-1, len(tokens) - 1, dtype=np.int16), np.zeros(len(tokens), np.uint8)
-        )
+        tokens = np.array(self.forced()[:most], np.int32)
+        parents = np.arange(-1, len(tokens) - 1, dtype=np.int16)
+        return DraftTree(tokens, parents, np.zeros(len(tokens), np.uint8))
 
     def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
         """Append ids to the answer."""
-        self._state.extend(np.asarray(accepted_ids).tolist())
+        self.extend(np.asarray(accepted_ids).tolist())
+
+
+class GrammarDrafter:
+    """A drafter of the tokens that a grammar forces, for one answer after `prompt_size` tokens."""
+
+    def __init__(self, grammar: Grammar, prompt_size: int) -> None:
+        self._grammar, self._prompt_size = grammar, prompt_size
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> GrammarState:
+        """Start the drafts of the answer; see `Drafter.session`."""
+        state = self._grammar.start()
+        state.observe(np.asarray(prompt_ids)[self._prompt_size :])
+        return state
 
 
 def _optional(part: Any) -> int:

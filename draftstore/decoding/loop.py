@@ -41,11 +41,9 @@ class Text:
 
     Attributes:
         session: its drafts; those of texts in one step are in the same slots.
-        planner: chooses how much of a draft to verify.
         min_prob: minimum probability of a drafted node.
         over: whether it has ended.
-        proposed: the draft of this step.
-        tree: the part of it that is verified.
+        proposed: the draft of this step, of which `tree` is verified.
         accepted: what the model emitted, once that is known.
         error: what ended the text early.
     """
@@ -58,12 +56,7 @@ class Text:
     def __init__(
         self, session: SlotSession, planner: Planner, ends: Callable[[Sequence[int]], bool], min_prob: float = 0.0
     ) -> None:  # fmt: skip
-        """Begin after the first token; see the attributes.
-
-        Args:
-            ends: whether the text ends with the last token emitted in this step; called once for each token, in order,
-                and may keep state.
-        """
+        """Begin after the first token; `ends` is called once for each token emitted, in order, and may keep state."""
         self._ends = ends
         self.session, self.planner, self.min_prob = session, planner, min_prob
         planner.begin()

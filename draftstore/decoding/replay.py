@@ -57,11 +57,7 @@ class Recording:
 class ReplayResult(Tally):
     """Totals of a replay, without the first token of each output, which comes from the prefill.
 
-    Attributes:
-        rows: number of outputs.
-        misses: passes without a draft.
-        rates: share of accepted draft nodes for each output with any draft nodes.
-        lookup_ns: duration of every lookup.
+    `rows` are outputs, `misses` passes without a draft, `rates` the share of accepted nodes of each output with any.
     """
 
     rows: int = 0
@@ -103,10 +99,7 @@ def read_recordings(
     """Stream the recordings of a JSON Lines file (plain or compressed) as token ids.
 
     A record has `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
-    optional. `model` selects the outputs of one model, `limit` limits their number.
-
-    Raises:
-        ReplayError: no such file, an invalid record, or no records left.
+    optional. `model` selects those of one model. ReplayError if there is no such file, an invalid record, or none.
     """
     for place, record in _chosen(path, model, limit):
         try:
@@ -179,10 +172,8 @@ def replay(
 ) -> ReplayResult:
     """Replay recordings with a drafter; ReplayError if it needs hidden states and a recording has none.
 
-    Args:
-        chain: verify a single path of each draft, of at most this many nodes; None: whole trees.
-        learn: called with every output after its replay, for drafters that learn from earlier outputs.
-        on_progress: called after every output with their number and, as a detail, the accepted length so far.
+    With `chain`, a single path of each draft is verified, of at most that many nodes. `learn` is called with every
+    output after its replay, for drafters that learn from earlier outputs.
     """
     result = ReplayResult()
     planner = Fixed(budget, chain)
@@ -220,10 +211,12 @@ def _replay_one(
 
 
 class RecordedModel:
-    """A `Model` that emits a recorded output; it also serves as its own verdict."""
+    """A `Model` that emits a recorded output, int32 [n]; it also serves as its own verdict.
+
+    `hidden`, float32 [n, hidden_size], are the states that predicted it.
+    """
 
     def __init__(self, output: NDArray[np.int32], hidden: NDArray[np.float32] | None = None) -> None:
-        """Replay an output, int32 [n]; `hidden` float32 [n, hidden_size] are the states that predicted it."""
         self._output = output.tolist()
         self._hidden = hidden
         self._position = self._begin = 1

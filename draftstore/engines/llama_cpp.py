@@ -26,7 +26,7 @@ from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.options import Bytes, Options
 from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams
 from draftstore.storage.files import denied_bits, deny, replacing
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from draftstore.storage.report import OnProgress, Progress, silent
 from draftstore.stores.crest.counts import KIND as COUNTS
@@ -100,7 +100,7 @@ def export_cache(
     manifest = load_manifest(store)
     out.parent.mkdir(parents=True, exist_ok=True)
     max_bytes, on_rows = options.max_bytes, progress("counting", "rows")
-    lease = StoreLease(store)
+    held = lease(store)
     try:
         with replacing(out) as temporary, temporary.open("w+b") as file:
             deny(temporary, denied_bits([store / MANIFEST_NAME]))
@@ -115,7 +115,7 @@ def export_cache(
             if not kept:
                 raise BuildError(f"no pair of tokens fits into {max_bytes:,} bytes: allow more", "max_bytes")
     finally:
-        lease.close()
+        held.close()
     return Export(out, kept, len(counts) - kept, 4 * RECORD * kept)
 
 

@@ -13,8 +13,7 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.errors import ProbabilityError
 from draftstore.hf.generation import seeded
 from draftstore.hf.loading import LoadedModel
-from draftstore.hf.members import Member
-from draftstore.hf.preparing import prepare_text
+from draftstore.hf.members import Member, prepare_text
 from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
 
 ONE_TEXT: dict[str, Any] = {
@@ -33,16 +32,7 @@ def batch_member(
     planner: Planner,
     min_prob: float = 0.0,
 ) -> Member:
-    """Return the answer to a request as a text for a batch.
-
-    Args:
-        drafter: None decodes without drafts.
-        planner: see `draftstore.hf.generate`.
-        min_prob: minimum probability of a drafted node.
-
-    Raises:
-        ValueError: `generate` rejects an argument.
-    """
+    """Return the answer to a request as a text for a batch; ValueError if `generate` rejects an argument."""
     device = loaded.model.device
     prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(device)
     member = prepare_text(
@@ -104,15 +94,12 @@ class GrammarMask(LogitsProcessor):
     """Sets the logits of all tokens that a grammar forbids to minus infinity; for one answer."""
 
     def __init__(self, grammar: Grammar, prompt_tokens: int) -> None:
-        """Follow the answer after `prompt_tokens` ids."""
         self._state, self._seen = grammar.start(), prompt_tokens
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """Return the new logits, [1, vocab_size], after int64 [1, length], which extends the text of the last call.
 
-        Raises:
-            GrammarError: the grammar is too complex.
-            ProbabilityError: no token remains.
+        GrammarError if the grammar is too complex; ProbabilityError if no token remains.
         """
         self._state.extend(input_ids[0, self._seen :].tolist())
         self._seen = input_ids.shape[1]
@@ -134,14 +121,6 @@ class Penalties(LogitsProcessor):
         frequency: float = 0.0,
         bias: Mapping[int, float] | None = None,
     ) -> None:
-        """Prepare for one answer.
-
-        Args:
-            prompt_tokens: number of ids before the answer.
-            presence: subtracted from the logit of each token in the answer.
-            frequency: the same for each occurrence.
-            bias: added to logits, by token id.
-        """
         self._start = prompt_tokens
         self._presence = presence
         self._frequency = frequency

@@ -69,13 +69,12 @@ class _Sharing:
         scaling: float | None = None,
         **others: Any,
     ) -> Any:
-        """Compute the attention of a layer; see `transformers.integrations.sdpa_attention` for the arguments."""
         groups = getattr(module, "num_key_value_groups", 1)
-        elsewhere = torch.compiler.is_compiling() or getattr(_HERE, "masks", None) is None
+        inactive = torch.compiler.is_compiling() or getattr(_HERE, "masks", None) is None
         special = dropout or any(
             others.get(name) is not None for name in ("position_bias", "cache", "softcap")
         )
-        if elsewhere or special or groups == 1 or attention_mask is None or attention_mask.shape[1] != 1:
+        if inactive or special or groups == 1 or attention_mask is None or attention_mask.shape[1] != 1:
             settings = {"dropout": dropout, "scaling": scaling, **others}
             return self._usual(module, query, key, value, attention_mask, **settings)
         texts, heads, rows, size = query.shape

@@ -52,16 +52,12 @@ class Batch:
     def __init__(
         self, model: Any, *, most: int = MAX_TEXTS, tokens: int | None = None, chunk: int | None = None
     ) -> None:
-        """Prepare an empty batch.
+        """Prepare an empty batch; DecodingError if the model does not support drafts, or a text would not fit.
 
         Args:
-            model: a causal language model of transformers.
             most: see the attribute; at most 64, and 1 for a model that takes one text at a time.
             tokens: maximum tokens of all texts together; None: as many as fit into memory.
             chunk: tokens of prompts that are read in a step; None: a default. Models that take one text read it whole.
-
-        Raises:
-            DecodingError: the model does not support drafts, see `draftstore.hf.exactness`, or a text would not fit.
         """
         require_exact(model)
         whole = takes_one(model)  # its rotations depend on the highest position in a pass
@@ -121,12 +117,9 @@ class Batch:
     def step(self) -> list[tuple[Member, Step | Exception]]:
         """Run one pass over all texts whose prompts have been read, then read up to a chunk of prompts.
 
-        Returns:
-            Each text of the pass, and each whose prompt was completed, with its new tokens (for the latter with an
-            empty tree) or its error. One that is over or has failed has left.
-
-        Raises:
-            MemoryError: the pool cannot grow: all texts are lost. On a GPU torch's OutOfMemoryError.
+        Returns each text of the pass, and each whose prompt was completed, with its new tokens (for the latter with an
+        empty tree) or its error. One that is over or has failed has left. MemoryError, on a GPU torch's
+        OutOfMemoryError, if the pool cannot grow: all texts are lost.
         """
         results: list[tuple[Member, Step | Exception]] = []
         if self._members:
@@ -147,13 +140,9 @@ class Batch:
         runner = self._reserve(max(past + 1 + len(tree) for _, tree, past in rows))
         for member in self._members:  # a model that rereads has only one
             if member.past == self._rereads_at == len(member.text) - 1:
-                runner.read(0, member.text.ids.astype(np.int64), 0, Wants(best=False))
-        wants = [member.wants for member in self._members]
-        parts = runner.run(rows, Wants(*map(any, zip(*wants, strict=True))))
-        return [
-            ModelVerdict(part, member.chooser, each)
-            for part, member, each in zip(parts, self._members, wants, strict=True)
-        ]
+                runner.read(0, [member.text.ids.astype(np.int64)], 0, Wants(best=False))
+        parts = runner.run(rows, Wants.of(member.wants for member in self._members))
+        return [ModelVerdict(part, member) for part, member in zip(parts, self._members, strict=True)]
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         """Append accepted tokens to the texts in decoding; see `draftstore.decoding.loop.Model`."""
@@ -166,59 +155,41 @@ class Batch:
         results: list[tuple[Member, Step | Exception]] = []
         left, alone = self._chunk if self._members else self._chunk_alone, 0
         while left > 0 and self._reading and len(self._members) < self.most:
-            group = [] if alone else self._short_prompts(left)
-            if len(group) > 1:
-                runner = self._reserve(max(len(member.prompt) for member in group))
-                try:
-                    results += self._read_together(group, runner)
-                    left -= sum(member.past for member in group)
-                except Exception:  # noqa: BLE001 (of one text: each is read alone)
-                    alone = len(group)
-                continue
-            alone = max(0, alone - 1)
-            member = self._reading[0]
             begin = perf_counter_ns()
-            tokens = member.prompt[member.past : member.past + left]
-            runner = self._reserve(len(member.prompt))
+            group = self._next_prompts(1 if alone else self.most - len(self._members), left)
+            alone = max(0, alone - 1)
+            runner = self._reserve(max(len(member.prompt) for member in group))
+            slot = len(self._members) if len(group) > 1 else runner.pool.slots - 1
+            tokens = [member.prompt[member.past : member.past + left] for member in group]
             try:
-                candidates = member.prompt_candidates(self._vocab_size)
-                slot, wants = runner.pool.slots - 1, member.first_wants
-                rows = runner.read(slot, tokens, member.past, wants, candidates)
-            except Exception as error:  # noqa: BLE001 (of this text alone)
-                results.append((self._reading.popleft(), error))
+                candidates = group[0].prompt_candidates(self._vocab_size)
+                wants = Wants.of(member.first_wants for member in group)
+                parts = runner.read(slot, tokens, group[0].past, wants, candidates)
+            except Exception as error:  # noqa: BLE001 (of one text: each of several is read alone)
+                if len(group) > 1:
+                    alone = len(group)
+                else:
+                    results.append((self._reading.popleft(), error))
                 continue
-            member.past += len(tokens)
-            left -= len(tokens)
-            if member.past == len(member.prompt):
-                self._reading.popleft()
-                results.append(self._begin(member, rows, begin, slot))
+            for place, (member, read, rows) in enumerate(zip(group, tokens, parts, strict=True), slot):
+                member.past += len(read)
+                left -= len(read)
+                if member.past == len(member.prompt):
+                    self._reading.popleft()
+                    results.append(self._begin(member, rows, begin, place))
         return results
 
-    def _short_prompts(self, left: int) -> list[Member]:
-        """Return the next texts whose prompts one pass over at most `left` tokens reads without much waste."""
+    def _next_prompts(self, most: int, left: int) -> list[Member]:
+        """Return the next text, or several whose prompts fit into one pass of `left` tokens without much waste."""
         group: list[Member] = []
         longest = total = 0
-        for member in itertools.islice(self._reading, self.most - len(self._members)):
+        for member in itertools.islice(self._reading, most):
             longest, total = max(longest, len(member.prompt)), total + len(member.prompt)
             wasteful = longest * (len(group) + 1) * MOST_SPARE > total
             if member.past or member.gathers or wasteful or total > left:
                 break
             group.append(member)
-        return group
-
-    def _read_together(
-        self, group: Sequence[Member], runner: Runner
-    ) -> list[tuple[Member, Step | Exception]]:
-        """Read the prompts of the next texts in one pass."""
-        begin, first = perf_counter_ns(), len(self._members)
-        wants = Wants(*map(any, zip(*(member.first_wants for member in group), strict=True)))
-        parts = runner.read_together(first, [member.prompt for member in group], wants)
-        results = []
-        for slot, (member, rows) in enumerate(zip(group, parts, strict=True), first):
-            self._reading.popleft()
-            member.past = len(member.prompt)
-            results.append(self._begin(member, rows, begin, slot))
-        return results
+        return group or [self._reading[0]]
 
     def _begin(self, member: Member, rows: Rows, begin: int, slot: int) -> tuple[Member, Step | Exception]:
         """Emit the first token of a text in a slot; unless that ends the text, move it to the slot after the others."""

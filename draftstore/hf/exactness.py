@@ -19,8 +19,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import PLAIN, takes_one, why_never
+from draftstore.hf.members import prepare_text
 from draftstore.hf.passes import Wants
-from draftstore.hf.preparing import prepare_text
 from draftstore.hf.runner import LEAST_WIDTH, Drafted, new_runner
 from draftstore.trees.tree import DraftTree
 
@@ -165,33 +165,27 @@ def _read_together(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     """Return the same logits; here all but the last token are the accepted path of a draft.
 
     Every node of the path has a rejected sibling. If the model takes two texts, another one of a different length is
-    in the pass.
+    in the passes.
     """
     prepare_text(_neutral(model), torch.from_numpy(tokens[None, :PROMPT]).to(model.device), max_new_tokens=1)
-    others = 0 if takes_one(model) else 1
-    runner = new_runner(model, 1 + others)
+    prompts = [tokens[:PROMPT]] if takes_one(model) else [tokens[: PROMPT // 2], tokens[:PROMPT]]
+    runner = new_runner(model, len(prompts))
     runner.pool.resize(LEAST_WIDTH, 0, 0)
     wants = Wants(best=False)
-    logits = [runner.read(others, tokens[:PROMPT], 0, wants).logits(0).cpu()]
-    beside: list[Drafted] = [(int(tokens[0]), DraftTree.empty(), PROMPT // 2)] * others
-    for _ in beside:
-        runner.read(0, tokens[: PROMPT // 2], 0, wants)
+    logits = [runner.read(0, prompts, 0, wants)[-1].logits(0).cpu()]
+    others: list[Drafted] = [(int(tokens[0]), DraftTree.empty(), len(ids)) for ids in prompts[:-1]]
     tree, rows = _draft(tokens[PROMPT + 1 : -1].tolist(), wrong=int(tokens[0]))
-    found = runner.run([*beside, (int(tokens[PROMPT]), tree, PROMPT)], wants)[others]
+    found = runner.run([*others, (int(tokens[PROMPT]), tree, PROMPT)], wants)[-1]
     logits += [found.logits(row).cpu() for row in rows]
-    runner.pool.move([*(past for *_, past in beside), PROMPT], [*([] for _ in beside), rows])
+    runner.pool.move([len(ids) for ids in prompts], [*([] for _ in others), rows])
     last = int(tokens[-1]), DraftTree.empty(), PROMPT + len(rows)
-    logits.append(runner.run([*beside, last], wants)[others].logits(0).cpu())
+    logits.append(runner.run([*others, last], wants)[-1].logits(0).cpu())
     return torch.cat(logits).to(torch.float32)
 
 
 def _draft(path: list[int], wrong: int) -> tuple[DraftTree, list[int]]:
     """Return a tree of a path in which each node has a sibling before it, and the rows of the root and the path."""
-    drafted, parents, rows = [], [], [0]
-    for token in path:
-        drafted += [wrong, token]
-        parents += [rows[-1] - 1] * 2
-        rows.append(len(drafted))
-    nodes = len(drafted)
-    tree = DraftTree(np.array(drafted, np.int32), np.array(parents, np.int16), np.zeros(nodes, np.uint8))
-    return tree, rows
+    tokens = np.array([[wrong, token] for token in path], np.int32).ravel()
+    rows = np.arange(len(path) + 1) * 2
+    parents = np.repeat(rows[:-1] - 1, 2).astype(np.int16)
+    return DraftTree(tokens, parents, np.zeros(len(tokens), np.uint8)), rows.tolist()

@@ -31,8 +31,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.batches import MAX_TEXTS, Batch, tokens_for
 from draftstore.hf.exactness import PROMPT, Exactness, examine, random_tokens, require_exact
 from draftstore.hf.loading import LoadedModel, positions_of
-from draftstore.hf.members import Member
-from draftstore.hf.preparing import prepare_texts
+from draftstore.hf.members import Member, prepare_texts
 from draftstore.trees.frontier import BUDGET
 
 OF_THE_WHOLE = (
@@ -117,11 +116,7 @@ def speculative_generate(
 
 
 def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step], None]) -> None:
-    """Decode texts to their ends, and number their steps.
-
-    Raises:
-        Exception: the error of a text that failed.
-    """
+    """Decode texts to their ends, and number their steps; the error of a text that failed is raised."""
     numbers = {member: number for number, member in enumerate(members)}
     for member in members:
         batch.join(member)
@@ -133,7 +128,6 @@ def decode_all(batch: Batch, members: Sequence[Member], on_step: Callable[[Step]
 
 
 def _check_texts(processors: Any, streamer: Any) -> None:
-    """Raise a DecodingError for arguments that are not supported for several texts together."""
     asked = ["streamer"] if streamer is not None else []
     asked += [type(each).__name__ for each in processors if isinstance(each, OF_THE_WHOLE)]
     if asked:
@@ -178,8 +172,8 @@ def _result(members: Sequence[Member], config: GenerationConfig) -> torch.Tensor
     sequences = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=padding)
     if not config.return_dict_in_generate:
         return sequences
-    chooser = members[0].chooser
-    collected: dict[str, Any] = {"sequences": sequences, "scores": chooser.scores, "logits": chooser.logits}
+    (text, *_) = members
+    collected: dict[str, Any] = {"sequences": sequences, "scores": text.scores, "logits": text.logits}
     return GenerateDecoderOnlyOutput(**collected)
 
 

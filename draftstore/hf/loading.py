@@ -1,6 +1,8 @@
 """Loading of a model and its tokenizer from a directory, the Hugging Face hub, or a GGUF file."""
 
+import hashlib
 import io
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -148,6 +150,16 @@ def load_model(
             tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)  # transformers 5.17 takes BOS for it
     text = text_tokenizer(tokenizer, source if file is None else None, model_name(name_or_path))
     return LoadedModel(model.eval(), tokenizer, text)
+
+
+def weights_fingerprint(model: str | Path) -> str | None:
+    """Return a cheap fingerprint of a model on disk, from its files' names, sizes and times; None for hub models."""
+    path = Path(model)
+    if not path.exists():
+        return None
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
 
 
 def _class_of(source: str, file: str | None) -> Any:

@@ -1,6 +1,6 @@
 """A forward pass: the outputs that it needs, and those that it gives, kept on the device until requested."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -18,44 +18,33 @@ CHUNK = 128
 
 
 class Wants(NamedTuple):
-    """The outputs needed from a pass in addition to its logits.
-
-    Attributes:
-        best: most likely token of every row.
-        candidates: 8 most likely tokens of every row.
-        hidden: last hidden state of every row.
-    """
+    """The outputs needed of every row besides its logits: most likely token, the 8 most likely, last hidden state."""
 
     best: bool = True
     candidates: bool = False
     hidden: bool = False
 
+    @classmethod
+    def of(cls, wants: Iterable["Wants"]) -> "Wants":
+        """Return the outputs that any text of a pass needs."""
+        return cls(*map(any, zip(*wants, strict=True)))
+
 
 class Pass:
-    """The outputs of a forward pass over the rows of all its texts."""
+    """The outputs of a forward pass over the rows of all its texts, on the device.
+
+    Attributes:
+        choices: int64 [rows, any], the most likely token, if requested, and from column `offset` on the candidates.
+    """
 
     def __init__(self, outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> None:
-        """Queue the requested outputs.
-
-        Args:
-            outputs: the model's return value.
-            rows: number of last rows of each text to use.
-            wants: outputs needed.
-            hidden: states captured by `last_hidden`.
-        """
-        self._logits = outputs.logits[:, -rows:].flatten(0, 1)
-        self._hidden = hidden[-1][:, -rows:].flatten(0, 1) if hidden else None
-        self.choices = choices(self._logits, wants)
-        self._offset = int(wants.best)
-
-    def rows(self, fetch: "Fetch", first: int, count: int) -> "Rows":
-        """Return the outputs of one text, `count` rows from `first` on."""
-        some = slice(first, first + count)
-        states = None if self._hidden is None else self._hidden[some]
-        return Rows(self._logits[some], states, fetch, some, self._offset)
+        """Queue the outputs of the last `rows` of each text; `hidden` are the states that `last_hidden` caught."""
+        self.logits = outputs.logits[:, -rows:].flatten(0, 1)
+        self.hidden = hidden[-1][:, -rows:].flatten(0, 1) if hidden else None
+        self.choices, self.offset = choices(self.logits, wants), int(wants.best)
 
     def fetch(self) -> NDArray[np.int64]:
-        """Copy the choices, int64 [rows, any], to the host."""
+        """Copy the choices to the host."""
         assert self.choices is not None, "no choices were requested"
         found: NDArray[np.int64] = self.choices.cpu().numpy()
         return found
@@ -66,21 +55,11 @@ Fetch = Callable[[], NDArray[np.int64]]
 
 
 class Rows(NamedTuple):
-    """The outputs of one text, n + 1 rows; invalid after the next pass.
+    """The outputs of one text: its own n + 1 rows of a pass; invalid after the next one."""
 
-    Attributes:
-        all_logits: [n + 1, vocabulary], raw, on the device.
-        states: [n + 1, d], the last hidden states, or None.
-        fetch: returns the choices of all texts.
-        own: the rows of this text among these.
-        offset: the first column of candidates.
-    """
-
-    all_logits: torch.Tensor
-    states: torch.Tensor | None
+    whole: Pass
     fetch: Fetch
     own: slice
-    offset: int
 
     def best(self) -> list[int]:
         """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
@@ -89,17 +68,18 @@ class Rows(NamedTuple):
 
     def candidates(self) -> NDArray[np.int32]:
         """Return int32 [n + 1, 8], the most likely tokens at each row, best first, padded with -1."""
-        return self.fetch()[self.own, self.offset :].astype(np.int32)
+        return self.fetch()[self.own, self.whole.offset :].astype(np.int32)
 
     def logits(self, row: int) -> torch.Tensor:
         """Return [1, vocabulary], the raw logits at a row, on the device."""
-        return self.all_logits[row : row + 1]
+        found: torch.Tensor = self.whole.logits[self.own][row : row + 1]
+        return found
 
     def hidden(self, row: int) -> NDArray[np.float16] | None:
         """Return float16 [d], the last hidden state at a row (overflow gives infinity); None if unknown."""
-        if self.states is None:
+        if self.whole.hidden is None:
             return None
-        state: NDArray[np.float16] = self.states[row].half().cpu().numpy()
+        state: NDArray[np.float16] = self.whole.hidden[self.own][row].half().cpu().numpy()
         return state
 
 
@@ -107,11 +87,8 @@ def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
     """Return int64 [n + 1, any], the most likely token and the candidates of every row, as requested.
 
     The top values are searched only in the chunks with the largest maxima: a maximum without its index takes a tenth of
-    the time of one with an index, and the whole search a quarter of the time of `argmax` and `topk`.
-
-    Args:
-        logits: [n + 1, vocabulary].
-        wants: outputs needed.
+    the time of one with an index, and the whole search a quarter of the time of `argmax` and `topk`. `logits` are
+    [n + 1, vocabulary].
     """
     if logits.dtype == torch.float64:  # plain generate compares in float32, which has more ties
         logits = logits.float()
@@ -149,11 +126,8 @@ def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
     """Capture the input of the model's head in this thread: the last hidden states, after the final norm.
 
-    A model is shared: other threads may be running passes of other texts.
-
-    Yields:
-        A list that receives [texts, rows, d] for every forward pass inside the block; it stays empty if `wanted` is
-        False or the model has no head of its own.
+    A model is shared: other threads may be running passes of other texts. The list receives [texts, rows, d] for every
+    forward pass inside the block; it stays empty if `wanted` is False or the model has no head of its own.
     """
     caught: list[torch.Tensor] = []
     head = model.get_output_embeddings() if wanted else None

@@ -50,13 +50,13 @@ class VerificationPlan(NamedTuple):
 def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
     """Return a planner for a model: with its measured cost curve, else one typical of such devices.
 
-    Raises:
-        CurveError: the named curve cannot be read, or belongs to another model or device.
+    CurveError if the named curve cannot be read, or belongs to another model or device.
     """
-    from draftstore.hf.tuning import conditions_of, find_curve, load_curve
+    from draftstore.hf.tuning import conditions_of, find_curve
 
-    device, named = loaded.model.device.type, effort.curve
-    curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
+    model, named = loaded.model, effort.curve
+    curve = find_curve(model) if named is None else CostCurve.load(named).require(conditions_of(model))
+    device = model.device.type
     seconds = curve.cost(1) if curve else 0.0
     if effort.fixed:
         budget = FIXED_BUDGETS.get(device, BUDGET) if effort.budget is None else effort.budget

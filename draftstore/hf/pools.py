@@ -37,13 +37,7 @@ class CachePool:
     """
 
     def __init__(self, like: Cache, slots: int, rows: int) -> None:
-        """Prepare an empty pool.
-
-        Args:
-            like: a filled cache of the model, as a template.
-            slots: maximum texts.
-            rows: maximum rows of a pass that are kept.
-        """
+        """Prepare an empty pool: `like` is a filled cache of the model, `rows` the maximum rows of a pass."""
         self.slots, self.length = slots, 0
         alike: dict[Any, list[int]] = {}
         layers: list[Any] = list(like.layers)
@@ -117,9 +111,8 @@ class CachePool:
     def move(self, pasts: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
         """Copy rows of the last pass to its front, in all texts and layers together.
 
-        Args:
-            pasts: tokens of each text before the pass.
-            kept: rows to keep of each text, ascending and distinct; an empty list undoes the pass.
+        `pasts` are the tokens of each text before the pass, `kept` the rows to keep of each, ascending and distinct; an
+        empty list undoes the pass.
         """
         settled = min(map(rows_in_place, kept))
         count = max(map(len, kept)) - settled

@@ -52,7 +52,7 @@ WARM_UPS = 2
 
 LOG = logging.getLogger(__name__)
 Drafted = tuple[int, DraftTree, int]
-"""A text in a pass; see `Runner.run`."""
+"""A text in a pass: its last token, which is row 0; its draft; its tokens in the pool, the position of row 0."""
 
 
 class PassShape(NamedTuple):
@@ -65,14 +65,12 @@ class PassShape(NamedTuple):
 
 
 class Runner:
-    """Runs the passes of one model.
+    """Runs the passes of one model over the texts in its pool.
 
-    Attributes:
-        pool: keys and values of all texts.
+    With `graphs`, passes are padded and captured: see `takes_graphs`.
     """
 
     def __init__(self, model: Any, pool: CachePool, views: Views, *, graphs: bool) -> None:
-        """Allocate buffers; with `graphs`, passes are padded and captured: see `takes_graphs`."""
         self._model = weakref.ref(model)
         self.pool, self.graphs = pool, graphs
         self._views = views
@@ -100,12 +98,7 @@ class Runner:
         return max(size for size in BUCKETS if size <= most)
 
     def run(self, texts: Sequence[Drafted], wants: Wants) -> list[Rows]:
-        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each.
-
-        Args:
-            texts: the last token of each text, which is row 0; its draft; the number of its tokens in the pool, which
-                is the position of row 0.
-        """
+        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each."""
         shape = self._shape_of(texts, wants)
         # Tensors that are kept must be writable inside and outside of inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -114,65 +107,48 @@ class Runner:
             start = None if self.graphs or len(texts) > 1 else texts[0][2]
             whole = replayed or self._compute(shape, start)
             fetch = cache(whole.fetch if replayed is None else self._copy(replayed))
+        firsts = range(0, len(texts) * shape.rows, shape.rows)
         return [
-            whole.rows(fetch, place * shape.rows, 1 + len(tree)) for place, (_, tree, _) in enumerate(texts)
+            Rows(whole, fetch, slice(first, first + 1 + len(tree)))
+            for first, (_, tree, _) in zip(firsts, texts, strict=True)
         ]
 
     def read(
         self,
         slot: int,
-        tokens: NDArray[np.int64],
+        prompts: Sequence[NDArray[np.int64]],
         past: int,
         wants: Wants,
         prompt_candidates: PromptCandidates | None = None,
-    ) -> Rows:
-        """Read tokens of one text in one pass, without a graph; return the outputs of the last one.
-
-        Args:
-            slot: slot of the text, which holds `past` of its tokens.
-            tokens: int64 [any], the next tokens.
-            prompt_candidates: gathers the candidates at all these tokens.
-        """
-        model = self._model()
-        assert model is not None
-        keeps: Any = (
-            {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
-        )
-        count = len(tokens)
-        with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
-            ids = torch.from_numpy(tokens).to(self._device)[None]
-            before = torch.full((1, 1), past, device=self._device)
-            depths = torch.arange(count, device=self._device)[None]
-            among = torch.ones((1, count, count), dtype=torch.bool, device=self._device).tril_()
-            slots, width = slice(slot, slot + 1), past + count
-            whole = self._forward(slots, ids, before, depths, among, width, wants, 1, past, **keeps)
-        return whole.rows(cache(whole.fetch), 0, 1)
-
-    def read_together(self, slot: int, prompts: Sequence[NDArray[np.int64]], wants: Wants) -> list[Rows]:
-        """Read the prompts of texts in slots from `slot` on in one pass; return the outputs of the last token of each.
+    ) -> list[Rows]:
+        """Read tokens of texts in slots from `slot` on in one pass, without a graph; return the last outputs of each.
 
         Shorter ones have spare rows before them, whose keys lie after the text: the last row of each is its last token.
+
+        Args:
+            prompts: int64 [any] each, the next tokens of the texts.
+            past: tokens that each slot holds already; 0 for several texts.
+            prompt_candidates: gathers the candidates at all tokens of a single text.
         """
         model = self._model()
         assert model is not None
-        keeps = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+        keeps = {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
         texts, rows = len(prompts), max(map(len, prompts))
-        ids, depths, places = np.zeros((3, texts, rows), np.int64)
-        among = np.broadcast_to(np.eye(rows, dtype=np.bool_), (texts, rows, rows)).copy()
-        for text, tokens in enumerate(prompts):
-            spare = rows - len(tokens)
-            ids[text, spare:], depths[text, spare:] = tokens, np.arange(len(tokens))
-            places[text] = np.roll(np.arange(rows), spare)
-            among[text, spare:, spare:] = np.tri(len(tokens), dtype=np.bool_)
-        with torch.inference_mode(mode=False), torch.no_grad():
-            tensors = [torch.from_numpy(each).to(self._device) for each in (ids, depths, places, among)]
-            past = torch.zeros((texts, 1), dtype=torch.int64, device=self._device)
-            slots = slice(slot, slot + texts)
+        spare = np.array([[rows - len(tokens)] for tokens in prompts])
+        ids = np.stack([np.pad(tokens, (rows - len(tokens), 0)) for tokens in prompts])
+        numbers = np.arange(rows) - spare  # of the tokens in their prompts; below 0 for spare rows
+        inputs = ids, spare, np.maximum(numbers, 0), past + numbers % rows
+        with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
+            sent, first, depths, places = (torch.from_numpy(each).to(self._device) for each in inputs)
+            order = torch.arange(rows, device=self._device)
+            among = (order <= order[:, None]) & (order >= first[:, None]) | (order == order[:, None])
+            before = torch.full((texts, 1), past, device=self._device)
+            slots, start = slice(slot, slot + texts), past if texts == 1 else None
             whole = self._forward(
-                slots, tensors[0], past, tensors[1], tensors[3], rows, wants, 1, places=tensors[2], **keeps
+                slots, sent, before, depths, among, past + rows, wants, 1, start, places, **keeps
             )
         fetch = cache(whole.fetch)
-        return [whole.rows(fetch, text, 1) for text in range(texts)]
+        return [Rows(whole, fetch, slice(text, text + 1)) for text in range(texts)]
 
     def _shape_of(self, drafted: Sequence[Drafted], wants: Wants) -> PassShape:
         texts, rows = len(drafted), max(1 + len(tree) for _, tree, _ in drafted)
@@ -185,7 +161,6 @@ class Runner:
         return PassShape(texts, rows, min(width, self.pool.length), wants)
 
     def _fill_in(self, drafted: Sequence[Drafted], shape: PassShape) -> None:
-        """Write a pass's inputs to the buffers and send them to the device."""
         if self._sent is not None:
             self._sent.synchronize()  # the last pass may still be reading the host buffers
         texts, rows = shape.texts, shape.rows
@@ -379,5 +354,4 @@ def takes_graphs(model: Any) -> bool:
 
 
 def _event(device: torch.device) -> Any:
-    """Return a CUDA event; None on a CPU."""
     return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

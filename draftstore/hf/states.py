@@ -60,11 +60,10 @@ class StateReader:
         """Yield index and states, float32 [n, size], of each non-empty text once, in batches of similar length.
 
         Batches depend only on texts and arguments, so two calls give the same bits on the same machine. A text longer
-        than `max_length` is read in windows that overlap by a quarter.
+        than `max_length`, or than the model's positions, is read in windows that overlap by a quarter.
 
         Args:
             texts: int [n] each, with BOS if the model expects one.
-            max_length: maximum tokens of a window, limited to the model's positions.
             batch_tokens: maximum tokens of a batch, but at least one window. None: a default for the device.
             projection: applied on the device, so that only projected states are copied.
         """

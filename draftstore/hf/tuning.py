@@ -81,17 +81,10 @@ def find_curve(model: Any) -> CostCurve | None:
     if not path.is_file():
         return None
     try:
-        return load_curve(path, conditions)
+        return CostCurve.load(path).require(conditions)
     except CurveError as error:
         LOG.warning("the cost curve is not used: %s", error)
         return None
-
-
-def load_curve(path: Path, conditions: Conditions) -> CostCurve:
-    """Read a model's curve from a file."""
-    curve = CostCurve.load(path)
-    curve.require(conditions)
-    return curve
 
 
 def measure(
@@ -107,12 +100,10 @@ def measure(
     """Measure the cost curve of a model.
 
     Args:
-        model: model of transformers, on its device.
         context: tokens in the cache; reduced if the model has no room for them and the largest pass.
         repeats: timed passes for each number of rows; up to four times as many if they differ by more than `spread`.
         spread: how far the lower quartile may be above the fastest pass, as a share of it.
         rows: numbers of rows, ascending, starting with 1.
-        on_pass: called after every pass with the passes done and the total.
 
     Raises:
         CurveError: passes differ too much for a reliable result.
@@ -120,12 +111,15 @@ def measure(
         ModelError: the model has no room for such passes.
     """
     require_exact(model)
-    context = _room_for(model, context, rows[-1])
+    if (end := positions_of(model)) is not None:
+        context = min(context, end - rows[-1])
+    if context < 1:
+        raise ModelError(f"the model has {end} positions; the largest pass of {rows[-1]} rows needs more")
     runner = new_runner(model, 1)
     size = -(-(context + MAX_ROWS) // LEAST_WIDTH) * LEAST_WIDTH
     runner.pool.resize(size, 0, 0)
     ids = np.random.default_rng(SEED).integers(vocab_size(model), size=context)
-    runner.read(0, ids, 0, Wants())
+    runner.read(0, [ids], 0, Wants())
     entries = {count: tree_entry(count, context, vocab_size(model)) for count in rows}
 
     def timed(count: int) -> float:
@@ -164,14 +158,6 @@ def _quartile(times: list[float]) -> float:
 def _spread(times: list[float]) -> float:
     """Return how far the lower quartile is above the fastest pass, as a share of it."""
     return _quartile(times) / min(times) - 1
-
-
-def _room_for(model: Any, context: int, rows: int) -> int:
-    end = positions_of(model)
-    room = context if end is None else min(context, end - rows)
-    if room < 1:
-        raise ModelError(f"the model has {end} positions; the largest pass of {rows} rows needs more")
-    return room
 
 
 def tree_entry(count: int, past: int, vocab_size: int) -> Drafted:

@@ -12,8 +12,6 @@ partial, up to the next record with a valid checksum. Removed documents are over
 Only their owner can read the segments: they contain user data.
 """
 
-import fcntl
-import json
 import logging
 import os
 import secrets
@@ -24,22 +22,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.errors import DraftstoreError, EarlierVersionError
-from draftstore.storage.files import replacing
-from draftstore.storage.locks import lock
-from draftstore.text.digests import DIGEST_BYTES, IDENTITY
+from draftstore.live.shared import MODE, change, enlarge, settings_of
+from draftstore.storage.locks import hold, lock
+from draftstore.text.digests import DIGEST_BYTES
 
 LOG = logging.getLogger(__name__)
 LEAD = 8
 """Tokens of a prompt kept before its answer: the turn markers of chat templates, and a little more."""
 MAX_DOCUMENT = 1 << 16
 """Maximum tokens that a client appends of a document; the last ones are kept."""
-MODE = 0o600
 LIVE, REST = ".live", ".rest"
 SEGMENT_SECONDS = 3600.0
 """Age at which a segment is closed; a nightly rebuild removes all but the last hour from memory."""
@@ -51,18 +47,13 @@ _HEAD = struct.Struct(f"<IBBHIId{DIGEST_BYTES}s")
 _DOCUMENT, _ERASED, _APPLIED = range(3)
 _UNKNOWN, _RECORD, _ANSWER = range(3)
 _TOKEN = np.dtype("<i4")
-T = TypeVar("T")
 
 
-class Document(NamedTuple):
-    """A document of a live store.
+class LiveDocument(NamedTuple):
+    """A document of a live store: ids, int32 [any], of which the first `lead` are the end of the prompt.
 
-    Attributes:
-        ids: int32 [any].
-        lead: number of first ids that are the end of the prompt; the rest is the answer.
-        digest: 16 bytes that identify it (`draftstore.text.digests`); empty: unknown.
-        alone: whether the digest is that of the answer's text, because the writer did not know the conversation.
-        created: Unix seconds; 0: now.
+    `digest` are 16 bytes that identify it (`draftstore.text.digests`), none if unknown. It is that of the answer's text
+    `alone` if the writer did not know the conversation. `created` is in Unix seconds; 0: now.
     """
 
     ids: NDArray[np.int32]
@@ -72,23 +63,25 @@ class Document(NamedTuple):
     created: float = 0.0
 
     @classmethod
-    def of(cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"") -> "Document":
+    def of(cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"") -> "LiveDocument":
         """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted."""
         lead = np.asarray(prompt[max(0, len(prompt) - LEAD) :], np.int32)
         return cls(np.concatenate([lead, np.asarray(output, np.int32)]), len(lead), digest)
+
+
+Test: TypeAlias = Callable[[LiveDocument], bool]
 
 
 class _Record(NamedTuple):
     start: int
     end: int
     kind: int
-    document: Document
+    document: LiveDocument
 
 
 def segments(folder: Path, *kinds: str) -> list[Path]:
     """Return the segments of a log, oldest first, of all kinds or of those given."""
-    found = (path for path in folder.glob("*-*.*") if path.suffix in (kinds or (LIVE, REST)))
-    return sorted(found, key=lambda path: path.name)
+    return sorted(path for path in folder.glob("*-*.*") if path.suffix in (kinds or (LIVE, REST)))
 
 
 def newest(folder: Path) -> float:
@@ -106,7 +99,7 @@ def begun(path: Path) -> float:
     return int(head) / 1000 if head.isdecimal() else 0.0
 
 
-def documents(path: Path) -> Iterator[tuple[int, Document]]:
+def documents(path: Path) -> Iterator[tuple[int, LiveDocument]]:
     """Yield the documents of a segment with their places, which never change; none if it is gone."""
     with suppress(FileNotFoundError):
         for record in _records(path.read_bytes()):
@@ -114,31 +107,32 @@ def documents(path: Path) -> Iterator[tuple[int, Document]]:
                 yield record.start, record.document
 
 
-def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[list[Document], int]:
+def read_since(path: Path, start: int = 0, stop: int | None = None) -> tuple[list[LiveDocument], int]:
     """Return the documents of a segment from a position on, and the position after the last complete one."""
     with path.open("rb") as file:
         file.seek(start)
         data = file.read(-1 if stop is None else stop - start)
     found = list(_records(data))
     end = found[-1].end if found else 0
-    if lost := end - sum(record.end - record.start for record in found):
+    if lost := _lost(found, end):
         LOG.warning("%s: %d damaged bytes are skipped", path, lost)
     return [record.document for record in found if record.kind == _DOCUMENT], start + end
 
 
+def _lost(records: Iterable[_Record], end: int) -> int:
+    return end - sum(record.end - record.start for record in records)
+
+
 def damage(path: Path) -> int:
-    """Return the bytes of a segment that no valid record has, except for the end of one that a process appends to."""
+    """Return the bytes of a segment outside valid records, except for the end of one that a process appends to."""
     with suppress(FileNotFoundError):
         open_, data = is_open(path), path.read_bytes()
-        found, at = 0, 0
-        for record in _records(data):
-            found += record.start - at
-            at = record.end
-        return found if open_ else found + len(data) - at
+        found = list(_records(data))
+        return _lost(found, found[-1].end if found else 0) if open_ else _lost(found, len(data))
     return 0
 
 
-def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
+def erase(path: Path, unwanted: Test) -> int:
     """Overwrite unwanted documents of a segment, even while its process is appending; return their number."""
     with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
         hits = [r for r in _records(file.read()) if r.kind == _DOCUMENT and unwanted(r.document)]
@@ -153,11 +147,12 @@ def erase(path: Path, unwanted: Callable[[Document], bool]) -> int:
 
 def is_open(path: Path) -> bool:
     """Return True if a process is appending to a segment."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    try:
+        lock(path, shared=True, seconds=0).close()
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
     return False
 
 
@@ -167,34 +162,40 @@ def applied(path: Path) -> tuple[int, int]:
     return max(states, default=0), len(states)
 
 
-def put_to_rest(folder: Path, held: Callable[[Document], bool]) -> int:
+def put_to_rest(folder: Path, held: Test) -> int:
     """Put to rest closed segments whose documents are all in a published store; return their number."""
-    closed = filter(_is_closed, segments(folder, LIVE))
-    return _each(folder, lambda path: path.rename(path.with_suffix(REST)), _all_are(held, closed))
+    return _retire(folder, LIVE, held, lambda path: path.rename(path.with_suffix(REST)))
 
 
-def drop_rested(folder: Path, unwanted: Callable[[Document], bool]) -> int:
+def drop_rested(folder: Path, unwanted: Test) -> int:
     """Delete segments at rest whose documents are all unwanted; return their number."""
-    return _each(folder, Path.unlink, _all_are(unwanted, segments(folder, REST)))
+    return _retire(folder, REST, unwanted, Path.unlink)
+
+
+def _retire(folder: Path, kind: str, fits: Test, retire: Callable[[Path], object]) -> int:
+    """Retire the closed segments whose documents all fit, while no take-down searches the log."""
+    closed = filter(_is_closed, segments(folder, kind))
+    retired, fitting = 0, [path for path in closed if all(fits(document) for _, document in documents(path))]
+    with lock(folder):
+        for path in fitting:
+            with suppress(FileNotFoundError):
+                retire(path)
+                retired += 1
+    return retired
 
 
 class Writer:
-    """Appends to segments of this process, with one write per call and no fsync.
-
-    Attributes:
-        path: the current segment.
-        size: its size in bytes.
-    """
+    """Appends to segments of this process, with one write per call and no fsync; `path` is the current one."""
 
     def __init__(self, folder: Path, tokens: int) -> None:
         """Write to a folder, creating it if necessary, in segments of at most `tokens`; OSError if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._tokens, self._state = folder, tokens, 0
+        self.folder, self._tokens, self._state = folder, tokens, 0
         self._signed = time.monotonic()
         enlarge(folder, tokens)
         self._open()
 
-    def append(self, taken: Iterable[Document]) -> None:
+    def append(self, taken: Iterable[LiveDocument]) -> None:
         """Write all documents or none; OSError if the disk is full."""
         now = time.time()
         dated = (each._replace(created=each.created or now) for each in taken)
@@ -213,16 +214,14 @@ class Writer:
                 self._sign(self._state)
 
     def _sign(self, state: int) -> None:
-        self._write(_encode(Document(np.empty(0, np.int32), created=float(state)), _APPLIED))
+        self._write(_encode(LiveDocument(np.empty(0, np.int32), created=float(state)), _APPLIED))
         self._signed = time.monotonic()
 
     def roll(self) -> None:
         """Begin a new segment if the current one is old, or large for the log."""
-        old, large = (
-            time.monotonic() - self._began > SEGMENT_SECONDS,
-            self.size > most_bytes(self._tokens) // LOGGED,
-        )
-        large = large and self.size > most_bytes(settings_of(self._folder).tokens) // LOGGED
+        old = time.monotonic() - self._began > SEGMENT_SECONDS
+        most = _TOKEN.itemsize * self._tokens
+        large = self.size > most and self.size > _TOKEN.itemsize * settings_of(self.folder).tokens
         if self.size and (old or large):
             state = self._state
             self.reopen()
@@ -238,8 +237,8 @@ class Writer:
     def reopen(self) -> None:
         """Begin a new segment; OSError if the folder is gone."""
         file = self._file
-        if not settings_of(self._folder).tokens:  # another folder than before
-            enlarge(self._folder, self._tokens)
+        if not settings_of(self.folder).tokens:  # another folder than before
+            enlarge(self.folder, self._tokens)
         self._open()
         os.close(file)
 
@@ -250,11 +249,11 @@ class Writer:
         os.close(self._file)
 
     def _open(self) -> None:
-        stamp = int(max(time.time(), newest(self._folder)) * 1000) + 1
-        path = self._folder / f"{stamp:016d}-{secrets.token_hex(4)}{LIVE}"
+        stamp = int(max(time.time(), newest(self.folder)) * 1000) + 1
+        path = self.folder / f"{stamp:016d}-{secrets.token_hex(4)}{LIVE}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # others see by the lock that it is in use
+            hold(file)  # others see by the lock that it is in use
         except OSError:
             os.close(file)
             raise
@@ -267,51 +266,9 @@ class Writer:
         self.size += len(data)
 
 
-class Vocabulary(NamedTuple):
-    """The vocabulary of a live store: its size and the tokenizer's fingerprint."""
-
-    size: int
-    fingerprint: str
-
-
-class Settings(NamedTuple):
-    """What the processes of a log have in common.
-
-    Attributes:
-        vocabulary: that of the documents; None while there are none.
-        tokens: the largest memory that the log is kept for; see `most_bytes`.
-    """
-
-    vocabulary: Vocabulary | None = None
-    tokens: int = 0
-
-
-def settings_of(folder: Path) -> Settings:
-    """Return the settings of a log; see `load` for errors."""
-
-    def made(found: dict[str, Any]) -> Settings:
-        known = "fingerprint" in found
-        vocabulary = Vocabulary(int(found["size"]), str(found["fingerprint"])) if known else None
-        return Settings(vocabulary, int(found.get("tokens", 0)))
-
-    return load(folder, "live.json", made, "remove the folder") or Settings()
-
-
-def agree(folder: Path, vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary of a log, which is set by the first caller."""
-    found = _change(folder, lambda found: found._replace(vocabulary=found.vocabulary or vocabulary))
-    return found.vocabulary or vocabulary
-
-
-def enlarge(folder: Path, tokens: int) -> None:
-    """Keep a log at least for a memory of `tokens`; this never deletes anything."""
-    if settings_of(folder).tokens < tokens:
-        _change(folder, lambda found: found._replace(tokens=max(found.tokens, tokens)))
-
-
 def limit(folder: Path, tokens: int) -> int:
     """Keep a log for a memory of `tokens`, until a process with a larger one starts; return the documents deleted."""
-    _change(folder, lambda found: found._replace(tokens=tokens))
+    change(folder, lambda found: found._replace(tokens=tokens))
     return drop_oldest(folder)
 
 
@@ -321,11 +278,7 @@ def most_bytes(tokens: int) -> int:
 
 
 def drop_oldest(folder: Path) -> int:
-    """Delete the oldest closed segments if a log exceeds its limit, and empty segments of processes that died.
-
-    Returns:
-        The number of deleted documents.
-    """
+    """Delete the oldest closed segments of a log beyond its limit, and empty ones; return the documents deleted."""
     most, total, dropped = most_bytes(settings_of(folder).tokens), 0, 0
     for path in reversed(segments(folder)):
         with suppress(FileNotFoundError):
@@ -337,48 +290,6 @@ def drop_oldest(folder: Path) -> int:
     return dropped
 
 
-def _change(folder: Path, make: Callable[[Settings], Settings]) -> Settings:
-    with lock(folder):
-        before = settings_of(folder)
-        after = make(before)
-        if after != before:
-            vocabulary = after.vocabulary._asdict() if after.vocabulary else {}
-            save(folder / "live.json", {**vocabulary, "tokens": after.tokens})
-    return after
-
-
-def save(path: Path, fields: dict[str, Any]) -> None:
-    """Write what `load` reads, atomically, for the owner of the log, even if root does."""
-    with replacing(path, MODE) as temporary:
-        temporary.write_text(json.dumps(fields | {"identity": IDENTITY}), encoding="utf-8")
-        if os.geteuid() == 0:
-            owner = path.parent.stat()
-            os.chown(temporary, owner.st_uid, owner.st_gid)
-
-
-def load(folder: Path, name: str, make: Callable[[dict[str, Any]], T], advice: str) -> T | None:
-    """Return what a file of a log says; None if there is no such file.
-
-    Raises:
-        EarlierVersionError: the log is of an earlier version, which knew documents by other digests.
-        DraftstoreError: the file cannot be read; `advice` says what to do then.
-    """
-    try:
-        found = json.loads((folder / name).read_text(encoding="utf-8"))
-        if found.get("identity") == IDENTITY:
-            return make(found)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DraftstoreError(f"{folder / name} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise DraftstoreError(f"{folder / name} cannot be read ({error}): {advice}") from None
-    raise EarlierVersionError(
-        f"the live log {folder} was written by an earlier version, which knew documents by other digests: move the "
-        "folder away, and a new log begins; docs/operations.md, Upgrade, has the steps"
-    )
-
-
 def _is_closed(path: Path) -> bool:
     """Return True if no process appends to a segment any more; a new, empty one may be about to be locked."""
     with suppress(FileNotFoundError):
@@ -388,23 +299,7 @@ def _is_closed(path: Path) -> bool:
     return False
 
 
-def _all_are(fit: Callable[[Document], bool], paths: Iterable[Path]) -> list[Path]:
-    """Return the segments whose documents all satisfy a predicate."""
-    return [path for path in paths if all(fit(document) for _, document in documents(path))]
-
-
-def _each(folder: Path, do: Callable[[Path], object], paths: Iterable[Path]) -> int:
-    """Apply a function to segments while no take-down is searching them; return the number that still existed."""
-    done = 0
-    with lock(folder):
-        for path in paths:
-            with suppress(FileNotFoundError):
-                do(path)
-                done += 1
-    return done
-
-
-def _encode(document: Document, kind: int) -> bytes:
+def _encode(document: LiveDocument, kind: int) -> bytes:
     ids, digest = document.ids.astype(_TOKEN, copy=False), document.digest
     origin = (_ANSWER if document.alone else _RECORD) if digest else _UNKNOWN
     head = _HEAD.pack(0, kind, origin, 0, len(ids), document.lead, document.created, digest)[4:]
@@ -426,17 +321,10 @@ def _records(data: bytes) -> Iterator[_Record]:
 def _record_at(data: bytes, start: int) -> _Record | None:
     check, kind, origin, zero, count, lead, created, digest = _HEAD.unpack_from(data, start)
     end = start + _HEAD.size + _TOKEN.itemsize * count
-    if (
-        kind > _APPLIED
-        or origin > _ANSWER
-        or zero
-        or lead > count
-        or end > len(data)
-        or not isfinite(created)
-    ):
+    if kind > _APPLIED or origin > _ANSWER or zero or lead > count or not isfinite(created):
         return None
-    if zlib.crc32(memoryview(data)[start + 4 : end]) != check:
+    if end > len(data) or zlib.crc32(memoryview(data)[start + 4 : end]) != check:
         return None
     ids = np.frombuffer(data, _TOKEN, count, start + _HEAD.size)
-    found = Document(ids, lead, digest if origin else b"", origin == _ANSWER, created)
+    found = LiveDocument(ids, lead, digest if origin else b"", origin == _ANSWER, created)
     return _Record(start, end, kind, found)

@@ -32,13 +32,13 @@ CONTEXTS = 16
 END = np.array([-1], np.int32)
 """Separates documents."""
 RULES = {
-    "alone": HistoryRule(max_match=CONTEXT_SIZE, alpha=4.0, beta=3.0),
-    "beside": HistoryRule(max_match=CONTEXT_SIZE, alpha=64.0, beta=4.0, rows=16, floor=0.02),
+    "sole": HistoryRule(max_match=CONTEXT_SIZE, alpha=4.0, beta=3.0),
+    "supplement": HistoryRule(max_match=CONTEXT_SIZE, alpha=64.0, beta=4.0, rows=16, floor=0.02),
 }
 """Drafting rules, tuned on recorded outputs of agents: beside a store, short matches are left to the store."""
-LEAST = {"alone": 0.0, "beside": 0.02}
+LEAST = {"sole": 0.0, "supplement": 0.02}
 """Minimum probability of a node: beside a store, less likely ones cost time and are hardly ever verified."""
-DEFAULT = "beside"
+DEFAULT = "supplement"
 
 
 class Memory:
@@ -79,17 +79,11 @@ class Memory:
 
 
 class MemoryDrafter(ContextDrafter):
-    """Drafts from the documents of a memory.
-
-    Attributes:
-        memory: the memory; may be replaced between two drafts by another with the same vocabulary.
-        vocab_size: size of the vocabulary.
-    """
+    """Drafts from the documents of `memory`, which may be replaced between two drafts by another of its vocabulary."""
 
     context_size = CONTEXT_SIZE
 
     def __init__(self, memory: Memory, strategy: str = DEFAULT) -> None:
-        """Draft with one of `RULES`."""
         self.memory = memory
         self.vocab_size = memory.vocab_size
         self._rule = read_only(np.array(RULES[strategy], np.float64))

@@ -18,18 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftstore.errors import DraftstoreError
-from draftstore.live.log import (
-    LIVE,
-    Document,
-    applied,
-    damage,
-    documents,
-    erase,
-    is_open,
-    load,
-    save,
-    segments,
-)
+from draftstore.live import log, shared
+from draftstore.live.log import LIVE, LiveDocument, documents, is_open, segments
 from draftstore.live.source import answer_of, identified, tokenizer_of
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
@@ -42,12 +32,10 @@ SILENT_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class TakeDowns:
-    """Documents that a log may not hold; `state` grows with each change.
+    """Documents that a log may not hold, by their digests; `state` grows with each change.
 
-    Attributes:
-        documents: their digests.
-        answers: digests of their last answers, compared with documents whose writer did not know the conversation.
-        containing: texts that no document may contain.
+    `answers` are digests of their last answers, for documents whose writer did not know the conversation; no document
+    may contain a text of `containing`.
     """
 
     state: int = dataclasses.field(default=0, compare=False)
@@ -57,21 +45,23 @@ class TakeDowns:
 
     @classmethod
     def read(cls, folder: Path) -> "TakeDowns":
-        """Return the take-downs of a log; see `log.load` for errors."""
+        """Return the take-downs of a log; see `shared.load` for errors."""
 
         def made(found: dict[str, Any]) -> TakeDowns:
             digests = {key: frozenset(map(bytes.fromhex, found[key])) for key in ("documents", "answers")}
             fragments = tuple(Fragment(**each) for each in found["containing"])
             return cls(int(found["state"]), containing=fragments, **digests)
 
-        return load(folder, "removed.json", made, "remove the documents again, then this file") or cls()
+        return (
+            shared.load(folder, "removed.json", made, "remove the documents again, then this file") or cls()
+        )
 
     @property
     def empty(self) -> bool:
         """Whether any document may be held."""
         return not (self.documents or self.answers or self.containing)
 
-    def refuse(self, document: Document, tokenizer: TextTokenizer) -> bool:
+    def refuse(self, document: LiveDocument, tokenizer: TextTokenizer) -> bool:
         """Return True if a document is among the take-downs."""
         found = identified(document, tokenizer)
         if found.digest in self.documents or (found.alone and found.digest in self.answers):
@@ -82,7 +72,7 @@ class TakeDowns:
     def _finder(self) -> Finder:
         return Finder(self.containing)
 
-    def unclear(self, document: Document, tokenizer: TextTokenizer) -> bool:
+    def unclear(self, document: LiveDocument, tokenizer: TextTokenizer) -> bool:
         """Return True if a document may hold a removed answer that its digest does not tell."""
         if not self.answers or (document.digest and not document.alone):
             return False
@@ -91,23 +81,16 @@ class TakeDowns:
 
 
 class Held(NamedTuple):
-    """What a live log and its processes may still hold of removed documents.
-
-    Attributes:
-        place: its folder.
-        log: number of removed documents in it.
-        memory: number of running processes that may hold some.
-        unclear: number of documents that cannot be compared (`TakeDowns.unclear`), except those vouched for.
-        damaged: bytes that cannot be read.
-        vouched: when somebody vouched for what cannot be compared or read; None: nobody since the last removal.
-    """
+    """What a live log in a folder, `place`, and its processes may still hold of removed documents."""
 
     place: str
-    log: int = 0
-    memory: int = 0
-    unclear: int = 0
-    damaged: int = 0
-    vouched: str | None = None
+    log: int = 0  # removed documents in it
+    memory: int = 0  # running processes that may hold some
+    unclear: int = 0  # documents that cannot be compared (`TakeDowns.unclear`), except those vouched for
+    damaged: int = 0  # bytes that cannot be read
+    vouched: str | None = (
+        None  # when somebody vouched for what cannot be compared or read, since the last removal
+    )
 
     @property
     def clean(self) -> bool:
@@ -128,10 +111,8 @@ def last_change(folder: Path) -> tuple[int, ...]:
 def take_down(folder: Path, wanted: TakeDowns) -> int:
     """Put take-downs in force instead of earlier ones; return how many documents were in the log.
 
-    On return, the memory of all processes is free of them. There is no time limit for processes that are at work.
-
-    Raises:
-        DraftstoreError: a process that uses the log gives no sign of life.
+    On return, the memory of all processes is free of them. There is no time limit for processes that are at work; one
+    that gives no sign of life is a DraftstoreError.
     """
     with lock(folder):
         rules = before = TakeDowns.read(folder)
@@ -142,7 +123,7 @@ def take_down(folder: Path, wanted: TakeDowns) -> int:
         erased = _erase(folder, rules)
         if rules is not before:
             digests = {key: sorted(map(bytes.hex, getattr(rules, key))) for key in ("documents", "answers")}
-            save(folder / "removed.json", dataclasses.asdict(rules) | digests)
+            shared.save(folder / "removed.json", dataclasses.asdict(rules) | digests)
     _wait(folder, rules.state)
     # Once more: a process may have ended after the first pass, before it saw the rules.
     return erased + _erase(folder, rules)
@@ -152,7 +133,7 @@ def _erase(folder: Path, rules: TakeDowns) -> int:
     if rules.empty:
         return 0
     tokenizer = tokenizer_of(folder)
-    return sum(erase(path, lambda found: rules.refuse(found, tokenizer)) for path in segments(folder))
+    return sum(log.erase(path, lambda found: rules.refuse(found, tokenizer)) for path in segments(folder))
 
 
 def _wait(folder: Path, state: int) -> None:
@@ -177,7 +158,7 @@ def memory_behind(folder: Path, state: int) -> dict[Path, int]:
     behind = {}
     for path in segments(folder, LIVE):
         with suppress(FileNotFoundError):
-            if is_open(path) and (found := applied(path))[0] < state:
+            if is_open(path) and (found := log.applied(path))[0] < state:
                 behind[path] = found[1]
     return behind
 
@@ -189,7 +170,7 @@ def still_held(folder: Path, wanted: TakeDowns, vouched: str | None = None) -> H
     """
     own, paths = TakeDowns.read(folder), segments(folder)
     since = datetime.fromisoformat(vouched).timestamp() if vouched else 0.0
-    held = Held(str(folder), damaged=sum(map(damage, paths)), vouched=vouched)
+    held = Held(str(folder), damaged=sum(map(log.damage, paths)), vouched=vouched)
     if rules := {own, wanted} - {TakeDowns()}:
         tokenizer = tokenizer_of(folder)
         held = held._replace(memory=len(memory_behind(folder, own.state)))

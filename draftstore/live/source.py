@@ -10,8 +10,9 @@ from pathlib import Path
 
 from draftstore.errors import CorpusError, TokenizerError
 from draftstore.live import log
-from draftstore.live.log import LIVE, REST, documents, segments, settings_of
-from draftstore.storage.files import publish, remove, retired_name
+from draftstore.live.log import LIVE, REST, LiveDocument, documents, segments
+from draftstore.live.shared import settings_of
+from draftstore.storage.files import publish, remove
 from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.digests import Identity, answer_digest, identify
@@ -32,9 +33,7 @@ class LiveTexts:
     def find(self) -> list[CorpusFile]:
         """Return its segments; a live one by both names, since it may be put to rest in the meantime.
 
-        Raises:
-            CorpusError: the folder does not exist.
-            TokenizerError: it holds ids of another tokenizer.
+        CorpusError if the folder does not exist; TokenizerError if it holds ids of another tokenizer.
         """
         if not (self.folder / TOKENIZER_FOLDER).is_dir():
             raise CorpusError(
@@ -58,7 +57,7 @@ class LiveTexts:
             yield Document(f"{file.name}#{place}", text, known)
 
 
-def answer_of(document: log.Document, tokenizer: TextTokenizer) -> tuple[str, bool]:
+def answer_of(document: LiveDocument, tokenizer: TextTokenizer) -> tuple[str, bool]:
     """Return an answer's text without the special tokens that end it, and whether every log has the same one."""
     ids = document.ids[document.lead :].tolist()
     end = len(ids)
@@ -73,7 +72,7 @@ def answer_of(document: log.Document, tokenizer: TextTokenizer) -> tuple[str, bo
     return text, whole and "\ufffd" not in text and THOUGHT not in text
 
 
-def identified(document: log.Document, tokenizer: TextTokenizer) -> log.Document:
+def identified(document: LiveDocument, tokenizer: TextTokenizer) -> LiveDocument:
     """Return a document with its digest, computed from the answer's text if the writer gave none."""
     if document.digest:
         return document
@@ -88,9 +87,7 @@ def tokenizer_of(folder: Path) -> TextTokenizer:
 def adopt(folder: Path, tokenizer: TextTokenizer) -> None:
     """Make a log, which need not exist yet, a source of a collection, so that its writers can apply take-downs.
 
-    Raises:
-        TokenizerError: it holds ids of another tokenizer.
-        OSError: it cannot be written.
+    TokenizerError if it holds ids of another tokenizer; OSError if it cannot be written.
     """
     _require_own(folder, tokenizer)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,12 +95,13 @@ def adopt(folder: Path, tokenizer: TextTokenizer) -> None:
         with suppress(TokenizerError):
             if tokenizer_of(folder).fingerprint == tokenizer.fingerprint:
                 return
-        target, filling = folder / TOKENIZER_FOLDER, folder / f".{TOKENIZER_FOLDER}.partial"
+        filling, replaced = folder / f".{TOKENIZER_FOLDER}.partial", folder / f".{TOKENIZER_FOLDER}.replaced"
         remove(filling)
+        remove(replaced)
         filling.mkdir()
         tokenizer.save(filling)
-        publish(filling, target)
-        remove(retired_name(target))
+        publish(filling, folder / TOKENIZER_FOLDER, replaced)
+        remove(replaced)
 
 
 def _require_own(folder: Path, tokenizer: TextTokenizer) -> None:

@@ -2,8 +2,8 @@
 
     live = LiveStore(tokens=1_000_000, folder=Path("live/chat"))
     live.agree(Vocabulary(32_000, fingerprint))
-    live.append([Document(ids, digest=identify(messages).document)])
-    live.drafter("alone").draft(contexts)
+    live.append([LiveDocument(ids, digest=identify(messages).document)])
+    live.drafter("sole").draft(contexts)
 
 A thread follows the folder: four times a second it reads the documents that other processes appended, and forgets those
 that were taken down or are now in a published store.
@@ -23,20 +23,18 @@ from draftstore.drafting.drafter import check_ids
 from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError
 from draftstore.live.log import (
     LIVE,
-    Document,
-    Vocabulary,
+    LiveDocument,
     Writer,
-    agree,
     begun,
     drop_oldest,
     erase,
     is_open,
     read_since,
     segments,
-    settings_of,
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.live.removing import TakeDowns, last_change
+from draftstore.live.shared import Vocabulary, agree, settings_of
 from draftstore.live.source import identified, tokenizer_of
 from draftstore.options import NAME
 from draftstore.storage.manifest import TOKENIZER_FOLDER
@@ -70,10 +68,9 @@ class LiveStore:
             folder: folder of the log, created if necessary; None: memory only, lost when the process ends.
 
         Raises:
-            EarlierVersionError: the log is of an earlier version.
-            DraftstoreError: the folder cannot be used.
+            DraftstoreError: the folder cannot be used, or its log is of an earlier version.
         """
-        self._tokens, self._folder = tokens, folder
+        self._tokens = tokens
         self.vocabulary: Vocabulary | None = None
         self.appended = self.refused = self.unlogged = 0
         self._drafters: list[MemoryDrafter] = []
@@ -84,10 +81,10 @@ class LiveStore:
         self._sizes: dict[Path, int] = {}  # at the last look: a damaged end is searched once
         self._own: set[Path] = set()  # segments of this process
         self._loaded = False
-        self._unread: list[Document] | None = None  # appended while the log is reloaded
+        self._unread: list[LiveDocument] | None = None  # appended while the log is reloaded
         self._rules, self._change = TakeDowns(), tuple[int, ...]()
         self._tokenizer: TextTokenizer | None = None
-        self._unlogged: list[Document] = []  # the latest documents that could not be logged
+        self._unlogged: list[LiveDocument] = []  # the latest documents that could not be logged
         self._warned = -WARN_SECONDS
         self._writer: Writer | None = None
         self._stop = threading.Event()
@@ -120,16 +117,15 @@ class LiveStore:
     def check(self, vocabulary: Vocabulary) -> None:
         """Raise a TokenizerError if the store has another vocabulary."""
         found = self.vocabulary if self._agreed or len(self) else None
-        found = found or (settings_of(self._folder).vocabulary if self._folder else None)
+        found = found or (settings_of(self._writer.folder).vocabulary if self._writer else None)
         if found and found != vocabulary:
             raise _mismatch(found, vocabulary)
 
-    def append(self, documents: Sequence[Document]) -> None:
+    def append(self, documents: Sequence[LiveDocument]) -> None:
         """Append documents, first to the log, then to memory, except those that were taken down.
 
-        Raises:
-            TokenRangeError: an id is outside the vocabulary; nothing is appended.
-            TokenizerError: another process has appended documents of another vocabulary; nothing is appended.
+        Nothing is appended if an id is outside the vocabulary (TokenRangeError), or if another process has appended
+        documents of another vocabulary (TokenizerError).
         """
         assert self._memory is not None, "agree first"
         for document in documents:
@@ -149,15 +145,14 @@ class LiveStore:
             for document in taken:
                 self._memory.append(document.ids)
 
-    def _log(self, documents: list[Document]) -> bool:
+    def _log(self, documents: list[LiveDocument]) -> bool:
         """Write documents to the log, if there is one; return False if that fails."""
         if self._writer is None or not documents:
             return True
-        assert self._folder is not None
         assert self.vocabulary is not None
         try:
             self._stay(self._writer)
-            if not self._agreed and (found := agree(self._folder, self.vocabulary)) != self.vocabulary:
+            if not self._agreed and (found := agree(self._writer.folder, self.vocabulary)) != self.vocabulary:
                 raise _mismatch(found, self.vocabulary)
             self._agreed = True
             self._writer.append(documents)
@@ -169,10 +164,10 @@ class LiveStore:
         return True
 
     def _stay(self, writer: Writer) -> None:
-        """Begin a new segment if the current one is not in the folder any more; OSError if the folder is gone."""
+        """Begin a new segment if the current one is not in its folder any more; OSError if that is gone."""
         if not writer.in_place:
             writer.reopen()
-            LOG.warning("the live log %s was moved, removed or replaced: a new segment begins", self._folder)
+            LOG.warning("the live log %s was moved, removed or replaced: a new segment begins", writer.folder)
             self._agreed, self._loaded, self._own = False, False, set()
 
     def drafter(self, strategy: str) -> MemoryDrafter:
@@ -185,38 +180,38 @@ class LiveStore:
 
     def follow(self) -> None:
         """Apply changes that other processes made in the folder."""
-        assert self._folder is not None
         assert self._writer is not None
+        writer, folder = self._writer, self._writer.folder
         with self._lock:
-            self._stay(self._writer)
-        if (change := last_change(self._folder)) != self._change:
-            rules = TakeDowns.read(self._folder)
-            known = rules.state or (self._folder / TOKENIZER_FOLDER).exists()
-            tokenizer = tokenizer_of(self._folder) if known else None
+            self._stay(writer)
+        if (change := last_change(folder)) != self._change:
+            rules = TakeDowns.read(folder)
+            known = rules.state or (folder / TOKENIZER_FOLDER).exists()
+            tokenizer = tokenizer_of(folder) if known else None
             with self._lock:
                 self._loaded &= rules.state == self._rules.state
                 self._rules, self._tokenizer = rules, tokenizer
             self._change = change
-        found = self.vocabulary if self._agreed else settings_of(self._folder).vocabulary
+        found = self.vocabulary if self._agreed else settings_of(folder).vocabulary
         with self._lock:
             if found and self.vocabulary is None:
                 self._begin(found)
             self._agreed = found is not None and found == self.vocabulary
             if self.vocabulary is None:  # memory is empty
-                self._writer.apply(self._rules.state)
+                writer.apply(self._rules.state)
                 return
-            self._writer.roll()
-        drop_oldest(self._folder)
-        present = segments(self._folder, LIVE) if found in (None, self.vocabulary) else []
+            writer.roll()
+        drop_oldest(folder)
+        present = segments(folder, LIVE) if found in (None, self.vocabulary) else []
         gone = (self._seen.keys() | self._own) - {*present}
-        self._own = (self._own | {self._writer.path}) & {*present}
+        self._own = (self._own | {writer.path}) & {*present}
         self._loaded &= not gone
-        if not self._loaded:
-            self._read_anew(present)
-        else:
+        if self._loaded:
             self._read_new(present)
+        else:
+            self._reload(writer, present)
         with self._lock:
-            self._writer.apply(self._rules.state)
+            writer.apply(self._rules.state)
 
     def close(self) -> None:
         """Stop following, and close the log."""
@@ -235,18 +230,10 @@ class LiveStore:
             for drafter in self._drafters:
                 drafter.memory, drafter.vocab_size = self._memory, vocabulary.size
 
-    def _refuses(self, document: Document) -> bool:
+    def _refuses(self, document: LiveDocument) -> bool:
         return self._tokenizer is not None and self._rules.refuse(document, self._tokenizer)
 
-    def _forgets(self, document: Document) -> bool:
-        """Return True if a document of the log was taken down, and show that this process is at work."""
-        assert self._writer is not None
-        with self._lock:
-            self._writer.beat()
-        return self._refuses(document)
-
     def _read_new(self, present: Sequence[Path]) -> None:
-        """Append documents that other processes have written since the last call."""
         assert self._memory is not None
         for path in present:
             with suppress(FileNotFoundError):
@@ -257,17 +244,22 @@ class LiveStore:
                     for document in filterfalse(self._refuses, documents):
                         self._take(self._memory, document)
 
-    def _read_anew(self, present: Sequence[Path]) -> None:
+    def _reload(self, writer: Writer, present: Sequence[Path]) -> None:
         """Reload memory from the log, from the newest segment back until it is full."""
+
+        def forgotten(document: LiveDocument) -> bool:
+            with self._lock:
+                writer.beat()
+            return self._refuses(document)
+
         assert self._memory is not None
-        assert self._writer is not None
-        own = self._writer.path
+        own = writer.path
         with self._lock:
-            self._unread, stop = [], self._writer.size
+            self._unread, stop = [], writer.size
         if self._rules.state:  # documents appended here after they were taken down elsewhere
             for path in self._own:
-                erase(path, self._forgets)
-        documents: list[tuple[float, str, Document]] = []
+                erase(path, forgotten)
+        documents: list[tuple[float, str, LiveDocument]] = []
         seen: dict[Path, int] = {}
         room = self._tokens
         for path in reversed(present):
@@ -281,7 +273,7 @@ class LiveStore:
                     room -= sum(len(document.ids) for document in found)
         memory = Memory(self._memory.vocab_size, self._tokens)
         documents.sort(key=lambda each: each[:2])
-        for document in filterfalse(self._forgets, (each for *_, each in documents)):
+        for document in filterfalse(forgotten, (each for *_, each in documents)):
             self._take(memory, document)
         with self._lock:
             self._unlogged = list(filterfalse(self._refuses, self._unlogged))
@@ -292,7 +284,7 @@ class LiveStore:
                 drafter.memory = memory
         self._loaded = True
 
-    def _take(self, memory: Memory, document: Document) -> None:
+    def _take(self, memory: Memory, document: LiveDocument) -> None:
         with suppress(TokenRangeError):
             memory.append(document.ids)
 
@@ -309,7 +301,7 @@ class LiveStore:
             LOG.warning(message, error)
 
 
-def _in_order(path: Path, documents: Iterable[Document]) -> Iterator[tuple[float, str, Document]]:
+def _in_order(path: Path, documents: Iterable[LiveDocument]) -> Iterator[tuple[float, str, LiveDocument]]:
     """Yield the documents of a segment, each with the time of the newest one so far, and the segment's name."""
     newest = begun(path)
     for document in documents:

@@ -17,10 +17,10 @@ from draftstore.search.ngrams import count_ngrams
 from draftstore.storage.files import remove
 from draftstore.storage.manifest import MANIFEST_NAME, manifest_digest, model_name, save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
-from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
+from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.build import RestSources
-from draftstore.stores.rest.store import RestStore
+from draftstore.stores.rest.store import RestStore, derive_manifest
 from draftstore.text.tokenizing import Named
 from draftstore.text.tokens import sentinel, token_dtype
 
@@ -42,55 +42,37 @@ def build_recycling(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a recycling store from a REST store.
+    """Build a recycling store from a REST store with the model's tokenizer; its default name is the directory's.
 
-    Args:
-        options: the model, and the store's name; default: the directory's.
-        rest: REST store of the corpus, with the model's tokenizer.
-        out: directory of the store; its parent is created if missing.
-        overwrite: whether to replace an existing store.
-        workers: threads that count; default: all cores.
-        progress: receives the progress of each step.
-
-    Raises:
-        DraftstoreError: `rest` is not a REST store, or `out` holds something else.
+    `workers` threads count, by default one per core. Raises BuildError (see `build_store`) or StoreError.
     """
-    with closing(RestStore.open(rest)) as seed:
-        corpus, matrix = seed.manifest, successors(seed, workers, progress)
+    with closing(RestStore.open(rest)) as source:
+        matrix = successors(source, workers, progress)
     dtype = token_dtype(len(matrix))
     data = np.where(matrix < 0, sentinel(dtype), matrix).astype(dtype).tobytes()
     plan = {
         "kind": KIND,
         "source": manifest_digest(rest),
         "target_model": options.model_id,
-        "tokenizer": corpus.tokenizer.fingerprint,
+        "tokenizer": source.manifest.tokenizer.fingerprint,
         "vocab_size": len(matrix),
         "content": hashlib.sha256(data).hexdigest(),
     }
-    manifest = dataclasses.replace(
-        corpus,
-        kind=KIND,
-        name=options.name or out.name,
-        created=build_time(),
-        parameters={"plan": plan, "source": str(rest.resolve())},
-        counts={
-            "documents": corpus.counts["documents"],
-            "tokens": corpus.counts["tokens"],
-            "entries": int((matrix >= 0).any(axis=1).sum()),
-            "candidates": int((matrix >= 0).sum()),
-        },
-        target_model=options.model_id,
-    )
+    name = options.name or out.name
 
     def fill(partial: Path) -> ReadReport:
         store = partial / STORE
         remove(store)
         store.mkdir()
         (store / MATRIX_FILE).write_bytes(data)
-        save_manifest(store, dataclasses.replace(manifest, files=hash_files(store)))
+        derived = derive_manifest(source, KIND, name, plan, {})
+        known = matrix >= 0
+        derived.counts.update(entries=int(known.any(axis=1).sum()), candidates=int(known.sum()))
+        manifest = dataclasses.replace(derived, files=hash_files(store), target_model=options.model_id)
+        save_manifest(store, manifest)
         return ReadReport(manifest.counts["documents"])
 
-    return build_store(out, plan, manifest.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
+    return build_store(out, plan, name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
 
 
 def successors(

@@ -115,16 +115,16 @@ class RecyclingSource(SlotSource):
         """
         errors: dict[int, Exception] = {}
         for place in places.tolist():
-            given, known, new = results.trees[place], results.candidates[place], results.new(place)
-            tree = given or DraftTree.empty()
+            verified, candidates, new = results.trees[place], results.candidates[place], results.new(place)
+            tree = verified or DraftTree.empty()
             try:
-                rows = NO_ROWS if known is None else _candidates(known, len(tree) + 1)
+                rows = NO_ROWS if candidates is None else _candidates(candidates, len(tree) + 1)
             except DraftstoreError as error:
                 errors[place] = error
                 continue
             if len(new):
                 slot = int(results.slots[place])
-                self._learn(slot, new, tree, rows if len(rows) or given is not None else None)
+                self._learn(slot, new, tree, rows if len(rows) or verified is not None else None)
         return errors
 
     def _learn(

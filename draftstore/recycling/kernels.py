@@ -59,8 +59,7 @@ GUESS_RATES: NDArray[np.float64] = np.array([0.03, 0.028, 0.018, 0.013, 0.01, 0.
 def fill_trees(matrix, lasts, befores, texts, budget, max_level):
     """Fill the static tree for texts, int64 [batch]; `lasts` int64 [texts] are their last tokens, -1: no tree.
 
-    Returns:
-        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch].
+    Returns tokens int32 [batch, budget], parents int16, levels uint8 likewise, and sizes int32 [batch].
     """
     batch = len(texts)
     tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
@@ -112,17 +111,11 @@ def _guess(matrix, last, before, rank):
 
 @kernel
 def learn(matrix, last, accepted, tokens, parents, candidates):
-    """Write the rows of all tokens of a verified tree.
+    """Write the rows of all tokens of a verified tree, and return `before` of the next draft, int32 [8].
 
-    Args:
-        last: the text's last token before the pass.
-        accepted: int32 [k], the new tokens.
-        tokens: int32 [n], of the tree; likewise `parents`.
-        candidates: int32 [n + 1, any], for the root and each node, or none at all; ids outside the vocabulary are
-            ignored, and so are rows without candidates.
-
-    Returns:
-        int32 [8], `before` of the next draft.
+    `last` is the text's last token before the pass, `accepted` int32 [k] are the new ones, `tokens` and `parents` [n]
+    the tree. `candidates` int32 [n + 1, any] are for the root and each node, or none at all; ids outside the vocabulary
+    are ignored, and so are rows without candidates.
     """
     if len(candidates):
         is_accepted = np.zeros(len(tokens), np.bool_)

@@ -29,12 +29,7 @@ class PromptCandidates:
     """The candidates at the positions of one prompt, gathered during prefill."""
 
     def __init__(self, ids: NDArray[np.integer[Any]], vocab_size: int) -> None:
-        """Start before the first token of a prompt.
-
-        Args:
-            ids: int [n], the prompt, without padding.
-            vocab_size: size of the model's vocabulary.
-        """
+        """Start before the first token of a prompt, int [n], without padding."""
         self._places = np.zeros(len(ids), np.bool_)
         self._places[len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]] = True
         self._places[-1:] = False  # its candidates come with the first token
@@ -46,12 +41,8 @@ class PromptCandidates:
     def reading(self, model: Any, top: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
         """Gather from the model's head, in this thread, while it processes the next tokens of the prompt.
 
-        Nothing is gathered from a compiled model, or from one that lacks its own head or never passes it the states of
-        all tokens.
-
-        Args:
-            model: model of transformers.
-            top: function from logits [k, vocabulary] to the candidates of each row, int64 [k, 8].
+        `top` returns the candidates, int64 [k, 8], of logits [k, vocabulary]. Nothing is gathered from a compiled
+        model, or from one that lacks its own head or never passes it the states of all tokens.
         """
         head = model.get_output_embeddings()
         if head is None:

@@ -42,16 +42,11 @@ STORE_KIND = RecyclingKind(KIND)
 def open_drafter(
     path: Path, *, vocab_size: int, tokenizer: TokenizerIdentity, target_model: str | None = None
 ) -> RecyclingDrafter:
-    """Return a drafter that starts from a store; the store itself never changes.
+    """Return a drafter for a model that starts from a store; the store itself never changes.
 
-    Args:
-        vocab_size: vocabulary size of the model, which may be larger than the store's because of padding.
-        tokenizer: tokenizer of the model.
-        target_model: id of the model; None accepts any.
+    `vocab_size` may be larger than the store's because of padding; `target_model` None accepts any.
 
-    Raises:
-        StoreError: not a recycling store, damaged, for another model or for a larger vocabulary.
-        TokenizerError: built with another tokenizer.
+    Raises StoreError (not a recycling store, damaged, for another model or a larger vocabulary) or TokenizerError.
     """
     manifest = load_manifest(path, KIND)
     advice = "start without them, or use this model's store"

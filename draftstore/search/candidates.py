@@ -52,9 +52,8 @@ def new_candidates(room):
 def read_following(index, candidates, rows, steps, offset, count, found):
     """Read the tokens that follow the rows of a suffix of `offset` tokens (see `Matches`) and add them as candidates.
 
-    Returns:
-        The number of candidates so far, the number of runs of equal tokens in `run_places` and `run_shares`, and the
-        distinct tokens read (the end of a document counts as one, but is never a candidate).
+    Returns the number of candidates so far, the number of runs of equal tokens in `run_places` and `run_shares`, and
+    the distinct tokens read (the end of a document counts as one, but is never a candidate).
     """
     block, runs, distinct, ended = candidates.block, 0, 0, 0
     for segment in range(len(rows)):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from draftstore.jit import CORES
 from draftstore.search.expand import MAX_ROWS, Rule, draft_batch
 from draftstore.search.suffix import SuffixIndex
-from draftstore.trees.tree import LOWEST_LEVEL, DraftTree
+from draftstore.trees.tree import LOWEST_LEVEL
 
 BLOCK = 256
 
@@ -33,11 +33,6 @@ class Trees(NamedTuple):
     sizes: NDArray[np.int64]
     counts: NDArray[np.int64]
     distinct: NDArray[np.int64]
-
-    def tree(self, place: int) -> DraftTree:
-        """Return one tree as a view."""
-        size = self.sizes[place]
-        return DraftTree(self.tokens[place, :size], self.parents[place, :size], self.levels[place, :size])
 
 
 def cut_trees(

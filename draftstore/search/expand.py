@@ -101,21 +101,17 @@ def draft_batch(
     An id outside the vocabulary (-1: padding) hides all before it. The index is unpacked: a draft takes microseconds,
     and numba unboxes flat arguments faster than tuples.
 
-    Returns:
-        The arrays of a `DraftBatch`, of width `budget`, and the distinct tokens after the occurrences read, int64
-        [batch] (counting the end of a document as one).
+    Returns the arrays of a `DraftBatch`, of width `budget`, and the distinct tokens after the occurrences read, int64
+    [batch] (counting the end of a document as one).
     """
     index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
     batch = len(contexts)
     nodes_tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
     levels, sizes = np.empty((batch, budget), np.uint8), np.zeros(batch, np.int32)
-    lengths, counts, distinct = (
-        np.empty(batch, np.int32),
-        np.empty(batch, np.int64),
-        np.zeros(batch, np.int64),
-    )
+    lengths, counts = np.empty(batch, np.int32), np.empty(batch, np.int64)
+    distinct = np.zeros(batch, np.int64)
     rule = _unpack_rule(packed_rule, budget)
-    matches, nodes = _new_scratch(rule, budget, len(segments))
+    matches, nodes = new_matches(rule.max_match + rule.depth, budget + 1, len(segments)), new_frontier(budget)
     candidates = new_candidates(_room(rule, len(segments), vocab_size))
     for i in range(batch):
         begin, end, lengths[i], counts[i] = _find_match(index, rule, matches, contexts[i])
@@ -134,12 +130,6 @@ def _unpack_rule(values, budget):
         int(values[0]), int(values[1]), int(values[2]), rows,
         values[4], values[5], values[6], values[7],
     )  # fmt: skip
-
-
-@kernel
-def _new_scratch(rule, budget, segments):
-    """Return buffers for the matches and nodes of drafts of at most `budget` nodes."""
-    return (new_matches(rule.max_match + rule.depth, budget + 1, segments), new_frontier(budget))
 
 
 @leaf_kernel
@@ -217,23 +207,16 @@ def _gather(index, rule, matches, candidates, begin, stop, slot, parent, prob, f
             reads = read_fewer(matches, slot, length, wanted)
             if found + reads > len(candidates.tokens) <= index.vocab_size:
                 break
-            found, runs, distinct = read_following(
-                index,
-                candidates,
-                matches.rows[slot, length],
-                matches.steps[slot, length],
-                length,
-                count,
-                found,
-            )
+            rows, steps = matches.rows[slot, length], matches.steps[slot, length]
+            found, runs, distinct = read_following(index, candidates, rows, steps, length, count, found)
             if length == lengths[slot, 0]:
                 lengths[slot, 2] = distinct
             kinds = np.float64(distinct)
             if reads < count:
                 kinds *= power_of(count / reads, rule.gamma)
-        taken = remaining * (count / (count + rule.beta * kinds + rule.alpha))
-        share += taken
-        remaining -= taken
+        part = remaining * (count / (count + rule.beta * kinds + rule.alpha))
+        share += part
+        remaining -= part
         if remaining <= floor:
             break
     hand_out(candidates, runs, share)

@@ -54,21 +54,16 @@ def merge_segment(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Fill the suffix array of a segment that holds the remaining documents of an old one, followed by new documents.
 
-    Args:
-        gaps: int64 [k, 2], start and end of the removed tokens, ascending and disjoint.
-        tokens: uint16 or uint32 [n], the segment.
-        suffixes: int32 [n], the array to fill.
+    `gaps` int64 [k, 2] are start and end of the removed tokens, ascending and disjoint, `tokens` uint16 or uint32 [n]
+    the segment, `suffixes` int32 [n] the array to fill. Returns keys and first rows as in `SuffixIndex`.
 
-    Returns:
-        The keys and the first rows of the segment, as in `SuffixIndex`.
-
-    Raises:
-        StoreError: the old segment is damaged.
-        TokenRangeError: the new documents have ids outside the vocabulary.
+    Raises StoreError if the old segment is damaged, TokenRangeError if the new documents have ids outside the
+    vocabulary.
     """
     vocab_size, table = len(old.first_rows) - 1, _gap_table(gaps, len(old.tokens))
     remaining = len(old.tokens) - int(table.lost[-1])
-    new = _sort_rows(tokens[remaining:], vocab_size)
+    new_suffixes, _, new_first_rows = index_segment(tokens[remaining:], vocab_size)
+    new = Rows(tokens[remaining:], new_suffixes, new_first_rows)
     merged = Rows(tokens, suffixes, first_row_table(read_only(tokens), vocab_size))
     cuts = _even_cuts(merged, threads)
 
@@ -94,15 +89,7 @@ def merge_segment(
     return keys, merged.first_rows
 
 
-def _sort_rows(tokens: NDArray[Any], vocab_size: int) -> Rows:
-    if len(tokens) == 0:
-        return Rows(tokens, np.zeros(0, np.int32), np.zeros(vocab_size + 1, np.int32))
-    suffixes, _, first_rows = index_segment(tokens, vocab_size)
-    return Rows(tokens, suffixes, first_rows)
-
-
 def _gap_table(gaps: NDArray[np.int64], size: int) -> Gaps:
-    """Return the table of the gaps, int64 [k, 2], of a text of `size` tokens."""
     starts, ends = gaps.T
     blocks = np.searchsorted(starts, np.arange(0, size, 1 << BLOCK_BITS))
     lost = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - starts)])

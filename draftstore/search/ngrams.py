@@ -49,12 +49,9 @@ def count_ngrams(
 ) -> Iterator[tuple[NgramTable, ...]]:
     """Count all n-grams of 1 to `max_n` tokens.
 
-    Args:
-        part_rows: rows counted at a time, which bounds memory: each takes some 60 bytes at n = 5.
-        on_rows: called after each part with the rows done and the total.
-
-    Yields:
-        For every range of first tokens, ascending, one table for each n from 1.
+    For every range of first tokens, ascending, yields one table for each n from 1. `part_rows` are counted at a time,
+    which bounds memory: each takes some 60 bytes at n = 5. `on_rows` receives, after each part, the rows done and the
+    total.
     """
     threads, done = workers or CORES, 0
     waiting: deque[tuple[int, Future[tuple[NgramTable, ...]]]] = deque()
@@ -90,7 +87,6 @@ def _count_part(index: SuffixIndex, first: int, stop: int, max_n: int) -> tuple[
 
 
 def _table(flat: NDArray[Any], counts: NDArray[np.int64], sizes: NDArray[np.int64], n: int) -> NgramTable:
-    """Extract the n-grams of one length from the result of `count_rows`."""
     begin, size = counts.shape[1] * (n * (n - 1) // 2), int(sizes[n - 1])
     return NgramTable(flat[begin : begin + size * n].reshape(size, n), counts[n - 1, :size])
 
@@ -114,17 +110,15 @@ def _merge(tables: Sequence[NgramTable]) -> NgramTable:
 def count_rows(tokens, positions, vocab_size, max_n):
     """Count the n-grams of some ascending suffixes of a segment, int32 [rows], all lengths in one pass.
 
-    Returns:
-        The n-grams, flat: those of length n start at rows * n * (n - 1) / 2, n tokens each; their counts, int64
-        [max_n, rows]; the number of n-grams of each length, int64 [max_n].
+    Returns the n-grams, flat: those of length n start at rows * n * (n - 1) / 2, n tokens each; their counts, int64
+    [max_n, rows]; the number of n-grams of each length, int64 [max_n].
     """
     rows = len(positions)
     flat = np.empty(rows * (max_n * (max_n + 1) // 2), tokens.dtype)
     counts = np.empty((max_n, rows), np.int64)
     sizes = np.zeros(max_n, np.int64)
-    before = np.full(
-        max_n, -1, np.int64
-    )  # the leading tokens of the previous suffix, -1 after its document's end
+    # The leading tokens of the previous suffix; -1 after its document's end.
+    before = np.full(max_n, -1, np.int64)
     for row in range(rows):
         position = np.int64(positions[row])
         most = min(max_n, len(tokens) - position) if position >= 0 else 0

@@ -60,8 +60,7 @@ def key_layout(vocab_size: int) -> tuple[int, int]:
 def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Lay out segments of the given lengths, int64 [segments], consecutively.
 
-    Returns:
-        int64 [segments + 1, 3], first token, tokens and first key of each; the last row is the end.
+    Returns int64 [segments + 1, 3], first token, tokens and first key of each; the last row is the end.
     """
     sizes = np.append(lengths, 0)
     key_counts = -(-sizes // KEY_STRIDE)
@@ -71,11 +70,7 @@ def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def index_segment(
     tokens: NDArray[Any], vocab_size: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """Sort one segment and build its tables: suffixes, keys and first rows, as in SuffixIndex.
-
-    Raises:
-        TokenRangeError: see `sorting.suffix_array`.
-    """
+    """Sort one segment and build its tables: suffixes, keys and first rows, as in SuffixIndex; see `suffix_array`."""
     tokens = read_only(tokens)
     suffixes = suffix_array(tokens, vocab_size)
     keys = key_table(tokens, read_only(suffixes), vocab_size, *key_layout(vocab_size))

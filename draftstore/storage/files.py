@@ -78,7 +78,6 @@ def file_identity(path: Path) -> str:
 
 
 def _cached_hash(kept: Path) -> dict[str, object] | None:
-    """Return a cached hash, or None if it is missing or damaged."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -186,21 +185,16 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def retired_name(target: Path) -> Path:
-    """Return the temporary name of a directory that `publish` replaces."""
-    return target.with_name(f".{target.name}.retired")
-
-
-def publish(finished: Path, target: Path) -> None:
+def publish(finished: Path, target: Path, replaced: Path) -> None:
     """Flush a finished directory to disk and give it its final name; `target` is complete whenever it exists.
 
-    A replaced `target` is missing between two renames; the old one has its `retired_name` afterwards.
+    An existing `target` is first renamed to `replaced`; it is missing between the two renames.
     """
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
     fsync_path(finished)
     if os.path.lexists(target):
-        target.rename(retired_name(target))
+        target.rename(replaced)
     finished.rename(target)
     fsync_path(target.parent)
 

@@ -23,8 +23,8 @@ POLL_SECONDS = 0.01
 class Lock(AbstractContextManager["Lock"]):
     """A lock that is held until `close` or the end of the process and its forked children."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
 
     def close(self) -> None:
         """Release the lock."""
@@ -39,14 +39,7 @@ class Lock(AbstractContextManager["Lock"]):
 def lock(path: Path, *, shared: bool = False, seconds: float = math.inf) -> Lock:
     """Lock an existing file or folder; if it was replaced meanwhile, lock its replacement.
 
-    Args:
-        path: the file or folder.
-        shared: whether others may hold shared locks at the same time.
-        seconds: how long to wait for other holders.
-
-    Raises:
-        BlockingIOError: it is still held after that time.
-        OSError: it cannot be opened.
+    Others may hold shared locks at the same time. BlockingIOError if another lock is still held after some seconds.
     """
     end = time.monotonic() + seconds
     while True:
@@ -92,23 +85,14 @@ def holders(path: Path) -> str:
     return ", ".join(found) or "another process"
 
 
-class StoreLease:
-    """A shared lock on a store's directory, held until `close`."""
-
-    def __init__(self, store: Path) -> None:
-        """Lock a store; a missing one is not locked. StoreError if it is being removed."""
-        self._lock: Lock | None = None
-        try:
-            self._lock = lock(store, shared=True, seconds=0)
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            raise StoreError(f"{store} is being removed: publish another build, or build it again") from None
-
-    def close(self) -> None:
-        """Release the lock."""
-        if self._lock is not None:
-            self._lock.close()
+def lease(store: Path) -> Lock:
+    """Lock a store's directory for a reader, unless it is missing; StoreError if it is being removed."""
+    try:
+        return lock(store, shared=True, seconds=0)
+    except FileNotFoundError:
+        return Lock(None)
+    except BlockingIOError:
+        raise StoreError(f"{store} is being removed: publish another build, or build it again") from None
 
 
 @contextmanager

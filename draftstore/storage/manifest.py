@@ -50,14 +50,12 @@ class FileEntry:
 
 
 def _inside(name: str) -> str:
-    """Refuse the name of a file outside the store."""
     if name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"the file {name!r} is outside the store")
     return name
 
 
 def _with_required(counts: dict[str, int]) -> dict[str, int]:
-    """Refuse counts that lack those required of every kind of store."""
     if missing := set(COUNTS) - counts.keys():
         raise ValueError(f"the count {min(missing)!r} is missing")
     return counts
@@ -65,29 +63,21 @@ def _with_required(counts: dict[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True, config=FORBID)
 class Manifest:
-    """Everything that a reader must know before mapping a store's files.
+    """Everything that a reader must know before mapping a store's files."""
 
-    Attributes:
-        kind: `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards.
-        created: UTC time in ISO 8601.
-        token_dtype: `uint16` or `uint32`, the type of token ids on disk, which are below `vocab_size`.
-        corpus: fingerprint and sources of the corpus.
-        counts: `documents`, `tokens`, `entries` and other counts of the kind.
-        files: all other files of the store by relative path.
-        target_model: id of the LLM that the store is bound to, if any.
-    """
-
-    kind: str
+    kind: str  # `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards
     name: AnyText
-    created: str
+    created: str  # UTC time in ISO 8601
     vocab_size: Annotated[StrictInt, Field(ge=1)]
-    token_dtype: Annotated[str, Field(pattern="^uint(16|32)$")]
+    token_dtype: Annotated[
+        str, Field(pattern="^uint(16|32)$")
+    ]  # of token ids on disk, which are below `vocab_size`
     tokenizer: TokenizerIdentity
     parameters: dict[str, Any]
-    corpus: dict[str, Any]
+    corpus: dict[str, Any]  # fingerprint, sources, and what was skipped
     counts: Annotated[dict[str, StrictInt], AfterValidator(_with_required)]
-    files: dict[Annotated[AnyText, AfterValidator(_inside)], FileEntry]
-    target_model: AnyText | None = None
+    files: dict[Annotated[AnyText, AfterValidator(_inside)], FileEntry]  # all others, by relative path
+    target_model: AnyText | None = None  # id of the LLM that the store is bound to
     format_version: Literal[1] = 1
 
     @property
@@ -150,11 +140,7 @@ def save_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
-    """Read a store's manifest and check the presence and size of every file.
-
-    Raises:
-        StoreError: no store there, unknown version, another `kind`, or a missing or truncated file.
-    """
+    """Read a store's manifest, and check its kind, if one is given, and the presence and size of every file."""
     manifest = read_manifest(directory)
     if kind is not None and manifest.kind != kind:
         raise StoreError(f"{directory} is a store of kind {manifest.kind!r}, expected {kind!r}")
@@ -221,15 +207,11 @@ def verify_files(directory: Path, manifest: Manifest, on_bytes: OnProgress = ign
 
 
 class WatchedFiles:
-    """The mapped files of an open store.
-
-    Attributes:
-        damage: why the store must no longer be read, as found by `check`; None while its files are intact.
-    """
+    """The mapped files of an open store."""
 
     def __init__(self, store: Path, manifest: Manifest) -> None:
         """Open the files of a store that has just been mapped; OSError if one cannot be opened."""
-        self.damage: str | None = None
+        self.damage: str | None = None  # why the store must no longer be read, as found by `check`
         with ExitStack() as opened:
             self._files = [
                 (opened.enter_context((store / name).open("rb")), entry.size)

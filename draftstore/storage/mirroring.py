@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -34,13 +34,9 @@ NAME_BYTES, PATH_BYTES = 255, 1024
 
 
 class Mirrored(NamedTuple):
-    """A mirror that is up to date.
+    """A mirror that is up to date, and how many objects were fetched and removed, of all.
 
-    Attributes:
-        path: folder of the objects, or the file if the URL is one object.
-        fetched: number of objects fetched.
-        removed: number of objects removed.
-        objects: total number of objects.
+    `path` is the folder of the objects, or the file if the URL is one object.
     """
 
     path: Path
@@ -55,24 +51,12 @@ def is_url(place: str) -> bool:
     return bool(found) and scheme.isalnum()
 
 
-def mirror(
-    url: str,
-    folder: Path,
-    *,
-    options: dict[str, Any] | None = None,
-) -> Mirrored:
-    """Bring a folder up to date with the objects under a URL; an interrupted call resumes after its last batch.
+def mirror(url: str, folder: Path, *, options: dict[str, Any] | None = None) -> Mirrored:
+    """Bring a private folder up to date with the objects under a URL, of any protocol that fsspec supports.
 
-    If another process is updating the folder, wait for it to finish.
-
-    Args:
-        url: a prefix or an object, of any protocol that fsspec supports: `s3://bucket/prefix`.
-        folder: private folder for this URL only; created if missing.
-        options: options of the file system, such as `endpoint_url`; credentials come from the environment.
-
-    Raises:
-        CorpusError: nothing is there, or it cannot be reached.
-        MissingExtraError: the package for this protocol is not installed.
+    An interrupted call resumes after its last batch; if another process is updating the folder, wait for it to finish.
+    The options are the file system's, such as `endpoint_url`; credentials come from the environment. CorpusError if
+    nothing is there, or it cannot be reached; MissingExtraError if the package for the protocol is not installed.
     """
     with needs_extra("fsspec", "s3"):
         import fsspec.core
@@ -105,10 +89,9 @@ def _update(system: Any, objects: dict[str, tuple[str, str]], folder: Path) -> t
         state = load_json((folder / STATE).read_bytes(), STATES)
     except (OSError, ValueError):
         state = {}
-    known = len(state)
-    for name in state.keys() - objects.keys():
-        _forget(folder, name, state)
-    removed = known - len(state)
+    removed = _forget(folder, state, state.keys() - objects.keys())
+    if removed:
+        write_json(folder / STATE, state)
     changed = [
         name
         for name, (_, tag) in objects.items()
@@ -118,15 +101,9 @@ def _update(system: Any, objects: dict[str, tuple[str, str]], folder: Path) -> t
     for start in range(0, len(changed), size):
         batch = changed[start : start + size]
         found = _fetch(system, {name: objects[name][0] for name in batch}, folder)
-        for name in batch:
-            if name in found:
-                state[name] = objects[name][1]
-            elif name in state:  # it vanished after the listing
-                _forget(folder, name, state)
-                removed += 1
+        state |= {name: objects[name][1] for name in found}
+        removed += _forget(folder, state, state.keys() & (set(batch) - found))  # vanished after the listing
         fetched += len(found)
-        write_json(folder / STATE, state)
-    if removed and not changed:
         write_json(folder / STATE, state)
     return fetched, removed
 
@@ -157,14 +134,16 @@ def _fetch(system: Any, names: dict[str, str], folder: Path) -> set[str]:
     return set(found)
 
 
-def _forget(folder: Path, name: str, state: dict[str, str]) -> None:
-    """Remove an object and folders left empty: a later object may have the name of such a folder."""
-    del state[name]
+def _forget(folder: Path, state: dict[str, str], names: Set[str]) -> int:
+    """Remove objects and folders left empty: a later object may have the name of such a folder."""
     objects = folder / OBJECTS
-    remove(objects / name)
-    for parent in PurePosixPath(name).parents[:-1]:
-        with suppress(OSError):
-            (objects / parent).rmdir()
+    for name in names:
+        del state[name]
+        remove(objects / name)
+        for parent in PurePosixPath(name).parents[:-1]:
+            with suppress(OSError):
+                (objects / parent).rmdir()
+    return len(names)
 
 
 def _places(keys: Sequence[str]) -> list[str]:
@@ -191,6 +170,5 @@ def _part(part: str) -> str:
 
 
 def _tag(facts: dict[str, Any]) -> str:
-    """Return a tag that reveals whether an object changed."""
     tag = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
     return f"{tag} {facts.get('size')}"

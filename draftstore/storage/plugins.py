@@ -8,15 +8,7 @@ from draftstore.errors import MissingPluginError
 
 
 def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
-    """Load the object of an entry point.
-
-    Args:
-        group: group of the entry point, such as `draftstore.backends`.
-        what: name of the plugin in error messages.
-
-    Raises:
-        MissingPluginError: there is no such entry point, or a package is missing.
-    """
+    """Load the object of an entry point, called `what` in the MissingPluginError if there is none."""
     for entry_point in entry_points(group=group, name=name):
         try:
             loaded: Callable[..., Any] = entry_point.load()

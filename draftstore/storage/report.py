@@ -50,24 +50,16 @@ class RecordProblem:
 
 @dataclasses.dataclass
 class ReadReport:
-    """Running counts of what was read and skipped.
-
-    Attributes:
-        documents: texts read.
-        empty_documents: texts of only whitespace, skipped.
-        problems: the first `MAX_PROBLEMS` of the `bad_records`.
-        unread: record files without any text.
-        passed_over: numbers of skipped data files in folders, by suffix, and under `LINKS` and `HIDDEN`.
-        truncated: number of truncated or damaged files.
-    """
+    """Running counts of what was read and skipped."""
 
     documents: int = 0
     bad_records: int = 0
-    empty_documents: int = 0
-    problems: list[RecordProblem] = dataclasses.field(default_factory=list)
-    unread: list[AnyText] = dataclasses.field(default_factory=list)
+    empty_documents: int = 0  # of only whitespace, skipped
+    problems: list[RecordProblem] = dataclasses.field(default_factory=list)  # the first of the bad records
+    unread: list[AnyText] = dataclasses.field(default_factory=list)  # record files without any text
+    # Skipped data files in folders by suffix, and under `LINKS` and `HIDDEN`.
     passed_over: dict[AnyText, int] = dataclasses.field(default_factory=dict)
-    truncated: int = 0
+    truncated: int = 0  # or damaged files
 
     @classmethod
     def of_facts(cls, documents: int, corpus: Mapping[str, Any]) -> Self:

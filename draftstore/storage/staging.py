@@ -2,6 +2,7 @@
 
     build.json           plan of the build; another corpus, tokenizer or option restarts it
     store/               the store, published when complete
+    replaced/            the store that it replaces, between the rename and its removal
     ...                  markers (`once`) and intermediate files of this kind of build
 
 A killed build leaves no store that can be opened; running the same command again resumes it.
@@ -25,7 +26,6 @@ from draftstore.storage.files import (
     locked_directory,
     publish,
     remove,
-    retired_name,
     write_atomic,
     write_json,
 )
@@ -42,6 +42,7 @@ from draftstore.storage.report import OnProgress, ReadReport, ignore
 
 PLAN = "build.json"
 STORE = "store"
+REPLACED = "replaced"
 FINISHED = "finished.json"
 """Marker: the store is about to be or has been published."""
 RESUMABLE = ("tokens/shard-*.json", "report.json", f"{STORE}/{MANIFEST_NAME}")
@@ -71,21 +72,17 @@ def build_store(
 ) -> BuildResult:
     """Build a store, resume an interrupted build of it, or return the existing one.
 
-    Args:
-        plan: everything that determines the bytes of the store, as JSON values, including `kind`; recorded in the
-            manifest as the parameter `plan`.
-        overwrite: whether to replace an existing store, even one of the same build.
-        fill: completes the directory `store` in the given working directory, resuming from its content.
-        sources: returns the files that the store is built from; it gets no permission that one of them denies.
-
-    Raises:
-        BuildError: `out` is something else, or another build is running there.
+    The plan, in JSON values, is everything that determines the bytes of the store, including `kind`; the manifest
+    records it as the parameter `plan`. `fill` completes the directory `store` in the given working directory, resuming
+    from its content. The store gets no permission that one of its source files denies. `overwrite` replaces an existing
+    store, even one of the same build. BuildError if `out` is something else, or another build is running there.
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
+    partial = out.with_name(f".{out.name}.partial")
     found = _find_finished(out, plan, name, overwrite)
-    if found is not None and not _has_leftovers(out):
+    if found is not None and not _has_leftovers(partial):
         return _reused(out, found)
-    with _working_directory(out) as partial:
+    with _working_directory(partial, out):
         # Check again: another build may have finished just before the lock was acquired.
         found = found or _find_finished(out, plan, name, overwrite)
         if found is not None:
@@ -96,9 +93,8 @@ def build_store(
         deny(partial / STORE, bits)
         manifest = load_manifest(partial / STORE, plan["kind"])
         write_json(partial / FINISHED, {})
-        _remove_retired(out)  # of a build that was killed
         with _free(out):
-            publish(partial / STORE, out)
+            publish(partial / STORE, out, partial / REPLACED)
     return BuildResult(out, manifest, report, reused=False)
 
 
@@ -160,52 +156,49 @@ def _free(out: Path) -> Iterator[None]:
         yield
 
 
-def _remove_retired(out: Path) -> None:
-    """Remove a replaced store; move foreign files back to the same path in `out`, unless that is taken."""
-    retired = retired_name(out)
-    if retired.is_symlink() or not retired.is_dir():
-        retired.unlink(missing_ok=True)
-        return
-    if (retired / MANIFEST_NAME).exists():
-        remove_store(retired)
-    for path in sorted(retired.rglob("*"), reverse=True):  # contents before their folder
-        target = out / path.relative_to(retired)
-        if path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # not empty
-                path.rmdir()
-        elif not os.path.lexists(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(target)
-    with suppress(OSError):
-        retired.rmdir()
-
-
-def _has_leftovers(out: Path) -> bool:
+def _has_leftovers(partial: Path) -> bool:
     """Return True if a build was killed between publishing its result and removing its working directory."""
-    partial = _partial_name(out)
     published = (partial / FINISHED).exists() and not (partial / STORE).exists()
-    emptied = partial.exists() and not (partial / PLAN).exists()
-    return published or emptied or os.path.lexists(retired_name(out))
-
-
-def _partial_name(out: Path) -> Path:
-    return out.with_name(f".{out.name}.partial")
+    return published or (partial.exists() and not (partial / PLAN).exists())
 
 
 @contextmanager
-def _working_directory(out: Path) -> Iterator[Path]:
+def _working_directory(partial: Path, out: Path) -> Iterator[None]:
     """Lock the working directory; remove it after success, or after a failure that left nothing to resume from."""
-    partial = _partial_name(out)
     with locked_directory(partial):
         partial.chmod(0o700)  # it may contain data that only this user may read
+        _clear_replaced(partial / REPLACED, out)
         try:
-            yield partial
+            yield
         except DraftstoreError:
             if not any(any(partial.glob(pattern)) for pattern in RESUMABLE):
                 _discard(partial)
             raise
-        _remove_retired(out)
+        _clear_replaced(partial / REPLACED, out)
         _discard(partial)
+
+
+def _clear_replaced(replaced: Path, out: Path) -> None:
+    """Remove a replaced store, and move foreign files to the same path in `out`, or with `~` if that is taken.
+
+    If a build was killed before it published the new store, the replaced one goes back.
+    """
+    if not os.path.lexists(replaced):
+        return
+    if not os.path.lexists(out):
+        replaced.rename(out)
+        return
+    if not replaced.is_symlink():
+        if (replaced / MANIFEST_NAME).exists():
+            remove_store(replaced)
+        for path in sorted(replaced.rglob("*")):
+            if path.is_symlink() or not path.is_dir():
+                target = out / path.relative_to(replaced)
+                while os.path.lexists(target):
+                    target = target.with_name(f"{target.name}~")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(target)
+    remove(replaced)
 
 
 def _discard(partial: Path) -> None:
@@ -229,9 +222,7 @@ def remove_store(directory: Path) -> list[Path]:
     """Remove the files listed in a store's manifest and folders left empty; return the remaining files.
 
     The manifest is removed last: an interrupted removal leaves a store that does not open and can be removed again.
-
-    Raises:
-        StoreError: there is no store, or a process has it open.
+    StoreError if there is no store, or a process has it open.
     """
     with exclusive(directory) as free:
         if not free:

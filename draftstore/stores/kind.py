@@ -26,11 +26,9 @@ TOKENIZERS = ["/models/llama-2", "lmsys/vicuna-7b-v1.5"]
 
 
 class Samples(NamedTuple):
-    """Contexts with matches in a store, and hidden states for dense stores, for drafts before the first request.
+    """Contexts with matches in a store, int32 [n, 16], padded with -1 on the left, for drafts before the first request.
 
-    Attributes:
-        contexts: int32 [n, 16], padded with -1 on the left.
-        hidden: float16 [n, hidden_size]; None for stores that are not dense.
+    `hidden` are states for dense stores, float16 [n, hidden_size].
     """
 
     contexts: NDArray[np.int32]
@@ -78,12 +76,10 @@ class Kind:
     """A kind of store, called `name` in manifests. The defaults here suffice for kinds without drafts.
 
     Attributes:
-        name: name in manifests.
         title: display name.
         strategies: strategies of its drafters; none if `open_store` cannot open such stores.
         needs_states: whether drafts need hidden states of a model besides the text.
-        builder: module whose `BUILDER` builds such stores, imported on first use; "":
-            they have no build command and no build flow.
+        builder: module whose `BUILDER` builds such stores; "": they have no build command and no build flow.
     """
 
     title = ""
@@ -95,11 +91,7 @@ class Kind:
         self.name = name
 
     def open(self, path: Path, backend: str | None = None) -> Store:
-        """Open a store; `backend` is that of its entries, for kinds that have several.
-
-        Raises:
-            StoreError: the store cannot be opened, or has no such backend.
-        """
+        """Open a store; `backend` is that of its entries, for kinds that have several. StoreError if it cannot."""
         if backend is not None:
             raise StoreError(
                 f"{path} is a store of kind {self.name!r}, which has no backends: omit it", "backend"
@@ -107,7 +99,7 @@ class Kind:
         return self.open_files(path)
 
     def open_files(self, path: Path) -> Store:
-        """Open a store of a kind without backends; see `open`."""
+        """Open a store of a kind without backends."""
         raise StoreError(f"{path} is a store of kind {self.name!r}, which gives no drafts")
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str | None:  # noqa: ARG002
@@ -115,11 +107,7 @@ class Kind:
         return None
 
     def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:  # noqa: ARG002
-        """Compare data outside a store's directory with the recorded hashes; return a sentence for each problem.
-
-        Raises:
-            StoreError: the data cannot be read.
-        """
+        """Compare data outside a store's directory with the recorded hashes; return a sentence for each problem."""
         return []
 
     def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:  # noqa: ARG002

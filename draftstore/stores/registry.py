@@ -59,10 +59,6 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
 def verify_store(path: Path, manifest: Manifest, on_bytes: OnProgress = ignore) -> list[str]:
     """Compare all data of a store, in its directory and its backends, with the recorded hashes.
 
-    Args:
-        on_bytes: called after each file with the bytes read and the total.
-
-    Returns:
-        One sentence for each problem; empty if there is none.
+    Returns one sentence for each problem. `on_bytes` receives, after each file, the bytes read and the total.
     """
     return verify_files(path, manifest, on_bytes) or kind_of(manifest.kind).verify_entries(path, manifest)

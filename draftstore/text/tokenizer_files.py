@@ -54,12 +54,7 @@ def _download(name: str) -> Path:
 
 
 def read_gguf(path: Path) -> dict[str, bytes]:
-    """Return the tokenizer of a GGUF file as `tokenizer.json` and `tokenizer_config.json`, converted by transformers.
-
-    Raises:
-        TokenizerError: the file cannot be read, or its tokenizer is unknown to transformers.
-        MissingExtraError: a package of the extra `hf` is missing.
-    """
+    """Return the tokenizer of a GGUF file as transformers converts it: `tokenizer.json` and its configuration."""
     with needs_extra("gguf", "hf"):
         import gguf  # noqa: F401 (transformers needs it, but its own error message differs)
     with needs_extra("transformers", "hf"):

@@ -1,13 +1,8 @@
-"""Builds from text, in three steps, and stores of token shards.
-
-    build = TextBuild(options.texts(), options.name, tokenizer, {"kind": "rest"})
-    build.plan                   everything that determines the bytes of the store
-    build.fill(partial)          writes the corpus as token shards, resuming after the last finished shard
-    build.seal(store, ...)       completes the store with the tokenizer and the manifest
+"""Builds from text: a corpus becomes token shards, resumable after every shard, which a store is made from and sealed.
 
 The working directory of a build (draftstore.storage.staging) contains
 
-    tokens/              token shards (draftstore.text.encoding)
+    tokens/              token shards (draftstore.text.tokens), written in batches on all cores
     report.json          marker that every document was read, with what was skipped
 
 A store of kind `tokens` has the shards, the report and the tokenizer. Other builds of the same corpus use it instead of
@@ -18,12 +13,14 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from draftstore.errors import BuildError, NoTextError
+from draftstore.errors import BuildError, CorpusError, NoTextError
 from draftstore.options import Options, Shown
 from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import (
@@ -38,15 +35,30 @@ from draftstore.storage.staging import STORE, BuildResult, build_store, build_ti
 from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, read_corpus
 from draftstore.text.digests import IDENTITY
-from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document, Render
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards, open_shards, token_dtype
+from draftstore.text.tokens import (
+    Filling,
+    Shard,
+    State,
+    TokenShards,
+    finish_shards,
+    open_shards,
+    resume_shards,
+    token_dtype,
+)
 
 KIND = "tokens"
 SHARDS = "tokens"
 REPORT = "report.json"
 
+SHARD_TOKENS = 4_000_000
+BATCH_CHARACTERS = 1_000_000
+PIECE_CHARACTERS = 1 << 17
+"""Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
+
+TextPiece: TypeAlias = tuple[str, str, bytes | None]
+"""The id of a document, a piece of its text, and the digest; None: more pieces follow."""
 CORPUS = (
     "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text`, `messages` "
     "or `conversations`; text and source files; all but .parquet also compressed (.gz, .bz2, .xz, .zst). In a folder, "
@@ -100,11 +112,6 @@ class ReadOptions(Options):
         False, description="Build from truncated or damaged files, up to the damage, instead of failing."
     )
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """Patterns of the files to read in a folder."""
-        return self.glob or SOURCE_PATTERNS
-
 
 class Named(Options):
     """The name of a store; by default, the name of its directory."""
@@ -127,14 +134,16 @@ class CorpusOptions(ReadOptions, Named):
             "allow_truncated": self.allow_truncated,
         }
 
+        patterns = self.glob or SOURCE_PATTERNS
+
         def read(render: Render, report: ReadReport) -> Iterator[Document]:
-            return read_corpus(self.corpus, render=render, report=report, glob=self.patterns, **how)
+            return read_corpus(self.corpus, render=render, report=report, glob=patterns, **how)
 
         return BuildTexts(
-            corpus_fingerprint(self.corpus, glob=self.patterns, **how),
+            corpus_fingerprint(self.corpus, glob=patterns, **how),
             read,
             ", ".join(map(str, self.corpus)),
-            lambda: [file.path for file in find_files(self.corpus, self.patterns)],
+            lambda: [file.path for file in find_files(self.corpus, patterns)],
             {"sources": [str(path) for path in self.corpus]},
         )
 
@@ -166,15 +175,7 @@ class TextBuild:
         *,
         on_progress: OnProgress = ignore,
     ) -> None:
-        """Plan a build.
-
-        Args:
-            texts: the corpus.
-            name: display name of the store.
-            tokenizer: its tokenizer; copied into the store.
-            plan: everything else that determines the bytes of the store, including `kind`.
-            on_progress: called with the tokens so far.
-        """
+        """Plan a build; `plan` is everything else that determines the bytes of the store, including `kind`."""
         self.plan = {**plan, **texts.plan(tokenizer)}
         self.report = ReadReport()
         self._texts, self._name, self._tokenizer = texts, name, tokenizer
@@ -183,15 +184,11 @@ class TextBuild:
     def fill(self, partial: Path) -> TokenShards:
         """Tokenize the corpus in a build's working directory, resuming from any finished shards.
 
-        Raises:
-            CorpusError: the corpus cannot be read or has no text.
-            StoreError: the store of shards cannot be opened.
-            BuildError: its shards belong to another corpus or tokenizer.
+        CorpusError if the corpus cannot be read or has no text; BuildError if the store of shards is another's.
         """
+        source = self._texts.shards
         try:
-            shards = (
-                self._take(partial, self._texts.shards) if self._texts.shards else self._tokenize(partial)
-            )
+            shards = self._take(partial, source) if source else self._tokenize(partial)
         except NoTextError as error:
             reasons = self.report.absence()
             raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
@@ -214,8 +211,9 @@ class TextBuild:
 
     def _tokenize(self, partial: Path) -> TokenShards:
         texts, tokenizer = self._texts, self._tokenizer
+        documents = texts.read(tokenizer.render_document, self.report)
         return tokenize_corpus(
-            texts.read(tokenizer.render_document, self.report),
+            documents,
             tokenizer,
             partial / SHARDS,
             corpus_fingerprint=json.dumps(texts.plan(tokenizer)) + (f" {texts.order}" if texts.order else ""),
@@ -251,12 +249,7 @@ def seal_store(
     target_model: str | None = None,
     on_bytes: OnProgress = ignore,
 ) -> Manifest:
-    """Complete a store of token ids: add the tokenizer, then the manifest; see `Manifest` for most arguments.
-
-    Args:
-        store: directory with all other files of the store; a tokenizer left by an earlier attempt is replaced.
-        on_bytes: called with the bytes hashed and the total.
-    """
+    """Complete a store of token ids: add the tokenizer, then the manifest; what an earlier attempt left is replaced."""
     for path in [store / TOKENIZER_FOLDER, store / MANIFEST_NAME, *store.glob(".*")]:
         remove(path)
     (store / TOKENIZER_FOLDER).mkdir()
@@ -287,16 +280,9 @@ def build_tokens(
     overwrite: bool = False,
     on_progress: OnProgress = ignore,
 ) -> BuildResult:
-    """Tokenize a corpus into a store of shards, or resume an interrupted call.
+    """Tokenize a corpus into a store of shards at `out`, or resume an interrupted call.
 
-    Args:
-        texts: see `TextBuild`, also for `name`, `tokenizer` and `on_progress`.
-        out: directory of the store; its parent is created if missing.
-        overwrite: whether to replace an existing store.
-
-    Raises:
-        BuildError: `out` is something else, or another build is running there.
-        CorpusError: the corpus cannot be read or has no text.
+    BuildError if `out` is something else, or another build is running there; CorpusError if there is no text.
     """
     build = TextBuild(texts, name, tokenizer, {"kind": KIND}, on_progress=on_progress)
 
@@ -310,3 +296,104 @@ def build_tokens(
         return build.report
 
     return build_store(out, build.plan, name, overwrite, fill, sources=texts.files)
+
+
+def tokenize_corpus(
+    documents: Iterator[Document],
+    tokenizer: TextTokenizer,
+    directory: Path,
+    *,
+    corpus_fingerprint: str,
+    source: str = "the corpus",
+    shard_tokens: int = SHARD_TOKENS,
+    batch_chars: int = BATCH_CHARACTERS,
+    on_progress: OnProgress = ignore,
+) -> TokenShards:
+    """Write a corpus as token shards, or resume an interrupted call.
+
+    Ids exclude BOS and EOS. A document above `PIECE_CHARACTERS` is encoded in pieces, split at a line break or space if
+    possible: one or two ids at each split can differ from those of the whole text. Memory holds two batches, a shard
+    and a document's text. Reading runs one batch ahead, in a thread. A shard ends with the document that fills it, so
+    shards depend only on the documents, not on batches, cores or interruptions.
+
+    Args:
+        documents: always the same for a given `corpus_fingerprint`; those of finished shards are skipped.
+        directory: used by one process at a time; shards of another tokenizer, corpus or shard size are removed.
+        source: name of the corpus in errors.
+
+    Raises:
+        NoTextError: the corpus has no tokens; the shards are still written and can be opened.
+        CorpusError: the documents differ from those of an interrupted call.
+        TokenRangeError: the tokenizer returned an id outside its vocabulary.
+    """
+    state = State(tokenizer.vocab_size, tokenizer.identity, corpus_fingerprint, shard_tokens)
+    directory.mkdir(parents=True, exist_ok=True)
+    finished, shards = resume_shards(directory, state)
+    if not finished:
+        _skip(documents, shards, source)
+        filling = Filling(state.vocab_size)
+        filling.report(shards, on_progress)
+        for batch in _read_ahead(_batches(documents, batch_chars)):
+            encoded = tokenizer.encode_documents([text for _, text, _ in batch])
+            for (name, text, digest), ids in zip(batch, encoded, strict=True):
+                filling.add(name, text, ids, digest)
+                if digest is not None and filling.tokens >= shard_tokens:
+                    shards.append(filling.write(directory, len(shards)))
+                    filling = Filling(state.vocab_size)
+            filling.report(shards, on_progress)
+        if filling.digests:
+            shards.append(filling.write(directory, len(shards)))
+        finish_shards(directory, state, shards)
+    made = open_shards(directory)
+    if made.token_count == 0:
+        raise NoTextError(f"no text found in {source}")
+    return made
+
+
+def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    """Yield the batches, reading the next one in a thread while the current one is processed."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="corpus") as pool:
+        future = pool.submit(next, batches, None)
+        while (batch := future.result()) is not None:
+            future = pool.submit(next, batches, None)
+            yield batch
+
+
+def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[TextPiece]]:
+    """Group documents, long ones in pieces, into lists of about `batch_chars` characters."""
+    batch: list[TextPiece] = []
+    size = 0
+    for document in documents:
+        for text, last in split_text(document.text, PIECE_CHARACTERS):
+            batch.append((document.id, text, document.identity.document if last else None))
+            size += len(text)
+            if size >= batch_chars:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
+    """Yield `(piece, is_last)`: consecutive pieces of the text of at most `limit` characters.
+
+    A piece ends after the last line break in its second half, else before the last space there, else at the limit.
+    """
+    start = 0
+    while len(text) - start > limit:
+        middle, end = start + max(limit // 2, 1), start + limit
+        cut = text.rfind("\n", middle, end) + 1 or max(text.rfind(" ", middle, end), 0) or end
+        yield text[start:cut], False
+        start = cut
+    yield text[start:], True
+
+
+def _skip(documents: Iterator[Document], shards: Sequence[Shard], source: str) -> None:
+    """Skip the documents of finished shards; CorpusError if they are others."""
+    for shard in shards:
+        ids = [document.id for document in islice(documents, shard.documents)]
+        if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):
+            raise CorpusError(
+                f"{source} changed since the build was interrupted (documents {shard.first_id!r} to "
+                f"{shard.last_id!r} have moved): remove the unfinished shards and start again"
+            )

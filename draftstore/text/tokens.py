@@ -1,4 +1,4 @@
-"""Token shards: a corpus as token ids on disk, split into documents (written by `draftstore.text.encoding`).
+"""Token shards: a corpus as token ids on disk, split into documents (written by `draftstore.text.tokenizing`).
 
 A directory of shards contains, for each shard,
 
@@ -12,6 +12,7 @@ and `tokens.json`: the origin of the ids and, once every document is included, t
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from draftstore.errors import StoreError, require_vocabulary
-from draftstore.storage.files import AnyText, load_json, map_or_empty, replacing
+from draftstore.errors import StoreError, TokenRangeError, counted, require_vocabulary
+from draftstore.storage.files import AnyText, fsync_path, load_json, map_or_empty, replacing, write_json
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
+from draftstore.storage.report import OnProgress
 from draftstore.text.digests import DIGEST_BYTES
 
 STATE_NAME = "tokens.json"
@@ -34,8 +36,7 @@ TokenArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Return the little-endian type of token ids on disk; its largest value is reserved for `sentinel`.
 
-    Raises:
-        TokenRangeError: `vocab_size` is outside 1 .. 2**31 - 1.
+    TokenRangeError if `vocab_size` is outside 1 .. 2**31 - 1.
     """
     require_vocabulary(vocab_size)
     return np.dtype("<u2") if vocab_size <= 65_535 else np.dtype("<u4")
@@ -76,13 +77,7 @@ MARKERS, STATES = TypeAdapter(Shard), TypeAdapter(State)
 
 @dataclasses.dataclass(frozen=True)
 class TokenShards:
-    """A finished directory of token shards.
-
-    Attributes:
-        directory: path of the directory.
-        vocab_size: ids are in [0, vocab_size).
-        shards: the markers, in order.
-    """
+    """A finished directory of token shards with their markers in order; ids are in [0, vocab_size)."""
 
     directory: Path
     vocab_size: int
@@ -111,8 +106,7 @@ class TokenShards:
     def arrays(self) -> Iterator[tuple[TokenArray, NDArray[np.int64]]]:
         """Yield `(tokens[n], offsets[documents + 1])` of each shard, as read-only maps of its files.
 
-        Raises:
-            StoreError: a file is missing, truncated or changed so that documents or ids are out of range.
+        StoreError if a file is missing, truncated, or has documents or ids out of range.
         """
         for index, shard in enumerate(self.shards):
             tokens = self._map(index, "tokens", self.dtype)
@@ -142,11 +136,7 @@ class TokenShards:
 
 
 def open_shards(directory: Path) -> TokenShards:
-    """Open a finished directory of token shards; sizes are checked now, contents during reading.
-
-    Raises:
-        StoreError: no shards there, unfinished, unknown version, or a missing or truncated file.
-    """
+    """Open a finished directory of token shards, or raise a StoreError; contents are checked during reading."""
     path = directory / STATE_NAME
     try:
         state = load_json(path.read_bytes(), STATES)
@@ -193,9 +183,14 @@ def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def _require_files(directory: Path, shard: Shard) -> None:
-    """Refuse a shard with a missing file, or one whose size differs from the marker."""
     for problem in size_problems(directory, shard.files):
         raise StoreError(f"{problem}: build the shards again")
+
+
+def finish_shards(directory: Path, state: State, shards: Sequence[Shard]) -> None:
+    """Mark a directory as complete with these shards."""
+    done = dataclasses.replace(state, shards=len(shards), totals=totals_of(shards))
+    write_json(directory / STATE_NAME, dataclasses.asdict(done))
 
 
 def document_starts(shards: TokenShards) -> NDArray[np.int64]:
@@ -212,3 +207,71 @@ def write_closed(shards: TokenShards, path: Path) -> None:
     with replacing(path) as filling, filling.open("wb") as file:
         for tokens, offsets in shards.arrays():
             file.write(np.insert(tokens, offsets[1:], sentinel(shards.dtype)).tobytes())
+
+
+class Filling:
+    """The documents of an unfinished shard, in memory."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._ids: list[TokenArray] = []
+        self._offsets, self._names = [0], list[str]()
+        self.digests = list[bytes]()
+        self.tokens = self._characters = 0
+
+    def report(self, shards: Sequence[Shard], on_progress: OnProgress) -> None:
+        """Report the tokens of the finished shards and this one."""
+        documents, tokens, _ = totals_of(shards).values()
+        on_progress(tokens + self.tokens, None, counted(documents + len(self.digests), "document"))
+
+    def add(self, name: str, text: str, ids: NDArray[np.integer[Any]], digest: bytes | None) -> None:
+        """Append the ids of the next piece of a document; with its digest, the last one."""
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+            raise TokenRangeError(
+                f"document {name!r} has ids {ids.min():,} to {ids.max():,}, expected 0 to {self._vocab_size - 1:,}"
+            )
+        self._ids.append(ids.astype(token_dtype(self._vocab_size)))
+        self.tokens += len(ids)
+        self._characters += len(text)
+        if digest is not None:
+            self._offsets.append(self.tokens)
+            self.digests.append(digest)
+            self._names = [*self._names[:1], name]
+
+    def write(self, directory: Path, index: int) -> Shard:
+        """Write the shard to disk, its marker last."""
+        offsets = np.array(self._offsets, OFFSET_DTYPE)
+        parts: dict[str, Sequence[Any]] = {"tokens": self._ids, "offsets": [offsets], "digests": self.digests}
+        files = {}
+        for suffix, data in parts.items():
+            path = shard_path(directory, index, suffix)
+            with path.open("wb") as file:
+                file.writelines(data)
+            fsync_path(path)
+            files[path.name] = FileEntry.of(path)
+        documents, first, last = len(self.digests), self._names[0], self._names[-1]
+        shard = Shard(documents, self.tokens, self._characters, first, last, files)
+        write_json(shard_path(directory, index, "json"), dataclasses.asdict(shard))
+        return shard
+
+
+def resume_shards(directory: Path, state: State) -> tuple[bool, list[Shard]]:
+    """Return whether the directory is complete, and its valid shards; remove invalid ones."""
+    path = directory / STATE_NAME
+    try:
+        found = load_json(path.read_bytes(), STATES)
+    except (OSError, ValueError):
+        found = None
+    shards: list[Shard] = []
+    if found is not None and dataclasses.replace(found, shards=None, totals=None) == state:
+        with suppress(StoreError):
+            while True:
+                shards.append(read_shard(directory, len(shards)))
+        if found.totals == totals_of(shards):
+            return True, shards
+    write_json(path, dataclasses.asdict(state))
+    kept = {shard_path(directory, index, "json").stem for index in range(len(shards))}
+    for old in directory.glob("shard-*.*"):
+        if old.stem not in kept:
+            old.unlink()
+    return False, shards

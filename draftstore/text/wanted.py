@@ -25,13 +25,10 @@ class Cap:
 
 @dataclasses.dataclass(frozen=True)
 class Removal:
-    """A take-down: the digests of matching documents, and a rule for documents that arrive later.
+    """A take-down: digests of documents, their texts and answers, one after the other, and a rule for later ones.
 
-    Attributes:
-        digests: those of documents to remove, of their texts and of their answers, one after the other.
-        document: document id to remove; None: no such rule.
-        source: remove documents of this source; None: of any source, if `before` is set.
-        before: unix seconds; remove documents first seen earlier.
+    It matches the id `document`, and documents of `source` (None: of any, if `before` is set) that were first seen
+    before `before`, unix seconds.
     """
 
     digests: bytes = b""
@@ -77,11 +74,8 @@ def wanted_digests(
 ) -> NDArray[np.uint8]:
     """Return the digests of the documents that stores may hold, uint8 [n, 16], unique, in the order of the scan.
 
-    A text in several sources is wanted if any of them keeps it. A removal applies to all of them.
-
-    Args:
-        retention: the seconds after which a document expires, by source.
-        caps: the maximum amount of text, by source.
+    A text in several sources is wanted if any of them keeps it. A removal applies to all of them. `retention` are the
+    seconds after which a document expires, by source.
     """
     rows = scan.frame.with_row_index("row").filter(~removed_rows(scan, removals))
     for source, seconds in (retention or {}).items():

@@ -131,14 +131,10 @@ def _no_matches(batch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 def decode_drafts(
     data: bytes, start: int, batch: int, vocab_size: int, budget: int = MAX_NODES
 ) -> DraftBatch:
-    """Decode drafts and check every guarantee of `DraftTree`.
+    """Decode drafts of at most `budget` nodes and check every guarantee of `DraftTree`; DraftTreeError if one fails.
 
-    Args:
-        data: from `start` on a table, u32 [3, batch]: bytes of each tree, match lengths, match counts; then the trees.
-        budget: maximum nodes of a tree.
-
-    Raises:
-        DraftTreeError: a tree is damaged or violates a guarantee.
+    From `start` on, the data holds a table, u32 [3, batch]: bytes of each tree, match lengths, match counts; then the
+    trees.
     """
     problem, wrong, *arrays = codec.decode_drafts(
         np.frombuffer(data, np.uint8), start, batch, vocab_size, budget

@@ -83,14 +83,9 @@ def write_tree(tokens, parents, levels, size, flags, out, place):
 
 @kernel
 def encode_trees(tokens, parents, levels, sizes):
-    """Encode and concatenate a batch of trees.
+    """Encode and concatenate a batch of trees: tokens int32 [batch, width], parents int16, levels uint8, left-aligned.
 
-    Args:
-        tokens: int32 [batch, width], the nodes of every tree, left-aligned; parents int16 and levels uint8 likewise.
-        sizes: int32 [batch], nodes of each tree.
-
-    Returns:
-        Size of each tree int32 [batch], and all bytes uint8 [bytes].
+    `sizes` int32 [batch] are their nodes. Returns the bytes of each tree, int32 [batch], and all bytes, uint8 [bytes].
     """
     batch = len(sizes)
     lengths = np.empty(batch, np.int32)
@@ -198,14 +193,11 @@ def _marks_for(size):
 def decode_drafts(data, start, batch, vocab_size, budget):
     """Decode the drafts of a batch of contexts, a table and concatenated trees, which end with the data.
 
-    Args:
-        data: uint8 [bytes], read-only. The table is u32 [3, batch]: bytes of each tree, match lengths, match counts.
-        start: where the table begins; it lies in the data.
-        vocab_size: upper bound of tokens; 0 trusts the writer and checks only parents.
-        budget: maximum nodes of a tree.
+    The table, at `start` of the data, uint8 [bytes], read-only, is u32 [3, batch]: bytes of each tree, match lengths,
+    match counts. `vocab_size` is the upper bound of tokens; 0 trusts the writer and checks only parents. Trees have at
+    most `budget` nodes.
 
-    Returns:
-        0 or an error code, the first tree with that error, and the arrays of a `DraftBatch`.
+    Returns 0 or an error code, the first tree with that error, and the arrays of a `DraftBatch`.
     """
     sizes, matches, counts = np.zeros(batch, np.int32), np.empty(batch, np.int32), np.empty(batch, np.int64)
     width, place = np.int64(0), np.int64(start + 12 * batch)

@@ -56,11 +56,9 @@ def new_frontier(budget):
 def grow(nodes, max_depth, enter_children, state, max_level):
     """Grow a tree best-first in an empty Frontier; return the number of its nodes.
 
-    Args:
-        enter_children: leaf kernel that enters the children of a slot and returns the new tail. Called as
-            `enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)`, with the slot's parent, depth
-            and probability (0, 0 and 1.0 for the context); compiled into the loop.
-        state: passed to it.
+    `enter_children` is a leaf kernel that enters the children of a slot and returns the new tail, compiled into the
+    loop. It is called as `enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)`, with the slot's
+    parent, depth and probability (0, 0 and 1.0 for the context).
     """
     tail = slot = parent = depth = 0
     prob = 1.0
@@ -71,14 +69,6 @@ def grow(nodes, max_depth, enter_children, state, max_level):
             tail = enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)
         slot += 1
     return tail
-
-
-@kernel
-def finish(nodes, size):
-    """Return the first `size` nodes as a tree: tokens int32 [size], parents int16 [size], levels uint8 [size]."""
-    tokens, parents, levels = np.empty(size, np.int32), np.empty(size, np.int16), np.empty(size, np.uint8)
-    unpack_nodes(nodes, size, tokens, parents, levels)
-    return tokens, parents, levels
 
 
 @leaf_kernel

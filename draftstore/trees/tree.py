@@ -223,9 +223,7 @@ def explain(problem: int, data: bytes | memoryview) -> str:
         problem = codec.CUT
     if problem == codec.WRONG_LENGTH:
         n = int.from_bytes(data[2:4], "little")
-        size = 4 + n * (
-            (4 if data[1] & codec.WIDE_TOKENS else 2) + (2 if data[1] & codec.WIDE_PARENTS else 1) + 1
-        )
+        size = codec.tree_bytes.py_func(data[1], n)
         if n > MAX_NODES:
             return f"a draft tree of {n} nodes, expected at most {MAX_NODES}"
         return f"a draft tree of {n} nodes takes {size} bytes, found {len(data)}"
@@ -252,12 +250,9 @@ def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
 
 @kernel
 def best_chains(tokens, parents, levels, sizes, longest):
-    """Return the best chain of each tree, see `best_chain`, as arrays of the same kind.
+    """Return the best chain, see `best_chain`, of each tree: tokens int32 [batch, nodes], parents int16, levels uint8.
 
-    Args:
-        tokens: int32 [batch, nodes], read-only like all arrays; parents int16 and levels uint8 likewise.
-        sizes: int32 [batch], nodes of each tree.
-        longest: maximum nodes of a chain.
+    `sizes` int32 [batch] are their nodes; all arrays are read-only. Returns arrays of the same kind.
     """
     batch, width = tokens.shape
     width = min(width, longest)
@@ -284,14 +279,10 @@ def best_chains(tokens, parents, levels, sizes, longest):
 
 @leaf_kernel
 def walk(tokens, parents, ids, visit, state):
-    """Follow token ids, int32 [any], read-only, down a tree until one is missing.
+    """Follow token ids, int32 [any], read-only, down a tree until one is missing; return the nodes on the path.
 
-    Args:
-        visit: leaf kernel, called as `visit(state, node, child)` for the context (-1) and each node on the path; child
-            is the next node, -1 if the tree has none. Compiled into the walk.
-
-    Returns:
-        The number of nodes on the path.
+    `visit` is a leaf kernel, compiled into the walk. It is called as `visit(state, node, child)` for the context (-1)
+    and each node on the path; `child` is the next node, -1 if the tree has none.
     """
     node, depth = np.int64(-1), 0
     for token in ids:

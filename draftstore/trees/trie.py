@@ -30,16 +30,6 @@ def new_trie(places):
 
 
 @leaf_kernel
-def place_nodes(trie, size, tokens, parents, start, stop, places):
-    """Insert a tree's nodes into a trie of `size` nodes, recording their places int64 [nodes]; return its new size."""
-    for node in range(start, stop):
-        parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
-        places[node] = place_node(trie, size, parent, np.int64(tokens[node]))
-        size = max(size, places[node] + 1)
-    return size
-
-
-@leaf_kernel
 def place_node(trie, size, parent, token):
     """Return the place of a parent's child with a token, which is `size` if it is new."""
     place = _find_child(trie, parent, token)

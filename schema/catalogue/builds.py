@@ -1,19 +1,27 @@
-"""Builds and corpora in the catalogue. Functions run in the caller's transaction; the caller commits."""
+"""Builds and corpora in the catalogue. Functions run in the caller's transaction; the caller commits.
 
+The process of a running build holds an advisory lock, keyed by the build's id. PostgreSQL releases it when the process
+ends, in whatever way, so a build that is `running` without a lock was cut off. A builder that loses its connection, as
+on a server restart, also counts as cut off; it can still finish its build.
+"""
+
+import atexit
 import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import Connection, Engine, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.files import escaped
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
-from schema.catalogue import holds
+from schema.db.database import is_lent
+from schema.db.errors import DatabaseError
 from schema.db.partitions import drop_partition
 from schema.models import PARTITIONED, Build, Corpus, Release, Replay
 
@@ -21,6 +29,18 @@ CUT_OFF = "its process ended without an error message: run it again, finished st
 DROP_LOCK_TIMEOUT = "10s"
 NAMED_SOURCES = 3
 """Maximum files and folders in the name of a corpus."""
+LOCK_CLASS = 0x64726166  # "draf": first half of the lock keys; the second is the build's id
+
+NOT_HELD = f"""
+NOT EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 2
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND classid = {LOCK_CLASS} AND objid = builds.id
+)"""  # noqa: S608 - a constant
+"""Condition on rows of `builds`: no process holds their lock."""
+
+_held: dict[tuple[str, int], Connection] = {}
 
 
 class CatalogueError(DraftstoreError):
@@ -73,24 +93,19 @@ def start_build(
     )
     session.add(build)
     _written(session, build)
-    holds.hold(session.get_bind().engine, build.id)  # before others can see the row
+    _hold(session.get_bind().engine, build.id)  # before others can see the row
     return build
 
 
 def finish_build(session: Session, build_id: int, *, timings: dict[str, float] | None = None) -> Build:
-    """Record the finished store of a build, with the contents of its manifest and the seconds of each step.
-
-    Raises:
-        CatalogueError: no such build, it is already finished, or its store belongs to another finished build.
-        StoreError: no complete store at its path.
-    """
+    """Record the finished store of a build, with the contents of its manifest and the seconds of each step."""
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
         raise CatalogueError(f"build {build.id} is already finished: start another one")
     _describe(session, build, Path(build.path))
     build.timings = timings or {}
     _written(session, build)
-    holds.let_go(session.get_bind().engine, build.id)
+    let_go(session.get_bind().engine, build.id)
     return build
 
 
@@ -104,7 +119,7 @@ def fail_build(
     build.state, build.error, build.finished_at = "failed", storable(error), func.now()
     build.timings = timings or build.timings
     _written(session, build)
-    holds.let_go(session.get_bind().engine, build.id)
+    let_go(session.get_bind().engine, build.id)
     return build
 
 
@@ -112,7 +127,7 @@ def fail_cut_off(session: Session) -> list[int]:
     """Mark running builds as failed if their process is gone; return their ids."""
     gone = (
         update(Build)
-        .where(Build.state == "running", text(holds.NOT_HELD))
+        .where(Build.state == "running", text(NOT_HELD))
         .values(state="failed", error=CUT_OFF, finished_at=func.now())
         .returning(Build.id)
         .execution_options(synchronize_session=False)
@@ -173,6 +188,14 @@ def _by_digest(session: Session, digest: str) -> int | None:
     return session.scalars(newest).one_or_none()
 
 
+def digest_at(path: Path) -> str | None:
+    """Return the digest of the store in a directory; None if there is no finished one."""
+    try:
+        return manifest_digest(path)
+    except StoreError:
+        return None
+
+
 def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
     """Return a build; `lock` rereads its row and locks it until the end of the transaction."""
     query = select(Build).filter_by(id=build_id)
@@ -187,12 +210,7 @@ def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
 
 
 def find_build(session: Session, reference: str | int | Path) -> Build:
-    """Return a build by its id or by its store's directory, even if that has moved since registration.
-
-    Raises:
-        CatalogueError: no such build.
-        StoreError: the directory is not a store.
-    """
+    """Return a build by its id or by its store's directory, even if that has moved since registration."""
     if str(reference).isdecimal():
         return get_build(session, int(str(reference)))
     path = Path(str(reference))
@@ -220,11 +238,7 @@ def list_builds(
 
 
 def drop_build(session: Session, build_id: int) -> None:
-    """Remove a build with its statistics, trees and replays; its directory stays.
-
-    Raises:
-        CatalogueError: no such build, a release points at it, or it is still running.
-    """
+    """Remove a build with its statistics, trees and replays, unless it is live or running; its directory stays."""
     session.execute(text(f"SET LOCAL lock_timeout = '{DROP_LOCK_TIMEOUT}'"))
     fail_cut_off(session)
     build = get_build(session, build_id, lock=True)
@@ -243,28 +257,14 @@ def drop_build(session: Session, build_id: int) -> None:
 
 
 def record_replay(
-    session: Session,
-    build_id: int,
-    summary: dict[str, Any],
-    *,
-    recordings: str,
-    strategy: str,
-    budget: int,
-    model: str | None = None,
-    recording: str | None = None,
+    session: Session, build_id: int, summary: dict[str, Any], *, recordings: Path, **columns: Any
 ) -> Replay:
-    """Record the result of a replay, `ReplayResult.summary()`.
-
-    The arguments are columns of `replays`; `recording` is None for a manual replay.
-    """
+    """Record the result of a replay, `ReplayResult.summary()`, with further columns of `replays`."""
     same = ("rows", "tokens", "passes", "accepted_length", "nodes_mean", "miss_rate")
     replay = Replay(
         build_id=build_id,
-        recordings=storable(recordings),
-        strategy=strategy,
-        budget=budget,
-        model=model,
-        recording=recording,
+        recordings=storable(recordings.name),
+        **columns,
         lookup_p50_us=summary["lookup_us"]["p50"],
         lookup_p99_us=summary["lookup_us"]["p99"],
         **{key: summary[key] for key in same},
@@ -275,7 +275,6 @@ def record_replay(
 
 
 def _written(session: Session, row: Build | Replay) -> None:
-    """Flush a row and load server defaults, so that they are readable after the session closes."""
     session.flush()
     session.refresh(row)
 
@@ -297,3 +296,47 @@ def storable(value: Any) -> Any:
             return storable(str(value))
         case _:
             return value
+
+
+def _hold(engine: Engine, build_id: int) -> None:
+    """Mark a build as made by this process, until `let_go` or the end of the process; no pooler may be between."""
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    connection.detach()  # never returns to the pool: closing it releases the lock
+    with engine.connect() as other:
+        lent = is_lent(_driver(connection), _driver(other))
+    if lent:
+        _close(connection)
+        raise DatabaseError(
+            "a build holds a lock as long as its session, which lasts only for a transaction behind the pooler that "
+            "DRAFTSTORE_DATABASE_URL names: name the PostgreSQL server itself (its direct URL), and try again"
+        )
+    connection.execute(text(f"SELECT pg_advisory_lock({LOCK_CLASS}, {build_id:d})"))
+    _held[_key(engine, build_id)] = connection
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.dbapi_connection
+
+
+def let_go(engine: Engine, build_id: int) -> None:
+    """Release a build's lock if this process holds it."""
+    connection = _held.pop(_key(engine, build_id), None)
+    if connection is not None:
+        _close(connection)
+
+
+def _key(engine: Engine, build_id: int) -> tuple[str, int]:
+    return engine.url.render_as_string(), build_id
+
+
+def _close(connection: Connection) -> None:
+    try:
+        connection.close()
+    except (DBAPIError, DraftstoreError):  # the server is already gone
+        connection.invalidate()
+
+
+@atexit.register
+def _let_go_of_all() -> None:
+    while _held:
+        _close(_held.popitem()[1])

@@ -2,17 +2,26 @@
 
 Each check compares the new build with the live one and returns why the release should not move; checks are overridden
 by name. Most of them compare manifests. `removed` compares documents with those removed from collections
-(`schema.collections.releasing`), and `replay` the accepted lengths of both builds on the recordings of the release
-(`schema.catalogue.recordings`); it passes until they have been replayed.
+(`schema.collections.proving`), and `replay` the accepted lengths of both builds on the recordings of the release,
+which `measure` replays; it passes until then.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftstore.errors import DraftstoreError, counted
-from draftstore.stores.registry import kind_of
+from draftstore.decoding.replay import Recording, read_recordings, replay
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
+from draftstore.errors import DraftstoreError, ReplayError, counted
+from draftstore.storage.locks import lease
+from draftstore.storage.manifest import TOKENIZER_FOLDER
+from draftstore.stores.registry import kind_of, open_store
+from draftstore.text.tokenizer import load_tokenizer
 from schema.catalogue.builds import CatalogueError
-from schema.catalogue.recordings import Replayed
+from schema.catalogue.recordings import Replayed, ReplayRule
 from schema.models import Build
 
 MAX_SHRINKAGE = 0.2
@@ -22,13 +31,7 @@ MAX_BAD = 0.01
 
 
 class Candidate(NamedTuple):
-    """A finished build, independent of sessions: columns of `builds`, and what was found out about it.
-
-    Attributes:
-        replays: its result with each recording of the release, in the same order for all builds.
-        removed: which documents it holds that its own collection removed, or one that shares a source; "": none.
-        warning: the same of other collections.
-    """
+    """A finished build, independent of sessions: columns of `builds`, and what was found out about it."""
 
     id: int
     kind: str
@@ -37,19 +40,15 @@ class Candidate(NamedTuple):
     digest: str
     size_bytes: int
     manifest: dict[str, Any]
-    replays: tuple[Replayed, ...] = ()
-    removed: str = ""
-    warning: str = ""
+    replays: tuple[Replayed, ...] = ()  # with each recording of the release, in the same order for all builds
+    removed: str = ""  # which documents it holds that its own collection removed, or one that shares a source
+    warning: str = ""  # the same of other collections
 
     @classmethod
     def of(cls, build: Build) -> "Candidate":
         """Copy a finished build."""
-        assert build.digest is not None
-        assert build.size_bytes is not None
-        assert build.manifest is not None
-        return cls(
-            build.id, build.kind, build.name, build.path, build.digest, build.size_bytes, build.manifest
-        )
+        columns = ("id", "kind", "name", "path", "digest", "size_bytes", "manifest")
+        return cls(**{name: getattr(build, name) for name in columns})
 
     def figure(self, part: str, name: str) -> int:
         """Return a count of the manifest; raise UnknownFigureError if it has none."""
@@ -128,11 +127,64 @@ def replay_rows(new: Candidate, live: Candidate | None) -> list[dict[str, Any]]:
         theirs = live.replays[place] if live and live.replays else None
         length = theirs.accepted_length if theirs else None
         least = None if length is None else (1 - mine.rule.tolerance) * length
-        for role, build, replay in (("live", live, theirs), ("new", new, mine)):
-            if build and replay and replay.summary:
+        for role, build, result in (("live", live, theirs), ("new", new, mine)):
+            if build and result and result.summary:
                 named = {"recording": mine.rule.name, "as": role, "build": build.id}
-                rows.append(named | {"accepted_length": replay.accepted_length, "least_length": least})
+                rows.append(named | {"accepted_length": result.accepted_length, "least_length": least})
     return rows
+
+
+def measure(rule: ReplayRule, builds: Sequence[Candidate]) -> list[Replayed]:
+    """Replay a recording with the new build and, if there is one, the live one; return why if one cannot be."""
+    new = builds[0]
+    if skipped := _needs_model(new):
+        return [Replayed(rule, skipped=skipped) for _ in builds]
+    try:
+        tokenizer = load_tokenizer(Path(new.path) / TOKENIZER_FOLDER)
+        outputs = list(read_recordings(rule.path, tokenizer, model=rule.model, limit=rule.rows))
+        if all(len(each.output) < 2 for each in outputs):
+            raise ReplayError(f"{rule.path} has no output of more than one token")
+        first = _replay(rule, new, outputs)
+    except (DraftstoreError, OSError) as error:
+        problem = f"{rule.name} cannot be replayed with build {new.id}: {error}"
+        return [Replayed(rule, problem=problem) for _ in builds]
+    return [first, *(_replay_live(rule, build, new, outputs) for build in builds[1:])]
+
+
+def _needs_model(build: Candidate) -> str | None:
+    kind = kind_of(build.kind)
+    if kind.strategies and not kind.needs_states:
+        return None
+    return (
+        f"build {build.id}, a {build.kind} store, drafts with its model, which is not loaded here: see `draftstore "
+        "replay --target-model`"
+    )
+
+
+def _replay_live(
+    rule: ReplayRule, build: Candidate, new: Candidate, outputs: Sequence[Recording]
+) -> Replayed:
+    if skipped := _needs_model(build):
+        return Replayed(rule, skipped=skipped)
+    if build.manifest["tokenizer"]["fingerprint"] != new.manifest["tokenizer"]["fingerprint"]:
+        skipped = f"builds {new.id} and {build.id} count tokens of different tokenizers"
+        return Replayed(rule, skipped=skipped)
+    try:
+        return _replay(rule, build, outputs)
+    except (DraftstoreError, OSError) as error:
+        return Replayed(rule, skipped=f"build {build.id} cannot be replayed: {error}")
+
+
+def _replay(rule: ReplayRule, build: Candidate, outputs: Sequence[Recording]) -> Replayed:
+    with lease(Path(build.path)), closing(open_store(build.path)) as store:
+        strategy = store.default_strategy
+        alone = store.drafter(strategy)
+        alone.warm_up()
+        drafter: Drafter = alone
+        if rule.request:
+            drafter = Mixture([RequestDrafter(store.manifest.vocab_size), alone])
+            strategy = f"{strategy} + request"
+        return Replayed(rule, strategy, replay(drafter, outputs, budget=rule.budget).summary())
 
 
 Check = Callable[[Candidate, Candidate | None], str | None]
@@ -186,12 +238,11 @@ def _few_bad_records(new: Candidate, _live: Candidate | None) -> str | None:
 
 
 def _as_long(new: Candidate, live: Candidate | None) -> str | None:
-    """Compare accepted lengths where both builds were replayed; raise UnknownFigureError if some were not."""
-    if problems := [replay.problem for replay in new.replays if replay.problem]:
+    if problems := [result.problem for result in new.replays if result.problem]:
         return "; ".join(problems)
     pairs = list(zip(new.replays, live.replays, strict=False)) if live else []
     shorter = [_shorter(mine, theirs) for mine, theirs in pairs if mine.summary and theirs.summary]
-    skipped = {replay.skipped: None for pair in pairs for replay in pair if replay.skipped}
+    skipped = {result.skipped: None for pair in pairs for result in pair if result.skipped}
     if skipped and not any(shorter):
         raise UnknownFigureError("; ".join(skipped))
     return "; ".join(filter(None, shorter)) or None
@@ -208,7 +259,7 @@ def _shorter(new: Replayed, live: Replayed) -> str | None:
 
 
 def _compared(check: Callable[..., str | None], **options: str) -> Check:
-    """Return a check with `options` that the first build of a release passes."""
+    """Return a check that the first build of a release passes."""
     return lambda new, live: check(new, live, **options) if live else None
 
 

@@ -20,11 +20,7 @@ from schema.models import Build
 
 
 def store_digests(path: Path) -> NDArray[np.uint8] | None:
-    """Return the digests of a store's documents, uint8 [n, 16], in its order; None if it does not record them.
-
-    Raises:
-        StoreError: there is no store, or it is damaged.
-    """
+    """Return the digests of a store's documents, uint8 [n, 16], in its order; None if it does not record them."""
     manifest = load_manifest(path)
     if manifest.kind == TOKENS:
         none = np.empty((0, DIGEST_BYTES), np.uint8)
@@ -44,9 +40,7 @@ def document_keys(session: Session, build: Build) -> NDArray[np.bytes_]:
     """Return the digests of the documents that a build was made from, S16 [n], sorted and unique.
 
     They come from the first store that records them: its own, one that it descends from, or one of the same tokens.
-
-    Raises:
-        StoreError: no store does, it is damaged, or it knows documents by other digests.
+    StoreError if no store does, it is damaged, or it knows documents by other digests.
     """
     alike = select(Build).filter_by(corpus_id=build.corpus_id, state="finished").order_by(Build.id.desc())
     others = session.scalars(alike) if build.corpus_id is not None else ()

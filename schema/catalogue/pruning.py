@@ -15,22 +15,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError
 from draftstore.storage.files import remove
 from draftstore.storage.locks import exclusive
-from draftstore.storage.manifest import manifest_digest
 from draftstore.storage.staging import remove_store
-from schema.catalogue.builds import CatalogueError, drop_build, fail_cut_off, get_build
+from schema.catalogue.builds import CatalogueError, digest_at, drop_build, fail_cut_off, get_build
 from schema.catalogue.publishing import Transaction
 from schema.catalogue.releases import build_before, list_releases
 from schema.models import KINDS, Build, Release
 
 STORE_NAME = re.compile(f"({'|'.join(KINDS)})-[0-9a-f]{{16}}")
 """Name of a directory that a flow builds (`schema.renewal.making.store_path`)."""
-UNFINISHED = re.compile(rf"\.({STORE_NAME.pattern})\.(partial|retired)")
+UNFINISHED = re.compile(rf"\.({STORE_NAME.pattern})\.partial")
 """Name of a folder that a build works in or has replaced."""
 PRUNED = "pruned: its files are being removed"
 
@@ -57,7 +56,7 @@ class Pruning(NamedTuple):
 
 
 class _Old(NamedTuple):
-    """A build to remove: its id, path, digest, state and size."""
+    """A build to remove."""
 
     id: int
     path: Path
@@ -74,22 +73,13 @@ def prune(
     older_than: timedelta = timedelta(0),
     dry_run: bool = False,
 ) -> Pruning:
-    """Remove old builds and leftovers.
-
-    Args:
-        transaction: begins a transaction in the catalogue.
-        home: data folder of the flows.
-        keep: number of finished builds of each kind and name that stay.
-        older_than: age below which everything stays.
-        dry_run: whether to change nothing.
-    """
+    """Remove old builds of flows, all but the newest `keep` of each kind and name, and leftovers."""
     stores, before = (home / "stores").resolve(), datetime.now(UTC) - older_than
     with transaction() as session:
         fail_cut_off(session)
         old = _old_builds(session, stores, keep, before)
-        gone = {build.id for build in old}
-        rows = session.execute(select(Build.id, Build.path, Build.state)).all()
-        resumable = {Path(path) for id_, path, state in rows if state != "finished" and id_ not in gone}
+        resumed = Build.state != "finished", Build.id.not_in([build.id for build in old])
+        resumable = set(map(Path, session.scalars(select(Build.path).where(*resumed))))
     found = Pruning([], [])
     for build in old:
         with exclusive(build.path) as free:
@@ -128,36 +118,28 @@ def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> 
             seen[build.kind, build.name] = newer + 1
         too_many = build.state == "finished" and newer >= keep
         superseded = build.state == "failed" and (newer > 0 or build.error == PRUNED)
-        if (
-            (too_many or superseded)
-            and build.id not in kept
-            and (build.finished_at or build.started_at) <= before
-        ):
+        is_old = (build.finished_at or build.started_at) <= before
+        if (too_many or superseded) and is_old and build.id not in kept:
             old.append(_Old(build.id, path, build.digest, build.state, build.size_bytes or 0))
         else:
             held.add(path)
     return [
-        each._replace(digest=_digest(each.path)) if each.digest is None and each.path not in held else each
+        each._replace(digest=digest_at(each.path)) if each.digest is None and each.path not in held else each
         for each in old[::-1]
     ]
 
 
-def _used_builds(session: Session) -> set[int]:
+def _used_builds(session: Session) -> set[int | None]:
     """Return the builds of releases, now or after a rollback, and the sources of live and running builds."""
-    used = set(
-        session.scalars(
-            select(Build.source_id).filter_by(state="running").where(Build.source_id.is_not(None))
-        )
-    )
+    used = set(session.scalars(select(Build.source_id).filter_by(state="running")))
     for release in list_releases(session):
         used |= {release.build_id, release.build.source_id}
         with suppress(CatalogueError):  # nothing to roll back to
             used.add(build_before(session, release))
-    return {build_id for build_id in used if build_id is not None}
+    return used
 
 
 def _is_ours(path: Path, stores: Path) -> bool:
-    """Return True if the path is that of a flow's store and no link leads elsewhere."""
     return path.parent.parent == stores and bool(STORE_NAME.fullmatch(path.name)) and path.resolve() == path
 
 
@@ -165,28 +147,19 @@ def _remove_build(transaction: Transaction, build: _Old) -> bool:
     """Remove a build's files and tables; return False if it changed meanwhile."""
     with transaction() as session:
         row = get_build(session, build.id, lock=True)
-        live = session.scalars(select(func.count()).select_from(Release).filter_by(build_id=build.id)).one()
+        live = session.scalars(select(Release.name).filter_by(build_id=build.id)).first()
         if row.state != build.state or live:
             return False
         if row.state == "finished":
             row.state, row.error = "failed", PRUNED  # it can no longer be published
-    if build.digest is not None and _digest(build.path) == build.digest:
+    if build.digest is not None and digest_at(build.path) == build.digest:
         remove_store(build.path)
     with transaction() as session:
         drop_build(session, build.id)
     return True
 
 
-def _digest(store: Path) -> str | None:
-    """Return the digest of the store there; None if there is no finished one."""
-    try:
-        return manifest_digest(store)
-    except StoreError:
-        return None
-
-
 def _lost_folders(stores: Path, resumable: set[Path], before: datetime) -> Iterator[Path]:
-    """Yield the folders of killed builds that no build in the catalogue could resume."""
     for folder in sorted(stores.glob("*/.*")):
         name = UNFINISHED.fullmatch(folder.name)
         if name is None or folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():

@@ -3,7 +3,7 @@
     publish(sessionmaker(make_engine()).begin, "chat-vicuna", build_id)
 
 A move has three parts. A short transaction reads both builds, and the gates compare them (`gates`). Then every
-byte of the new store is read, and the recordings of the release are replayed with both builds (`replaying`). This runs
+byte of the new store is read, and the recordings of the release are replayed with both builds. This runs
 outside a transaction: it takes minutes, and an open transaction would hold back vacuuming and be ended by
 `idle_in_transaction_session_timeout`. A second short transaction checks that nothing has moved meanwhile and moves the
 release. Readers see the old or the new build.
@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -26,13 +25,19 @@ from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
 from draftstore.storage.report import OnProgress, ignore
 from draftstore.stores.registry import KINDS, kind_of
 from schema.catalogue.builds import CatalogueError, get_build, record_replay
-from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, Check, RefusedError, Verdict, judge
+from schema.catalogue.gates import (
+    CHECKS,
+    ROLLBACK_CHECKS,
+    Candidate,
+    Check,
+    RefusedError,
+    Verdict,
+    judge,
+    measure,
+)
 from schema.catalogue.recordings import Replayed, ReplayRule, rules_of
 from schema.catalogue.releases import build_before, get_release, last_lengths
 from schema.models import Build, Release, ReleaseMove
-
-if TYPE_CHECKING:
-    from schema.catalogue.replaying import Measure
 
 Transaction = Callable[[], AbstractContextManager[Session]]
 """Begins a transaction, committed at the end of the block: `sessionmaker(engine).begin`."""
@@ -40,6 +45,8 @@ Verify = Callable[[Candidate], list[str]]
 """Returns the problems of a store, one sentence each."""
 Removals = Callable[[Session, Build], tuple[str, str]]
 """Returns which removed documents a build holds: `Candidate.removed` and `Candidate.warning`."""
+Measure = Callable[[ReplayRule, list[Candidate]], list[Replayed]]
+"""Replays a recording with some builds."""
 GATES = "gates"
 """Key of the verdicts, by release, in the parameters of a build."""
 PASSED = Verdict({}, {}, {}, {})
@@ -63,136 +70,6 @@ class Moved:
     def build_id(self) -> int:
         """Id of the build that it points at."""
         return self.build.id
-
-
-def publish(
-    transaction: Transaction,
-    name: str,
-    build_id: int,
-    *,
-    force: Collection[str] = (),
-    verify: Verify | None = None,
-    measure: "Measure | None" = None,
-    removals: Removals | None = None,
-) -> Moved:
-    """Point a release at a build; publishing the live build again changes nothing.
-
-    Args:
-        transaction: begins a transaction in the catalogue.
-        name: name of the release, created if new.
-        build_id: id of a finished build.
-        force: names of checks to override (`schema.catalogue.gates.CHECKS`).
-        verify: returns the problems of the store; None: `verify_build`.
-        measure: replays a recording; None: `schema.catalogue.replaying.measure`.
-        removals: finds removed documents; None: there are no collections.
-
-    Raises:
-        CatalogueError: no such build, it is unfinished, fails verification or cannot draft, the name is invalid, or
-            another process moved the release meanwhile.
-        RefusedError: the build is too different from the live one, or holds removed documents; the catalogue records
-            the reasons, too.
-    """
-    with transaction() as session:
-        new = _candidate(get_build(session, build_id))
-        release = session.scalars(select(Release).filter_by(name=name)).one_or_none()
-        if release is None:
-            require_name(name, "a release", CatalogueError)
-        live = Candidate.of(release.build) if release else None
-        rules = rules_of(session, name)
-    if new.kind not in KINDS:
-        raise CatalogueError(
-            f"build {build_id} is of kind {new.kind!r}, which gives no drafts: publish a store instead"
-        )
-    if live and live.id == new.id:
-        _require_whole(new, verify or verify_build)
-        with transaction() as session:
-            return _move(session, name, new, live, "publish", PASSED)
-    new = new._replace(replays=tuple(Replayed(rule) for rule in rules))
-    _require_passed(transaction, name, new, live, force, removals)  # is fast, so before the store is read
-    _require_whole(new, verify or verify_build)
-    if rules:
-        new, live = _replayed(rules, new, live, measure)
-        with transaction() as session:
-            _record_replays(session, [new, live] if live else [new])
-    verdict = _require_passed(transaction, name, new, live, force, removals)
-    with transaction() as session:
-        return _move(session, name, new, live, "publish", verdict)
-
-
-def _require_passed(
-    transaction: Transaction,
-    name: str,
-    new: Candidate,
-    live: Candidate | None,
-    force: Collection[str],
-    removals: Removals | None,
-    checks: Mapping[str, Check] = CHECKS,
-) -> Verdict:
-    """Return the verdict of the gates; if they refuse the build, the catalogue records the reasons."""
-    with transaction() as session:
-        if removals:
-            removed, warning = removals(session, get_build(session, new.id))
-            new = new._replace(removed=removed, warning=warning)
-        verdict = judge(new, live, force, checks)
-        if verdict.refused:
-            _record(get_build(session, new.id, lock=True), name, verdict)
-    if verdict.refused:
-        raise RefusedError(name, verdict.refused, new, live)
-    return verdict
-
-
-def _replayed(
-    rules: tuple[ReplayRule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
-) -> tuple[Candidate, Candidate | None]:
-    if measure is None:  # imports the kernels of all drafters, which nothing else here needs
-        from schema.catalogue.replaying import measure as measured
-
-        measure = measured
-    done = list(zip(*(measure(rule, [new, live] if live else [new]) for rule in rules), strict=True))
-    return new._replace(replays=done[0]), live and live._replace(replays=done[1])
-
-
-def _record_replays(session: Session, builds: list[Candidate]) -> None:
-    """Record the replays of builds, except of those dropped meanwhile."""
-    for build in builds:
-        if session.get(Build, build.id, with_for_update={"key_share": True}) is None:
-            continue
-        for replay in build.replays:
-            if replay.summary is not None:
-                rule = replay.rule
-                record_replay(
-                    session, build.id, replay.summary, recordings=rule.path.name, strategy=replay.strategy,
-                    budget=rule.budget, model=rule.model, recording=rule.name,
-                )  # fmt: skip
-
-
-def rollback(
-    transaction: Transaction,
-    name: str,
-    *,
-    force: Collection[str] = (),
-    verify: Verify | None = None,
-    removals: Removals | None = None,
-) -> Moved:
-    """Point a release at the previous build; repeated calls go back through all published builds.
-
-    A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
-    back to 1. Builds dropped since are skipped. A large store takes no longer, because its bytes were verified when
-    it was published. The only check is that for removed documents. See `publish` for the arguments.
-
-    Raises:
-        CatalogueError: no such release, no previous build, its files are missing or changed in size, or another
-            process moved the release meanwhile.
-        RefusedError: the build holds removed documents.
-    """
-    with transaction() as session:
-        release = get_release(session, name)
-        live = Candidate.of(release.build)
-        new = _candidate(get_build(session, build_before(session, release)))
-    _require_whole(new, verify or verify_present)
-    verdict = _require_passed(transaction, name, new, live, force, removals, ROLLBACK_CHECKS)
-    with transaction() as session:
-        return _move(session, name, new, live, "rollback", verdict)
 
 
 def verify_present(build: Candidate) -> list[str]:
@@ -230,8 +107,120 @@ def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
         return [str(error)]
 
 
+def publish(
+    transaction: Transaction,
+    name: str,
+    build_id: int,
+    *,
+    force: Collection[str] = (),
+    verify: Verify = verify_build,
+    measure: Measure = measure,
+    removals: Removals | None = None,
+) -> Moved:
+    """Point a release, created if new, at a build; publishing the live build again changes nothing.
+
+    Args:
+        transaction: begins a transaction in the catalogue.
+        name: name of the release.
+        build_id: id of a finished build.
+        force: names of checks to override (`schema.catalogue.gates.CHECKS`).
+        verify: returns the problems of the store.
+        measure: replays a recording.
+        removals: finds removed documents; None: there are no collections.
+
+    Raises:
+        CatalogueError: the build cannot be published, or another process moved the release meanwhile.
+        RefusedError: a check refuses the build; the catalogue records the reasons, too.
+    """
+    with transaction() as session:
+        new = _candidate(get_build(session, build_id))
+        release = session.scalars(select(Release).filter_by(name=name)).one_or_none()
+        if release is None:
+            require_name(name, "a release", CatalogueError)
+        live = Candidate.of(release.build) if release else None
+        rules = rules_of(session, name)
+    if new.kind not in KINDS:
+        raise CatalogueError(
+            f"build {build_id} is of kind {new.kind!r}, which gives no drafts: publish a store instead"
+        )
+    if live and live.id == new.id:
+        _require_whole(new, verify)
+        with transaction() as session:
+            return _move(session, name, new, live, "publish", PASSED)
+    new = new._replace(replays=tuple(Replayed(rule) for rule in rules))
+    _require_passed(transaction, name, new, live, force, removals)  # is fast, so before the store is read
+    _require_whole(new, verify)
+    if rules:
+        both = [new, live] if live else [new]
+        mine, *theirs = zip(*(measure(rule, both) for rule in rules), strict=True)
+        new, live = new._replace(replays=mine), live and live._replace(replays=theirs[0])
+        with transaction() as session:
+            _record_replays(session, [new, live] if live else [new])
+    verdict = _require_passed(transaction, name, new, live, force, removals)
+    with transaction() as session:
+        return _move(session, name, new, live, "publish", verdict)
+
+
+def _require_passed(
+    transaction: Transaction,
+    name: str,
+    new: Candidate,
+    live: Candidate | None,
+    force: Collection[str],
+    removals: Removals | None,
+    checks: Mapping[str, Check] = CHECKS,
+) -> Verdict:
+    """Return the verdict of the gates; if they refuse the build, the catalogue records the reasons."""
+    with transaction() as session:
+        if removals:
+            removed, warning = removals(session, get_build(session, new.id))
+            new = new._replace(removed=removed, warning=warning)
+        verdict = judge(new, live, force, checks)
+        if verdict.refused:
+            _record(get_build(session, new.id, lock=True), name, verdict)
+    if verdict.refused:
+        raise RefusedError(name, verdict.refused, new, live)
+    return verdict
+
+
+def _record_replays(session: Session, builds: list[Candidate]) -> None:
+    for build in builds:
+        if session.get(Build, build.id, with_for_update={"key_share": True}) is None:
+            continue
+        for replay in build.replays:
+            if replay.summary is not None:
+                rule = replay.rule
+                record_replay(
+                    session, build.id, replay.summary, recordings=rule.path, strategy=replay.strategy,
+                    budget=rule.budget, model=rule.model, recording=rule.name,
+                )  # fmt: skip
+
+
+def rollback(
+    transaction: Transaction,
+    name: str,
+    *,
+    force: Collection[str] = (),
+    verify: Verify = verify_present,
+    removals: Removals | None = None,
+) -> Moved:
+    """Point a release at the previous build; repeated calls go back through all published builds.
+
+    A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
+    back to 1. Builds dropped since are skipped. A large store takes no longer, because its bytes were verified when
+    it was published. The only check is that for removed documents. For arguments and errors see `publish`.
+    """
+    with transaction() as session:
+        release = get_release(session, name)
+        live = Candidate.of(release.build)
+        new = _candidate(get_build(session, build_before(session, release)))
+    _require_whole(new, verify)
+    verdict = _require_passed(transaction, name, new, live, force, removals, ROLLBACK_CHECKS)
+    with transaction() as session:
+        return _move(session, name, new, live, "rollback", verdict)
+
+
 def _candidate(build: Build) -> Candidate:
-    """Copy a build for the checks; raise CatalogueError if it is not finished."""
     if build.state != "finished":
         why = f": {build.error}" if build.error else ""
         raise CatalogueError(f"build {build.id} is {build.state}{why}; only finished builds can be published")
@@ -248,7 +237,7 @@ def _require_whole(build: Candidate, verify: Verify) -> None:
 def _move(
     session: Session, name: str, new: Candidate, live: Candidate | None, action: str, verdict: Verdict
 ) -> Moved:
-    """Point a release at a verified build and record the move; raise CatalogueError if either has changed meanwhile."""
+    """Point a release at a verified build and record the move; CatalogueError if either has changed meanwhile."""
     build = get_build(session, new.id, lock=True)  # cannot be dropped from here on
     if _candidate(build) != new._replace(replays=()):
         raise CatalogueError(f"build {new.id} has just been changed by another process: try again")

@@ -1,6 +1,6 @@
 """Recordings: files of recorded outputs that builds replay before a release moves.
 
-Functions run in the caller's transaction. `schema.catalogue.replaying` replays, `schema.catalogue.gates` compares.
+Functions run in the caller's transaction. `schema.catalogue.gates` replays and compares.
 """
 
 from collections.abc import Sequence
@@ -47,21 +47,13 @@ class ReplayRule(Options):
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a build with a recording; without a summary, it was not replayed.
-
-    Attributes:
-        rule: the recording.
-        strategy: the drafting strategy.
-        summary: `ReplayResult.summary()`.
-        problem: why it cannot be replayed; a new build is then refused.
-        skipped: why there is no result; no build is refused for that.
-    """
+    """The result of a build with a recording; without a summary, it was not replayed."""
 
     rule: ReplayRule
     strategy: str = ""
-    summary: dict[str, Any] | None = None
-    problem: str | None = None
-    skipped: str | None = None
+    summary: dict[str, Any] | None = None  # `ReplayResult.summary()`
+    problem: str | None = None  # why it cannot be replayed; a new build is then refused
+    skipped: str | None = None  # why there is no result; no build is refused for that
 
     @property
     def accepted_length(self) -> float | None:
@@ -107,24 +99,9 @@ def remove_recording(session: Session, name: str) -> None:
         raise CatalogueError(f"no recording {name!r}: `draftstore recordings list` shows all recordings")
 
 
-def record(
-    store: Path, summary: dict[str, Any], *, recordings: Path, model: str | None, strategy: str, budget: int
-) -> int:
-    """Record a replay, registering its store if necessary; return the id of the build.
-
-    Raises:
-        StoreError: no complete store there.
-        DatabaseError: the database is down or refuses.
-    """
+def record(store: Path, summary: dict[str, Any], **columns: Any) -> int:
+    """Record a replay, see `record_replay`, registering its store if necessary; return the id of the build."""
     with Session(make_engine(poolclass=NullPool)) as session, session.begin():
         build_id = add_build(session, store).id
-        record_replay(
-            session,
-            build_id,
-            summary,
-            recordings=recordings.name,
-            model=model,
-            strategy=strategy,
-            budget=budget,
-        )
+        record_replay(session, build_id, summary, **columns)
     return build_id

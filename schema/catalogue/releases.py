@@ -4,6 +4,7 @@ Functions run in the caller's transaction; `publishing` moves releases. Services
 connection of their own.
 """
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from sqlalchemy import delete, select
@@ -15,7 +16,7 @@ from schema.db.errors import database_errors
 from schema.models import Build, Release, ReleaseMove
 
 
-def remove(session: Session, name: str) -> int:
+def remove_release(session: Session, name: str) -> int:
     """Remove a release and its history; return the build that it pointed at. CatalogueError if there is no release."""
     release = get_release(session, name, lock=True)
     build_id = release.build_id
@@ -38,6 +39,14 @@ def list_releases(session: Session) -> list[Release]:
     """Return all releases sorted by name, with their builds and corpora."""
     loaded = joinedload(Release.build).joinedload(Build.corpus)
     return list(session.scalars(select(Release).options(loaded).order_by(Release.name)))
+
+
+def names_by_build(session: Session) -> defaultdict[int, list[str]]:
+    """Return the names of all releases by the id of the build that they point at."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, build_id in session.execute(select(Release.name, Release.build_id).order_by(Release.name)):
+        names[build_id].append(name)
+    return names
 
 
 def release_history(session: Session, name: str) -> list[ReleaseMove]:

@@ -1,15 +1,13 @@
 """`draftstore catalogue`: the builds of the catalogue."""
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from draftstore.cli.common import STORE, progress_bars
 from draftstore.cli.options import DURATION, Group
@@ -23,19 +21,33 @@ from draftstore.cli.output import (
     print_rows,
     say,
 )
-from draftstore.errors import StoreError, counted
-from draftstore.storage.manifest import manifest_digest
+from draftstore.errors import CorpusError, counted
 from draftstore.storage.staging import remove_store
-from schema import catalogue
-from schema.catalogue import Verdict
-from schema.catalogue.publishing import GATES, Verify, verify_build, verify_present
+from draftstore.text.corpus import GLOB_SIGNS
+from draftstore.text.scans import open_scan
+from schema.catalogue.builds import (
+    add_build,
+    digest_at,
+    drop_build,
+    fail_cut_off,
+    find_build,
+    list_builds,
+    storable,
+)
+from schema.catalogue.gates import Candidate, Verdict
+from schema.catalogue.pruning import prune
+from schema.catalogue.publishing import GATES, Transaction, Verify, verify_build, verify_present
+from schema.catalogue.releases import list_releases, names_by_build
 from schema.cli.common import build_fields, catalogue_session, row_fields
-from schema.cli.findings import examine
-from schema.db.home import data_home
-from schema.models import KINDS, STATES, Build, Corpus, Release, Replay
-from schema.statistics.loading import has_statistics, load_statistics
-from schema.statistics.ngrams import HEAD
+from schema.collections.collecting import list_collections
+from schema.collections.models import Collection
+from schema.collections.removal_files import scan_path
+from schema.db.embedded import data_home
+from schema.models import KINDS, STATES, Build, Corpus, Replay
+from schema.statistics import HEAD, has_statistics, load_statistics
 
+ALL = 1 << 30
+"""More builds than there can be."""
 CHECKS: dict[str, Verify] = {"fast": verify_present, "full": verify_build}
 COLUMNS: Columns = {
     "id": "id",
@@ -74,7 +86,7 @@ def builds() -> None:
     "flows, and collections. Exit with status 1 if something does not work.",
 )
 @json_option
-def list_builds(kind: str | None, state: str | None, limit: int, check: str | None, as_json: bool) -> None:
+def list_command(kind: str | None, state: str | None, limit: int, check: str | None, as_json: bool) -> None:
     """List builds, newest first, with the releases that point at them.
 
     \b
@@ -83,9 +95,9 @@ def list_builds(kind: str | None, state: str | None, limit: int, check: str | No
       draftstore catalogue list --check full
     """
     with catalogue_session() as session:
-        catalogue.fail_cut_off(session)
-        found = catalogue.list_builds(session, kind=kind, state=state, limit=limit)
-        live = _live(session)
+        fail_cut_off(session)
+        found = list_builds(session, kind=kind, state=state, limit=limit)
+        live = names_by_build(session)
     rows = [build_fields(build) | {"releases": live[build.id]} for build in found]
     findings = [*examine(catalogue_session, data_home(), CHECKS[check])] if check else []
     if check and as_json:
@@ -110,15 +122,15 @@ def show(build: str, as_json: bool) -> None:
       draftstore catalogue show stores/chat
     """
     with catalogue_session() as session:
-        catalogue.fail_cut_off(session)
-        found = catalogue.find_build(session, build)
+        fail_cut_off(session)
+        found = find_build(session, build)
         corpus = found.corpus
-        live = _live(session)[found.id]
+        live = names_by_build(session)[found.id]
         replays = session.scalars(select(Replay).filter_by(build_id=found.id).order_by(Replay.id)).all()
     parameters = dict(found.parameters)
     gates = parameters.pop(GATES, {})
     fields = build_fields(found) | {
-        "corpus": row_fields(corpus, "created_at"),
+        "corpus": corpus and row_fields(corpus, "created_at"),
         "releases": live,
         "parameters": parameters,
         "gates": gates,
@@ -173,7 +185,7 @@ def add(directory: Path, head: int, as_json: bool) -> None:
       draftstore catalogue add stores/chat-ngrams --head 100000
     """
     with catalogue_session(make=True) as session:
-        build = catalogue.add_build(session, directory)
+        build = add_build(session, directory)
     if not has_statistics(build.id, build.kind):
         with progress_bars() as progress:
             load_statistics(build.id, directory, head=head, progress=progress("loading statistics", "rows"))
@@ -194,10 +206,10 @@ def drop(build: str, files: bool, as_json: bool) -> None:
       draftstore catalogue drop 7 --files
     """
     with catalogue_session() as session:
-        found = catalogue.find_build(session, build)
-        catalogue.drop_build(session, found.id)
+        found = find_build(session, build)
+        drop_build(session, found.id)
         directory = Path(found.path)
-        removed = files and _is_still(directory, found)
+        removed = files and found.digest is not None and digest_at(directory) == found.digest
         # Before the catalogue drops the build: it stays if a process has the store open or this one is killed.
         left = [str(path) for path in remove_store(directory)] if removed else []
     rest = "is removed"
@@ -209,7 +221,7 @@ def drop(build: str, files: bool, as_json: bool) -> None:
     print_result(fields, as_json, f"build {found.id} is dropped; its directory {directory} {rest}")
 
 
-@builds.command()
+@builds.command("prune")
 @click.option(
     "--keep",
     type=click.IntRange(min=1),
@@ -226,7 +238,7 @@ def drop(build: str, files: bool, as_json: bool) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @json_option
-def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> None:
+def prune_command(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> None:
     """Remove old builds of flows from $DRAFTSTORE_HOME/stores: files, tables, and leftovers of killed builds.
 
     These stay: the newest N builds of each kind and name, builds that a release points at or would be rolled back to,
@@ -237,7 +249,7 @@ def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> Non
       draftstore catalogue prune --keep 3 --dry-run
       draftstore catalogue prune --keep 3 --older-than 7d
     """
-    found = catalogue.prune(catalogue_session, data_home(), keep, older_than=older_than, dry_run=dry_run)
+    found = prune(catalogue_session, data_home(), keep, older_than=older_than, dry_run=dry_run)
     if as_json:
         removed = [removal._asdict() for removal in found.removed]
         print_json({"removed": removed, "in_use": found.in_use, "bytes": found.bytes, "dry_run": dry_run})
@@ -253,7 +265,6 @@ def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> Non
 
 
 def _flat(parameters: dict[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """Yield parameters that have a value, nested ones as `corpus.paths`."""
     for key, value in sorted(parameters.items()):
         if isinstance(value, dict):
             yield from _flat(value, f"{within}{key}.")
@@ -261,23 +272,55 @@ def _flat(parameters: dict[str, Any], within: str = "") -> Iterator[tuple[str, s
             yield within + key, text
 
 
-def _live(session: Session) -> defaultdict[int, list[str]]:
-    live: defaultdict[int, list[str]] = defaultdict(list)
-    for name, build_id in session.execute(select(Release.name, Release.build_id).order_by(Release.name)):
-        live[build_id].append(name)
-    return live
-
-
-def _is_still(directory: Path, build: Build) -> bool:
-    try:
-        return manifest_digest(directory) == build.digest
-    except StoreError:
-        return False
-
-
 def _seconds(fields: dict[str, Any]) -> str:
-    """Return the duration of a build: the sum of its steps, else from start to end."""
     begin, end = fields["started_at"], fields["finished_at"]
     if fields["timings"]:
         return f"{sum(fields['timings'].values()):,.1f}"
     return "" if end in (None, begin) else f"{(end - begin).total_seconds():,.1f}"
+
+
+class Finding(NamedTuple):
+    """Something to report, and what to do; `problem`: something does not work, else it wastes space."""
+
+    problem: bool
+    what: str
+    advice: str
+
+
+def examine(transaction: Transaction, home: Path, verify: Verify) -> Iterator[Finding]:
+    """Examine live stores with `verify`, other builds, folders in `home`, collections, and leftovers of builds."""
+    with transaction() as session:  # none is open while stores are read
+        live = {release.name: Candidate.of(release.build) for release in list_releases(session)}
+        builds = session.execute(select(Build.id, Build.state, Build.path).order_by(Build.id)).all()
+        collections = list_collections(session)
+    for name, build in live.items():
+        advice = f"draftstore releases rollback {name}, or releases publish {name} BUILD of another build"
+        for problem in verify(build):
+            yield Finding(True, f"release {name}, build {build.id}: {problem}", advice)
+    released = {build.id for build in live.values()}
+    for number, state, path in builds:
+        if state == "finished" and number not in released and not Path(path).exists():
+            what = f"build {number} is registered, but {path} is gone"
+            yield Finding(False, what, f"drop it: draftstore catalogue drop {number}")
+    known = {path for _, _, path in builds}
+    for folder in sorted((home / "stores").resolve().glob("*/[!.]*")):
+        if storable(str(folder)) not in known:
+            advice = f"register it (draftstore catalogue add {folder}), or remove it"
+            yield Finding(False, f"{folder} belongs to no build", advice)
+    for collection in collections:
+        yield from _examine_collection(collection)
+    for removal in prune(transaction, home, ALL, dry_run=True).removed:
+        what = f"{removal.what} {removal.path} is left over, {removal.bytes:,} bytes"
+        yield Finding(False, what, "remove it: draftstore catalogue prune --keep 3")
+
+
+def _examine_collection(collection: Collection) -> Iterator[Finding]:
+    try:
+        open_scan(scan_path(collection.name))
+    except CorpusError as error:
+        advice = "remove that file; one of an earlier version: docs/operations.md, Upgrade"
+        yield Finding(True, f"collection {collection.name}: {error}", advice)
+    for source in collection.sources:
+        if source.kind == "files" and not GLOB_SIGNS.search(source.place) and not Path(source.place).exists():
+            what = f"collection {collection.name}: {source.place} is missing"
+            yield Finding(True, what, "restore it, or define the collection again: draftstore corpus drop")

@@ -30,29 +30,16 @@ def confirm(question: str) -> None:
         raise click.ClickException("not confirmed, nothing is changed: answer y, or give --yes") from None
 
 
-def row_fields(row: Base | None, *excluded: str) -> dict[str, Any] | None:
-    """Return the columns of a row by name; None without a row."""
-    if row is None:
-        return None
+def row_fields(row: Base, *excluded: str) -> dict[str, Any]:
+    """Return the columns of a row by name."""
     names = [column.name for column in row.__table__.columns]
     return {name: getattr(row, name) for name in names if name not in excluded}
 
 
 def build_fields(build: Build) -> dict[str, Any]:
     """Return a row of `builds` as fields, without the manifest, which `draftstore info` shows."""
-    return {
-        "id": build.id,
-        "kind": build.kind,
-        "name": build.name,
-        "state": build.state,
-        "path": build.path,
-        "digest": build.digest,
+    return row_fields(build, "corpus_id", "source_id", "parameters", "manifest", "size_bytes") | {
         "source": build.source_id,
-        "backends": build.backends,
-        "counts": dict((build.manifest or {}).get("counts", {})),
         "bytes": build.size_bytes,
-        "timings": build.timings,
-        "started_at": build.started_at,
-        "finished_at": build.finished_at,
-        "error": build.error,
+        "counts": dict((build.manifest or {}).get("counts", {})),
     }

@@ -1,20 +1,25 @@
 """`draftstore corpus`: collections, the named sets of sources that stores are built from."""
 
+import time
 from datetime import timedelta
+from typing import Any
 
 import click
+import numpy as np
 
 from draftstore.cli.options import Group, takes
 from draftstore.cli.output import Columns, cell, json_option, print_json, print_result, print_rows, say
-from draftstore.errors import counted
-from draftstore.text.scans import open_scan
-from schema.cli.common import catalogue_session, confirm
-from schema.cli.corpus_fields import fields, figures, rule_text, scan_with_progress, warn_of_problems
-from schema.cli.removing import prove, remove, restore
+from draftstore.errors import CorpusError, counted
+from draftstore.text.digests import digest_keys
+from draftstore.text.scans import Scan, open_scan
+from draftstore.text.wanted import removed_rows
+from schema.cli.common import catalogue_session, confirm, row_fields
+from schema.cli.removing import prove, remove, restore, scan_with_progress, warn_of_problems
 from schema.collections import collecting
 from schema.collections.collecting import NewSource, SourceOptions
 from schema.collections.live_logs import forget
-from schema.collections.removal_files import scan_path
+from schema.collections.models import DIGESTS, Collection
+from schema.collections.removal_files import removals_of, scan_path
 
 
 @click.group(cls=Group)
@@ -84,7 +89,7 @@ def add(
     text = f"collection {name}: {counted(len(collection.sources), 'source')}"
     if collection.tokenizer:
         text += f", tokenizer {collection.tokenizer}"
-    print_result(fields(collection), as_json, text)
+    print_result(_fields(collection), as_json, text)
 
 
 @corpus.command("list")
@@ -97,7 +102,7 @@ def list_collections(as_json: bool) -> None:
       draftstore corpus list
     """
     with catalogue_session() as session:
-        rows = [fields(collection) for collection in collecting.list_collections(session)]
+        rows = [_fields(collection) for collection in collecting.list_collections(session)]
     columns: Columns = {
         "collection": "name",
         "sources": lambda row: len(row["sources"]),
@@ -121,7 +126,7 @@ def show(name: str, as_json: bool) -> None:
       draftstore corpus show chat
     """
     with catalogue_session() as session:
-        found = fields(collecting.find_collection(session, name))
+        found = _fields(collecting.find_collection(session, name))
     if as_json:
         print_json(found)
         return
@@ -142,7 +147,7 @@ def show(name: str, as_json: bool) -> None:
         why = f" (reason: {row['reason']})" if row["reason"] else ""
         size = counted(row["documents"], "document")
         end = ", taken back" if row["restored"] else ""
-        say(f"removal {row['id']}, {cell(row['created_at'])} UTC, {size}, {rule_text(row)}{end}{why}")
+        say(f"removal {row['id']}, {cell(row['created_at'])} UTC, {size}, {_rule_text(row)}{end}{why}")
 
 
 def _days(seconds: float | None) -> str:
@@ -163,7 +168,7 @@ def scan(name: str, as_json: bool) -> None:
         collection = collecting.get_collection(session, name)
     found = scan_with_progress(collection)
     found.require_documents(name)
-    facts = {"files": len(found.files), "files_read": found.read, **figures(collection, found)}
+    facts = {"files": len(found.files), "files_read": found.read, **_figures(collection, found)}
     if as_json:
         print_json(facts)
         return
@@ -192,6 +197,69 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
         collecting.drop_collection(session, name)
     text = f"collection {name} is dropped; its texts and stores stay"
     print_result({"name": name, "removals": removals}, as_json, text)
+
+
+def _fields(collection: Collection) -> dict[str, Any]:
+    found = _figures(collection)
+    by_source = found.pop("sources", {})
+    numbers, force = {removal.key: removal.id for removal in collection.removals}, collection.in_force
+    sources = [
+        row_fields(row, "collection_id", "column_name", "globs", "retention", "added_at")
+        | {"column": row.column_name, "glob": row.globs}
+        | {"retention_seconds": row.retention.total_seconds() if row.retention else None}
+        | by_source.get(row.id, {})
+        for row in collection.sources
+    ]
+    removals = [
+        row_fields(row, "collection_id", *DIGESTS)
+        | {
+            "rule": {key: value for key, value in row.rule.items() if key != "containing"},
+            "containing": "containing" in row.rule,
+            "restored": row.restores is None and row not in force,
+            "restores": row.restores and numbers.get(row.restores, row.restores),
+        }
+        for row in collection.removals
+    ]
+    named = {"name": collection.name, "tokenizer": collection.tokenizer}
+    return named | {"sources": sources, "removals": removals} | found
+
+
+def _figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]:
+    """Return the numbers of a scan, in total and by source; a text that is in several sources counts for the first."""
+    try:
+        scanned = found or open_scan(scan_path(collection.name))
+    except CorpusError:  # `draftstore corpus scan` reports what is wrong
+        scanned = None
+    if scanned is None:
+        return {}
+    keys, numbers, sizes = scanned.keys, scanned.column("source"), scanned.column("bytes")
+    first = np.zeros(len(keys), np.bool_)
+    first[np.unique(keys, return_index=True)[1]] = True
+    wanted = first & np.isin(keys, digest_keys(collecting.wanted_of(collection, scanned)))
+    removed = first & removed_rows(scanned, removals_of(collection))
+
+    def counts(rows: Any) -> dict[str, int]:
+        return {
+            "documents": int((first & rows).sum()),
+            "active": int((wanted & rows).sum()),
+            "removed": int((removed & rows).sum()),
+            "bytes": int(sizes[wanted & rows].sum()),
+        }
+
+    by_source = {row.id: counts(numbers == row.id) for row in collection.sources}
+    return {**counts(first), "sources": by_source}
+
+
+def _rule_text(removal: dict[str, Any]) -> str:
+    rule = removal["rule"]
+    if removal["restores"] is not None:
+        return f"takes back removal {removal['restores']}"
+    if removal["containing"]:
+        return "those that contain some text"
+    parts = [f"{key} {value}" for key, value in rule.items() if key != "before"]
+    if "before" in rule:
+        parts.append(f"first seen before {time.strftime('%Y-%m-%d', time.gmtime(rule['before']))}")
+    return ", ".join(parts) or "by digest"
 
 
 corpus.add_command(remove)

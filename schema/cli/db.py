@@ -6,6 +6,7 @@ from typing import Any
 import click
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
 
 from draftstore.cli.common import status
 from draftstore.cli.options import Group
@@ -13,8 +14,8 @@ from draftstore.cli.output import json_option, print_fields, print_json, print_r
 from draftstore.errors import MissingExtraError
 from schema.db import embedded
 from schema.db.database import REVISION, connect, database_revision, database_url, is_embedded, migrate
+from schema.db.embedded import data_home, find_programs
 from schema.db.errors import DatabaseError, database_errors
-from schema.db.home import data_home, find_programs
 
 HIDDEN = "***"
 
@@ -86,22 +87,14 @@ def show_status(field: str | None, as_json: bool) -> None:
 
 
 def _ask_server(connection: psycopg.Connection[Any]) -> dict[str, Any]:
-    row = connection.execute(
-        "SELECT current_setting('server_version'), pg_database_size(current_database()),"
+    found = connection.cursor(row_factory=dict_row).execute(
+        "SELECT current_setting('server_version') AS version, pg_database_size(current_database()) AS bytes,"
         " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND backend_type = 'client backend' AND pid <> pg_backend_pid())"
-    ).fetchone()
-    assert row is not None
+        " AND backend_type = 'client backend' AND pid <> pg_backend_pid()) AS clients"
+    )
     revision = database_revision(connection)
-    version, size, clients = row
-    return {
-        "version": version,
-        "bytes": size,
-        "clients": clients,
-        "schema": "current" if revision == REVISION else "other" if revision else "empty",
-        "revision": revision,
-        "needed": REVISION,
-    }
+    schema = "current" if revision == REVISION else "other" if revision else "empty"
+    return {**(found.fetchone() or {}), "schema": schema, "revision": revision, "needed": REVISION}
 
 
 def _print_status(found: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """`draftstore recordings`: recordings that builds replay before a release moves."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -9,10 +8,11 @@ from draftstore.cli.options import Group, SpreadCommand, takes
 from draftstore.cli.output import Columns, json_option, print_result, print_rows
 from draftstore.decoding.replay import check_recordings
 from draftstore.errors import counted
-from schema import catalogue
-from schema.catalogue.recordings import ReplayRule
-from schema.cli.common import catalogue_session
-from schema.models import Recording
+from schema.catalogue.recordings import ReplayRule, add_recording, list_recordings, remove_recording
+from schema.cli.common import catalogue_session, row_fields
+
+HIDDEN = ("slowdown", "created_at")
+"""Columns that the command does not show."""
 
 
 @click.group(cls=Group)
@@ -55,15 +55,15 @@ def add(rule: ReplayRule, releases: tuple[str, ...], as_json: bool) -> None:
     """
     count = check_recordings(rule.path, model=rule.model, limit=rule.rows)
     with catalogue_session(make=True) as session:
-        recording = catalogue.add_recording(session, rule, releases)
+        recording = add_recording(session, rule, releases)
     text = f"{rule.name}: {counted(count, 'output')}, replayed before {', '.join(recording.releases)} moves"
-    print_result(_fields(recording) | {"outputs": count}, as_json, text)
+    print_result(row_fields(recording, *HIDDEN) | {"outputs": count}, as_json, text)
 
 
 @recordings.command("list")
 @click.option("--release", metavar="R", help="List only those of this release.")
 @json_option
-def list_recordings(release: str | None, as_json: bool) -> None:
+def list_command(release: str | None, as_json: bool) -> None:
     """List the registered recordings and how much of the accepted length a new build may lose.
 
     \b
@@ -72,7 +72,7 @@ def list_recordings(release: str | None, as_json: bool) -> None:
       draftstore recordings list --release chat-vicuna
     """
     with catalogue_session() as session:
-        rows = [_fields(recording) for recording in catalogue.list_recordings(session, release)]
+        rows = [row_fields(recording, *HIDDEN) for recording in list_recordings(session, release)]
     columns: Columns = {
         "name": "name",
         "releases": "releases",
@@ -97,9 +97,5 @@ def remove(name: str, as_json: bool) -> None:
       draftstore recordings remove chats
     """
     with catalogue_session() as session:
-        catalogue.remove_recording(session, name)
+        remove_recording(session, name)
     print_result({"recording": name, "removed": True}, as_json, f"{name} is removed")
-
-
-def _fields(recording: Recording) -> dict[str, Any]:
-    return {name: getattr(recording, name) for name in (*ReplayRule.model_fields, "releases")}

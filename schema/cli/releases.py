@@ -10,12 +10,13 @@ import click
 from draftstore.cli.common import progress_bars, status
 from draftstore.cli.options import Group
 from draftstore.cli.output import Columns, json_option, print_json, print_result, print_rows, print_table, say
-from schema import catalogue
-from schema.catalogue import Candidate, Moved, RefusedError
-from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, replay_rows
+from schema.catalogue.builds import add_build
+from schema.catalogue.gates import CHECKS, ROLLBACK_CHECKS, Candidate, RefusedError, measure, replay_rows
+from schema.catalogue.publishing import Moved, verify_build
 from schema.catalogue.recordings import Replayed, ReplayRule
-from schema.cli.common import build_fields, catalogue_session
-from schema.collections import releasing
+from schema.catalogue.releases import list_releases, release_history, remove_release
+from schema.cli.common import build_fields, catalogue_session, row_fields
+from schema.collections import proving
 from schema.models import Build
 
 
@@ -32,7 +33,7 @@ def releases() -> None:
 
 @releases.command("list")
 @json_option
-def list_releases(as_json: bool) -> None:
+def list_command(as_json: bool) -> None:
     """List the releases and the build that each points at.
 
     \b
@@ -40,7 +41,7 @@ def list_releases(as_json: bool) -> None:
       draftstore releases list
     """
     with catalogue_session() as session:
-        found = catalogue.list_releases(session)
+        found = list_releases(session)
     rows = [_fields(release.name, release.build, release.moved_at) for release in found]
     tokens = {release.name: release.build.corpus and release.build.corpus.tokens for release in found}
     entries = {release.name: build_fields(release.build)["counts"].get("entries") for release in found}
@@ -84,7 +85,7 @@ def publish(name: str, build: str, force: str, as_json: bool) -> None:
     """
     build_id = int(build) if build.isdecimal() else _registered(Path(build))
     try:
-        moved = releasing.publish(
+        moved = proving.publish(
             catalogue_session,
             name,
             build_id,
@@ -118,7 +119,7 @@ def rollback(name: str, force: str, as_json: bool) -> None:
       draftstore releases rollback chat-vicuna
     """
     checks = force.split(",") if force else ()
-    _print_move(releasing.rollback(catalogue_session, name, force=checks), as_json)
+    _print_move(proving.rollback(catalogue_session, name, force=checks), as_json)
 
 
 @releases.command()
@@ -132,7 +133,7 @@ def remove(name: str, as_json: bool) -> None:
       draftstore releases remove chat-test
     """
     with catalogue_session() as session:
-        build_id = catalogue.remove(session, name)
+        build_id = remove_release(session, name)
     fields = {"release": name, "build": build_id, "removed": True}
     print_result(fields, as_json, f"{name} is removed; it pointed at build {build_id}")
 
@@ -148,15 +149,10 @@ def history(name: str, as_json: bool) -> None:
       draftstore releases history chat-vicuna
     """
     with catalogue_session() as session:
-        moves = catalogue.release_history(session, name)[::-1]
+        moves = release_history(session, name)[::-1]
     rows = [
-        {
-            "action": move.action,
-            "from": move.from_build,
-            "to": move.to_build,
-            "moved_at": move.moved_at,
-            "accepted_lengths": move.lengths,
-        }
+        row_fields(move, "id", "release", "from_build", "to_build", "lengths")
+        | {"from": move.from_build, "to": move.to_build, "accepted_lengths": move.lengths}
         for move in moves
     ]
     columns: Columns = {
@@ -173,17 +169,15 @@ def history(name: str, as_json: bool) -> None:
 
 def _registered(directory: Path) -> int:
     with catalogue_session(make=True) as session:
-        return catalogue.add_build(session, directory).id
+        return add_build(session, directory).id
 
 
 def _verify_with_bar(build: Candidate) -> list[str]:
     with progress_bars() as progress:
-        return catalogue.verify_build(build, progress("verifying", "bytes"))
+        return verify_build(build, progress("verifying", "bytes"))
 
 
 def _measure_with_status(rule: ReplayRule, builds: Sequence[Candidate]) -> list[Replayed]:
-    from schema.catalogue.replaying import measure  # imports all kernels
-
     with status(f"replaying {rule.name}"):
         return measure(rule, builds)
 
@@ -217,7 +211,6 @@ def _print_move(moved: Moved, as_json: bool) -> None:
 
 
 def _print_replays(new: Candidate, live: Candidate | None) -> None:
-    """Print the accepted lengths of a new build and the live one, on stderr."""
     rows = [
         (row["recording"], row["as"], row["build"], f"{row['accepted_length']:.3f}")
         for row in replay_rows(new, live)

@@ -6,20 +6,21 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
-from draftstore.cli.common import status
+from draftstore.cli.common import progress_bars, status
 from draftstore.cli.options import takes
 from draftstore.cli.output import json_option, print_json, print_result, print_table, say
-from draftstore.errors import CorpusError, counted
+from draftstore.errors import CorpusError, DraftstoreError, counted
 from draftstore.live.removing import Held
 from draftstore.options import Options, Shown
+from draftstore.storage.report import passed_over_text
+from draftstore.text.scans import Scan
 from draftstore.text.wanted import Removal
 from schema.cli.common import catalogue_session, confirm
-from schema.cli.corpus_fields import put_in_force, scan_with_progress, warn_of_problems
 from schema.collections import collecting
-from schema.collections.live_logs import check_live_logs, removed_digests
-from schema.collections.models import Collection
-from schema.collections.proving import Checked, check_live_builds, removed_keys, vouch
-from schema.collections.removing import Selection, restoration_of, select_documents
+from schema.collections.live_logs import check_live_logs, forget, live_logs, removed_digests
+from schema.collections.models import Collection, CollectionRemoval
+from schema.collections.proving import Checked, check_live_builds, vouch
+from schema.collections.removing import Selection, restoration_of, select_documents, write_removal
 
 NOT_PROVEN = 5
 """Exit status if a live build or log holds removed documents, or cannot be checked and nobody vouched for it."""
@@ -72,7 +73,6 @@ def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, Any
 
 
 def _seconds(text: str) -> int:
-    """Return the unix seconds of a date or time in ISO form, in UTC unless it names a zone."""
     time = datetime.fromisoformat(text)
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())
 
@@ -119,7 +119,7 @@ def remove(name: str, options: Removing, yes: bool, as_json: bool) -> None:
     else:
         if not yes:
             confirm(f"{what}: remove them from {name}?")
-        overwritten = put_in_force(name, removal, options.reason, scan)
+        overwritten = _put_in_force(name, removal, options.reason, scan)
         said = f"removal {removal.id}: {what}; the next rebuild will exclude them"
     fields = {
         "removal": removal.id, "documents": removal.documents, "active": found.wanted, "contained": found.contained,
@@ -169,7 +169,7 @@ def restore(name: str, removal: int, reason: str | None, yes: bool, as_json: boo
     size = counted(row.documents, "document")
     if not yes:
         confirm(f"take removal {removal} of {name} back ({size})? Overwritten live answers do not come back")
-    put_in_force(name, row, reason, scan=None)
+    _put_in_force(name, row, reason, scan=None)
     text = (
         f"removal {removal} is taken back: the next rebuild includes its {size} again, unless another removal "
         "refuses them; answers overwritten in live logs do not come back"
@@ -206,8 +206,7 @@ def prove(name: str, things: tuple[str, ...], as_json: bool) -> None:
     scan = scan_with_progress(collection)
     with status("comparing documents"), catalogue_session() as session:
         documents = len(removed_digests(collection, scan)["digest"])
-        removed = removed_keys(collection, scan)
-        checked = check_live_builds(session, collection, scan, removed)
+        checked = check_live_builds(session, collection, scan)
     held = check_live_logs(collection, scan)
     proven = all(row.clean for row in checked) and all(row.clean for row in held)
     if as_json:
@@ -252,3 +251,34 @@ def _advice(row: Checked) -> str:
         return f"count the n-grams again, or remove the counts: draftstore catalogue drop {row.build} --files"
     [first, *_] = row.releases
     return f"rebuild and publish {', '.join(row.releases)}, or remove the release: draftstore releases remove {first}"
+
+
+def scan_with_progress(collection: Collection) -> Scan:
+    """Scan a collection, with a progress bar."""
+    tokenizer = collecting.open_tokenizer(collection)
+    with progress_bars() as progress:
+        step = progress("scanning", "files")
+        return collecting.scan_collection(collection, tokenizer, on_progress=step)
+
+
+def warn_of_problems(found: Scan) -> None:
+    """Report on stderr which records of a scan could not be read and which links were not followed."""
+    report = found.report
+    if report.passed_over:
+        say(passed_over_text(report.passed_over), err=True)
+    if report.bad_records:
+        first = f"{report.problems[0].place}: {report.problems[0].reason}"
+        say(f"{counted(report.bad_records, 'bad record')}, the first one {first}", err=True)
+
+
+def _put_in_force(name: str, removal: CollectionRemoval, reason: str | None, scan: Scan | None) -> int | None:
+    """Write a removal, or its end; return how many documents of live logs are overwritten, None without such logs."""
+    with catalogue_session() as session:
+        write_removal(session, name, removal, reason)
+        collection = collecting.get_collection(session, name)
+    if not live_logs(collection):
+        return None
+    try:
+        return forget(collection, scan_with_progress(collection) if scan is None else scan)
+    except (DraftstoreError, OSError) as error:
+        raise CorpusError(f"removal {removal.id} is written, but not all live logs forgot: {error}") from None

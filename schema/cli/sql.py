@@ -94,7 +94,6 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 
 
 def _read(query: str) -> str:
-    """Return the SQL text: the argument itself, a file's content, or standard input."""
     try:
         text = sys.stdin.read() if query == "-" else query
         text = Path(query).read_text(encoding="utf-8") if query.endswith(".sql") else text
@@ -120,19 +119,14 @@ def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -
 
 
 def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
-    """Return the column names of a single statement, empty for a command; QueryError for several statements."""
+    """Return the column names of a statement, empty for a command; the server refuses several statements."""
     encoding = connection.info.encoding
     for result in (
         connection.pgconn.prepare(b"", text.encode(encoding)),
         connection.pgconn.describe_prepared(b""),
     ):
         if result.status != ExecStatus.COMMAND_OK:
-            error = error_from_result(result, encoding)
-            if SEVERAL in str(error):
-                raise QueryError(
-                    "these are several statements: run one at a time; --write runs several, as the owner"
-                )
-            raise error
+            raise error_from_result(result, encoding)
     return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]
 
 
@@ -140,7 +134,10 @@ def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: i
     if not answer.names:
         say(answer.done, err=as_json or as_csv)
     elif as_json:
-        _require_unique(answer.names)
+        if repeated := [name for name in answer.names if answer.names.count(name) > 1]:
+            raise QueryError(
+                f"two columns are called {repeated[0]!r}: give them different names with AS, or omit --json"
+            )
         print_json([dict(zip(answer.names, row, strict=True)) for row in answer.rows])
     elif as_csv:
         print_csv(answer.names, answer.rows)
@@ -153,15 +150,6 @@ def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: i
         say(f"the first {number}; --rows 0 prints all" if more else number, err=True)
 
 
-def _require_unique(names: list[str]) -> None:
-    """Refuse duplicate column names, which JSON objects cannot hold."""
-    for name in names:
-        if names.count(name) > 1:
-            raise QueryError(
-                f"two columns are called {name!r}: give them different names with AS, or omit --json"
-            )
-
-
 def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | None:
     """Return the error in the query; None if the server caused it."""
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
@@ -171,6 +159,10 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
     if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
         return None
     sentence = error.diag.message_primary or str(error)
+    if SEVERAL in sentence:
+        return QueryError(
+            "these are several statements: run one at a time; --write runs several, as the owner"
+        )
     if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
         return QueryError(f"{sentence}: --write allows changes")
     hint = f"\nhint: {error.diag.message_hint}" if error.diag.message_hint else ""

@@ -2,12 +2,10 @@
 
     with transaction() as session:
         collection = get_collection(session, "chat")
-    folder = collection_folder("chat")
-    sources = open_sources(collection, tokenizer, folder)
-    scan = scan_sources(sources, scan_path("chat"))
-    digests = wanted_of(collection, scan, now=time.time())
+    scan = scan_collection(collection, open_tokenizer(collection))
+    digests = wanted_of(collection, scan)
 
-Functions that take a session run in the caller's transaction. `scan_collection` does the steps in between.
+Functions that take a session run in the caller's transaction.
 """
 
 import json
@@ -97,11 +95,7 @@ class NewSource(SourceOptions):
         return Source(0, self.place, log=self.log, column=self.column, glob=self.globs or SOURCE_PATTERNS)
 
     def settled(self) -> "NewSource":
-        """Return it with an absolute path, and with patterns if it is a folder of records.
-
-        Raises:
-            CorpusError: it is not a log and does not exist, its path is not UTF-8, or a log has a wrong kind of place.
-        """
+        """Return it with an absolute path, and patterns if it is a folder of records; CorpusError if it is unusable."""
         if is_url(self.place):
             if self.log or self.live:
                 raise CorpusError(
@@ -139,15 +133,8 @@ def add_sources(
 ) -> Collection:
     """Add sources to a collection, which is created if it is new; known places take the new settings.
 
-    Args:
-        tokenizer: folder, file or hub name; None: unchanged.
-
-    Raises:
-        CatalogueError: the name is invalid or a release of other stores, or another collection has a live log.
-        EarlierVersionError: the collection is of an earlier version.
-        CorpusError: see `NewSource.settled`.
-        DraftstoreError: a file begins with a conversation, but there is no tokenizer.
-        TokenizerError: there are live logs, but no tokenizer or a different one than theirs.
+    `tokenizer` is a folder, file or hub name; None leaves it unchanged. What does not fit together is refused: a name
+    whose release others use, a missing file, a conversation without a tokenizer, a live log of another collection.
     """
     settled = [source.settled() for source in sources]
     if session.scalars(select(Collection.id).filter_by(name=name)).one_or_none() is None:
@@ -203,11 +190,7 @@ def get_collection(session: Session, name: str, *, lock: bool = False) -> Collec
     """Return a collection with its sources and removals, which can be read after the session is closed.
 
     Removals missing from the files or the database are restored there; see `schema.collections.removal_files`.
-
-    Raises:
-        CatalogueError: there is none of this name.
-        CorpusError: the file of a removal cannot be read.
-        EarlierVersionError: the collection is of an earlier version, which knew documents by other digests.
+    EarlierVersionError: it is of an earlier version, which knew documents by other digests.
     """
     found = find_collection(session, name, lock=lock)
     if found.identity == IDENTITY:
@@ -248,7 +231,7 @@ def open_tokenizer(collection: Collection) -> TextTokenizer | None:
     return load_tokenizer(collection.tokenizer) if collection.tokenizer else None
 
 
-def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
+def _sources_here(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
     """Return the sources of a collection on this machine; objects are mirrored first."""
     refused = fragments_of(collection)
     rendering: dict[str, Any] = {}
@@ -282,7 +265,7 @@ def scan_collection(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not collection.sources:
         raise CorpusError(f"{collection.name} has no sources: `draftstore corpus add {collection.name} PATH`")
-    sources = open_sources(collection, tokenizer, folder)
+    sources = _sources_here(collection, tokenizer, folder)
     return scan_sources(sources, scan_path(collection.name), now=now, on_progress=on_progress)
 
 

@@ -64,15 +64,11 @@ def live_texts(collection: Collection) -> Iterator[tuple[bytes, str]]:
 def forget(collection: Collection, scan: Scan | None) -> int:
     """Put the removals in force into a collection's live logs; return how many documents were overwritten.
 
-    A scan also finds the documents that rules remove.
-
-    Raises:
-        DraftstoreError: a process did not drop them; no log contains them any more.
-        OSError: a log cannot be written.
+    A scan also finds the documents that rules remove. DraftstoreError if a process did not drop them.
     """
-    erased, failures = 0, []
-    logs = live_logs(collection)
-    wanted = take_downs(collection, scan) if logs else TakeDowns()
+    if not (logs := live_logs(collection)):
+        return 0
+    erased, failures, wanted = 0, [], take_downs(collection, scan)
     for folder in logs:
         try:
             erased += take_down(folder, wanted)
@@ -85,8 +81,9 @@ def forget(collection: Collection, scan: Scan | None) -> int:
 
 def check_live_logs(collection: Collection, scan: Scan) -> list[Held]:
     """Return what a collection's live logs may still hold of removed documents, one row per log."""
-    logs = live_logs(collection)
-    wanted = take_downs(collection, scan) if logs else TakeDowns()
+    if not (logs := live_logs(collection)):
+        return []
+    wanted = take_downs(collection, scan)
     return [still_held(folder, wanted, collection.vouched_for(folder)) for folder in logs]
 
 

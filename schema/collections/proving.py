@@ -1,12 +1,16 @@
 """The proof that removed documents are gone: builds are immutable and record the digests of their documents.
 
 A live build made from the collection may hold only wanted documents; any other one no removed document. What cannot be
-compared is proven only if somebody vouched for it since the last removal.
+compared is proven only if somebody vouched for it since the last removal. Commands and flows move releases with
+`publish` and `rollback` of this module, so that no build with removed documents goes live unnoticed:
+
+    publish(transaction, "chat", build_id)
 """
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,38 +18,35 @@ from numpy.typing import NDArray
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, counted
 from draftstore.stores.crest.counts import KIND as NGRAMS
+from draftstore.text.corpus import GLOB_SIGNS
 from draftstore.text.digests import digest_keys, stack_digests
-from draftstore.text.scans import Scan
-from schema.catalogue import CatalogueError
-from schema.catalogue.lineage import descends_from, document_keys
-from schema.collections.collecting import wanted_of
+from draftstore.text.scans import Scan, open_scan
+from schema.catalogue import publishing
+from schema.catalogue.builds import CatalogueError
+from schema.catalogue.lineage import descends_from, document_keys, source_places
+from schema.catalogue.releases import names_by_build
+from schema.collections.collecting import get_collection, list_collections, wanted_of
 from schema.collections.live_logs import live_logs, removed_digests
 from schema.collections.models import Collection
-from schema.models import Build, Release
+from schema.collections.removal_files import collection_folder, scan_path
+from schema.models import Build
 
 
 class Checked(NamedTuple):
-    """A live build compared with the documents of a collection.
-
-    Attributes:
-        releases: names of the releases that point at it.
-        documents: number of its documents, if known.
-        removed: how many of them were removed from the collection.
-        unwanted: how many others the collection does not want, if the build was made from it.
-        problem: why the build could not be checked; None if it was.
-        vouched: when somebody vouched for a build that could not be checked; None: nobody since the last removal.
-    """
+    """A live build compared with the documents of a collection."""
 
     build: int
     kind: str
     releases: list[str]
     documents: int = 0
-    removed: int = 0
-    unwanted: int = 0
-    problem: str | None = None
-    vouched: str | None = None
+    removed: int = 0  # of these documents, from the collection
+    unwanted: int = 0  # others that the collection does not want, if the build was made from it
+    problem: str | None = None  # why it could not be checked
+    vouched: str | None = (
+        None  # when somebody vouched for one that could not be checked, since the last removal
+    )
 
     @property
     def clean(self) -> bool:
@@ -71,16 +72,9 @@ def vouch(session: Session, collection: Collection, things: Iterable[str]) -> No
         collection.vouched = collection.vouched | dict.fromkeys(found, now)
 
 
-def check_live_builds(
-    session: Session, collection: Collection, scan: Scan, removed: NDArray[np.bytes_]
-) -> list[Checked]:
-    """Compare the documents of all live builds with those of a collection.
-
-    Args:
-        scan: a current scan: what the builds should have been made from.
-        removed: S16 [n], see `removed_keys`.
-    """
-    wanted = digest_keys(wanted_of(collection, scan))
+def check_live_builds(session: Session, collection: Collection, scan: Scan) -> list[Checked]:
+    """Compare all live builds with a collection and its current scan."""
+    wanted, removed = digest_keys(wanted_of(collection, scan)), removed_keys(collection, scan)
     checked = []
     for build, releases in _live_builds(session):
         row = Checked(build.id, build.kind, releases)
@@ -100,10 +94,70 @@ def check_live_builds(
 
 def _live_builds(session: Session) -> Iterator[tuple[Build, list[str]]]:
     """Yield the builds of all releases, and the newest n-gram counts of each name, which SQL reads."""
-    live: defaultdict[int, list[str]] = defaultdict(list)
-    for release in session.scalars(select(Release).order_by(Release.name)):
-        live[release.build_id].append(release.name)
+    live = names_by_build(session)
     counts = select(func.max(Build.id)).filter_by(kind=NGRAMS, state="finished").group_by(Build.name)
     found = select(Build).where(Build.id.in_(live) | Build.id.in_(counts)).order_by(Build.id)
     for build in session.scalars(found):
         yield build, live[build.id]
+
+
+def find_removed(session: Session, build: Build) -> tuple[str, str]:
+    """Return which documents of a build its collection, or one that shares a source, has removed, and which others.
+
+    Removals are compared as of the last scans. What cannot be read is returned alike, unless somebody vouched for it.
+    """
+    found: tuple[list[str], list[str]] = [], []
+    documents = cache(partial(document_keys, session, build))  # read once, and only if something was removed
+    for collection in list_collections(session):
+        name, reason = collection.name, ""
+        try:
+            get_collection(session, name)  # is of this version, with all removals
+            if not collection.in_force:
+                continue
+            removed = removed_keys(collection, open_scan(scan_path(name)))
+            number = int(np.isin(documents(), removed).sum())
+            if number:
+                reason = f"{counted(number, 'document')} removed from the collection {name}"
+        except (DraftstoreError, OSError) as error:
+            if not collection.vouched_for(build.id):
+                reason = f"it cannot be compared with what was removed from the collection {name}: {error}"
+        if reason:
+            found[not _concerns(collection, build)].append(reason)
+    refused, warned = map("; ".join, found)
+    return refused, warned
+
+
+publish = partial(publishing.publish, removals=find_removed)
+rollback = partial(publishing.rollback, removals=find_removed)
+
+
+def _concerns(collection: Collection, build: Build) -> bool:
+    """Return True if a build was made from a collection or shares a source with it."""
+    places = [str(collection_folder(collection.name)), *(source.place for source in collection.sources)]
+    return descends_from(build, collection.name) or _overlap(source_places(build), places)
+
+
+def _overlap(sources: Iterable[str], places: Iterable[str]) -> bool:
+    ends = [_end(place) for place in places]
+    return any(_holds(one, other) or _holds(other, one) for one in map(_end, sources) for other in ends)
+
+
+def _holds(folder: str, path: str) -> bool:
+    """Return True if a path is a folder or is inside it; if one of them is relative, True if it may be."""
+    if "://" in folder + path or Path(folder).is_absolute() == Path(path).is_absolute():
+        return f"{path}/".startswith(f"{folder}/")
+    if Path(path).is_absolute():
+        return f"/{folder}/" in f"{path}/"
+    parts = Path(path).parts
+    return any(Path(folder, *parts[start:]).exists() for start in range(len(parts)))
+
+
+def _end(place: str) -> str:
+    """Return a place without links, and of a pattern only the folder before its first wildcard."""
+    if "://" in place:
+        return place.rstrip("/")
+    if not Path(place).exists() and (sign := GLOB_SIGNS.search(place)):
+        place = place[: sign.start()].rpartition("/")[0]
+    if Path(place).is_absolute():
+        return os.path.realpath(place)
+    return "/".join(part for part in Path(os.path.normpath(place)).parts if part != "..")

@@ -23,7 +23,7 @@ from draftstore.text.digests import IDENTITY
 from draftstore.text.fragments import Fragment
 from draftstore.text.wanted import Removal
 from schema.collections.models import DIGESTS, Collection, CollectionRemoval
-from schema.db.home import data_home
+from schema.db.embedded import data_home
 
 LOG = logging.getLogger(__name__)
 MODE = 0o600

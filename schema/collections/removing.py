@@ -27,36 +27,23 @@ MANY = 10
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Documents to take down.
+    """Documents to take down, wanted or not; numbers are of distinct documents."""
 
-    Attributes:
-        removal: the removal to write, of all distinct documents that matched, wanted or not.
-        wanted: how many of them stores may hold now and lose with the next rebuild.
-        contained: how many further documents go with them: the same text under other roles, or as a beginning.
-        other_case: how many further documents contain the text in other case.
-        many: whether a rule or text takes more than ten documents, and more than a tenth of the collection.
-    """
-
-    removal: CollectionRemoval
-    wanted: int
-    contained: int
-    other_case: int
-    many: bool
+    removal: CollectionRemoval  # to be written
+    wanted: int  # those that stores may hold now and lose with the next rebuild
+    contained: int  # more that go with them: the same text under other roles, or as a beginning
+    other_case: int  # more that contain the text in other case
+    many: bool  # whether a rule or text takes more than ten, and more than a tenth of the collection
 
 
 def select_documents(
     collection: Collection, scan: Scan, by: Removal | str, *, ignore_case: bool = False
 ) -> Selection:
-    """Find the documents of a scan to take down: one by its id, or by source and time, or by a text; there may be none.
+    """Find the documents of a scan to take down; there may be none.
 
-    Args:
-        scan: a scan with its sources.
-        by: a rule, or a text that the documents contain: their files are read. An id that is only a line number
-            (`file#7`) makes no lasting rule, because another document may take that line.
-        ignore_case: whether to find the text in any case.
-
-    Raises:
-        CorpusError: an empty text; no such source; a file changed since the scan.
+    `by` is a rule (an id, or source and time), or a text that the documents contain: their files are read. An id that
+    is only a line number (`file#7`) makes no lasting rule, because another document may take that line. CorpusError:
+    an empty text, no such source, or a file changed since the scan.
     """
     document, other_case = None, 0
     if isinstance(by, str):
@@ -96,14 +83,13 @@ def select_documents(
 def _containing(
     collection: Collection, scan: Scan, fragment: Fragment, folded: Fragment
 ) -> tuple[set[bytes], set[bytes]]:
-    """Return the digests of the documents that contain a text, and of others that do in other case."""
-    exact, alike = Finder([fragment]), Finder([folded])
-    found: dict[bool, set[bytes]] = {True: set(), False: set()}
+    holds, holds_folded = Finder([fragment]), Finder([folded])
+    exact, alike = set[bytes](), set[bytes]()
     read = ((each.identity.document, each.text) for each in documents_of(scan, scan.digests))
     for digest, text in chain(read, live_texts(collection)):
-        if alike(text):
-            found[exact(text)].add(digest)
-    return found[True], found[False] - found[True]
+        if holds_folded(text):
+            (exact if holds(text) else alike).add(digest)
+    return exact, alike - exact
 
 
 def restoration_of(collection: Collection, number: int) -> CollectionRemoval:

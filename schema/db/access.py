@@ -12,7 +12,7 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.embedded import READER
-from schema.db.errors import ReaderError
+from schema.db.errors import DatabaseError
 
 LOCK_KEY = 0x726561646572  # "reader": the holder of this advisory lock creates it
 MAY_CHANGE = """
@@ -47,12 +47,12 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
     """Create the reader if it is missing and let it read all tables, including those of later loads.
 
     `connection` is that of the owner in autocommit mode, and `url` that of the reader: its password becomes the role's.
-    Raises ReaderError if the owner may not create roles, or the role may do more than read.
+    Raises DatabaseError if the owner may not create roles, or the role may do more than read.
     """
     login = conninfo_to_dict(url)
     name, password = str(login.get("user") or ""), str(login.get("password") or "")
     if not name:
-        raise ReaderError(
+        raise DatabaseError(
             "DRAFTSTORE_READER_URL names no user: expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         )
     try:
@@ -63,7 +63,7 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
                 with suppress(errors.DuplicateObject, errors.UniqueViolation):
                     _run(connection, CREATE, name)
             if may_change(connection, name):
-                raise ReaderError(f"the role {name!r} may do more than read: {_advice(connection, READER)}")
+                raise DatabaseError(f"the role {name!r} may do more than read: {_advice(connection, READER)}")
             if password:
                 # As a verifier, so that neither the server nor its log sees the password itself.
                 secret = connection.pgconn.encrypt_password(password.encode(), name.encode()).decode()
@@ -76,15 +76,15 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
             for statement in GRANTS:
                 _run(connection, statement, name)
     except errors.InsufficientPrivilege as error:
-        raise ReaderError(f"{error.diag.message_primary}: {_advice(connection, name)}") from None
+        raise DatabaseError(f"{error.diag.message_primary}: {_advice(connection, name)}") from None
 
 
 def require_reader(connection: psycopg.Connection[Any]) -> None:
-    """Raise ReaderError for a connection of a role that may do more than read."""
+    """Raise DatabaseError for a connection of a role that may do more than read."""
     # Poolers may log in as another role than the URL's.
     (name,) = connection.execute("SELECT session_user").fetchone() or ("",)
     if may_change(connection, name):
-        raise ReaderError(
+        raise DatabaseError(
             f"the role {name!r} may do more than read, and a query could exploit that: "
             f"{_advice(connection, READER)}\n--write queries as the owner"
         )

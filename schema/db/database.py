@@ -23,16 +23,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from schema.db.access import make_reader
-from schema.db.embedded import NAME, READER, find_cluster, join
-from schema.db.errors import (
-    DatabaseError,
-    DatabaseUrlError,
-    SchemaError,
-    database_errors,
-    describe,
-    translate,
-)
-from schema.db.home import data_home
+from schema.db.embedded import NAME, READER, data_home, find_cluster, join
+from schema.db.errors import DatabaseError, database_errors, describe, translate
 
 if TYPE_CHECKING:
     import alembic.config
@@ -69,18 +61,13 @@ def is_embedded(*, reading: bool = False) -> bool:
 def database_url(*, reading: bool = False, make: bool = True) -> str:
     """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
 
-    The embedded server is started or joined and stays up for the rest of the process. On a named server without a
-    named reader, the URL of the reader (`reading`) is the owner's.
-
-    Raises:
-        DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
-        EmbeddedServerError: the embedded server cannot be started.
-        SchemaError: it has no database yet, which only `make` creates.
+    The embedded server is started or joined and stays up for the rest of the process; only `make` creates its database.
+    On a named server without a named reader, the URL of the reader (`reading`) is the owner's.
     """
     if variable := _variable(reading):
         return _checked_url(variable)
     if not make and not (find_cluster(data_home()).base / "data").exists():
-        raise SchemaError(ABSENT.format(data_home()))
+        raise DatabaseError(ABSENT.format(data_home()))
     url = join(data_home()).url
     return url.replace(f"//{NAME}@", f"//{READER}@", 1) if reading else url
 
@@ -99,7 +86,7 @@ def _checked_url(variable: str) -> str:
             for port in str(conninfo_to_dict(url).get("port") or "").split(","):  # one per host
                 int(port or 0)
             return url
-    raise DatabaseUrlError(
+    raise DatabaseError(
         f"{variable} is not the URL of a PostgreSQL database: expected "
         "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with characters other than letters and digits "
         "percent-encoded; unset it to use the embedded server"
@@ -110,9 +97,6 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
     """Connect with psycopg, as the owner or as the reader (`reading`), with further `options` of `psycopg.connect`.
 
     The revision of the tables is checked once per process, unless `check` is False.
-
-    Raises:
-        DatabaseError: the server is down or refuses, or the tables have another revision.
     """
     if check:
         require_schema(reading=reading, make=not reading)
@@ -200,9 +184,6 @@ def make_engine(
     Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
     those of `connect` and `database_url`; `url` is None for the default database, `options` are those of
     `sqlalchemy.create_engine`.
-
-    Raises:
-        DatabaseError: the server is down or refuses, or the tables have another revision.
     """
     import sqlalchemy
 
@@ -253,12 +234,12 @@ def require_schema(*, reading: bool = False, make: bool = True) -> None:
         if not is_embedded(reading=reading):
             holds = f"holds tables of revision {found}" if found else "holds no tables"
             newer = ", or update draftstore if a newer version has migrated them" if found else ""
-            raise SchemaError(
+            raise DatabaseError(
                 f"{describe(url)} {holds}, and this version of draftstore needs revision {REVISION}: stop what uses "
                 f"it and run `draftstore db migrate`{newer}"
             )
         if found is None and not make:
-            raise SchemaError(ABSENT.format(data_home()))
+            raise DatabaseError(ABSENT.format(data_home()))
         if found:
             logging.getLogger(__name__).warning("migrating the catalogue from %s to %s", found, REVISION)
         migrate()
@@ -269,10 +250,6 @@ def migrate() -> str:
     """Migrate the tables to the newest revision and return it; concurrent calls run one after the other.
 
     The reader is created too: the embedded server's, or the one named by `DRAFTSTORE_READER_URL`.
-
-    Raises:
-        DatabaseError: the server is down or refuses, a lock cannot be taken, the tables are of an unknown revision, or
-            the owner may not create the reader.
     """
     import alembic.command
     from alembic.util import CommandError
@@ -282,7 +259,7 @@ def migrate() -> str:
         try:
             alembic.command.upgrade(alembic_config(url), "head")
         except CommandError as error:
-            raise SchemaError(
+            raise DatabaseError(
                 f"the tables in {describe(url)} cannot be migrated: {error}: update draftstore if a newer version has "
                 "migrated them; if they are of a version before 0.1.0, name an empty database (or a new folder with "
                 "DRAFTSTORE_HOME) and register your stores there with `draftstore catalogue add`"

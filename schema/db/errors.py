@@ -10,39 +10,15 @@ from draftstore.errors import DraftstoreError
 
 
 class DatabaseError(DraftstoreError):
-    """Base of all database errors."""
-
-
-class DatabaseUrlError(DatabaseError):
-    """DRAFTSTORE_DATABASE_URL or DRAFTSTORE_READER_URL is not the URL of a PostgreSQL database."""
+    """The database cannot be used; the message says what to do."""
 
 
 class DatabaseAwayError(DatabaseError):
     """The server does not answer or went away; a retry may help."""
 
 
-class DatabaseAccessError(DatabaseError):
-    """The server refuses: password, user, missing database or missing rights."""
-
-
-class ReaderError(DatabaseError):
-    """The role that should only read may do more, or cannot be created."""
-
-
 class DatabaseTimeoutError(DatabaseError):
     """A statement timed out, waited too long for a lock, or lost a deadlock; a retry may help."""
-
-
-class DatabaseFullError(DatabaseError):
-    """The server has no room left: disk, memory or connections."""
-
-
-class SchemaError(DatabaseError):
-    """The tables have another revision than this version of draftstore needs: older, newer, or none."""
-
-
-class EmbeddedServerError(DatabaseError):
-    """The embedded PostgreSQL server cannot be started here."""
 
 
 AWAY = "start it, or name another with DRAFTSTORE_DATABASE_URL (see `draftstore db status`), and try again"
@@ -52,10 +28,10 @@ FULL = "make room (disk, memory or connections) on the server and try again"
 
 STATES: tuple[tuple[tuple[str, ...], type[DatabaseError], str], ...] = (
     (("08", "57P"), DatabaseAwayError, AWAY),
-    (("28", "3D"), DatabaseAccessError, ACCESS),
-    (("42501",), DatabaseAccessError, "the user lacks a right that it needs: grant it, or name another user"),
+    (("28", "3D"), DatabaseError, ACCESS),
+    (("42501",), DatabaseError, "the user lacks a right that it needs: grant it, or name another user"),
     (("55P03", "57014", "25P03", "25P04", "40"), DatabaseTimeoutError, TIMEOUT),
-    (("53",), DatabaseFullError, FULL),
+    (("53",), DatabaseError, FULL),
 )
 """Meanings of SQLSTATEs for users, by prefix."""
 
@@ -87,9 +63,9 @@ def translate(error: BaseException | None) -> DatabaseError | None:
     if not isinstance(original, psycopg.OperationalError):
         return None
     if any(refusal in text for refusal in REFUSALS):
-        return DatabaseAccessError(f"the database refuses the connection: {text}: {ACCESS}")
+        return DatabaseError(f"the database refuses the connection: {text}: {ACCESS}")
     if "too many clients" in text or "remaining connection slots" in text:
-        return DatabaseFullError(f"the database has no connection left: {text}: {FULL}")
+        return DatabaseError(f"the database has no connection left: {text}: {FULL}")
     text = text.partition(" Is the server running")[0]  # libpq's advice, replaced by ours
     return DatabaseAwayError(f"the database does not answer: {text}: {AWAY}")
 

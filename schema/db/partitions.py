@@ -70,12 +70,7 @@ LOAD_LOCK_TIMEOUT = "3s"
 
 @contextmanager
 def loading(connection: psycopg.Connection[Any], build_id: int) -> Iterator[None]:
-    """Run a transaction that fills a build's tables; committed at the end of the block.
-
-    Raises:
-        BuildError: no such build, or it is being loaded by another process.
-        DatabaseError: the server went away, is full, or readers kept the old partition locked.
-    """
+    """Run a transaction that fills a build's tables; BuildError if another process is loading it."""
     with database_errors(), connection.transaction():
         _lock(connection, build_id)
         for name, value in SETTINGS.items():
@@ -113,7 +108,6 @@ def filling(connection: psycopg.Connection[Any], table: str, build_id: int) -> I
 
 
 def _run(connection: psycopg.Connection[Any], statement: str) -> None:
-    """Run a statement composed of trusted names and numbers."""
     connection.execute(statement.encode())
 
 

@@ -8,18 +8,24 @@ it is killed, the next run marks them as failed.
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from draftstore.errors import BuildRunningError, DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest, load_manifest
-from schema.catalogue import CatalogueError, fail_build, fail_cut_off, find_build, finish_build, start_build
+from schema.catalogue.builds import (
+    CatalogueError,
+    fail_build,
+    fail_cut_off,
+    find_build,
+    finish_build,
+    start_build,
+)
 from schema.db.database import make_engine
 
 POLL_SECONDS = 5.0
@@ -30,14 +36,7 @@ T = TypeVar("T")
 
 
 class StepLog:
-    """Logs the progress of a step, and always the end of a step of known size.
-
-    Args:
-        logger: where the lines go.
-        step: a word such as `sorting`.
-        unit: the counted unit, such as `tokens`.
-        on_report: called with the step at every report.
-    """
+    """Logs the progress of a step, and always the end of a step of known size; reports to `on_report`."""
 
     def __init__(
         self, logger: Logger, step: str, unit: str, on_report: Callable[[str], None] = lambda _: None
@@ -47,7 +46,7 @@ class StepLog:
         self._last = monotonic()
 
     def __call__(self, done: int, total: int | None, detail: str = "") -> None:
-        """Report the amount done so far, the total (None if unknown), and further details."""
+        """See `draftstore.storage.report.OnProgress`."""
         self._on_report(self._step)
         now = monotonic()
         begin, before = self._begin = self._begin or (now, done)
@@ -63,11 +62,7 @@ class StepLog:
 
 
 class StepLogs:
-    """The steps of one build: the time up to a report belongs to the step that reports.
-
-    Attributes:
-        timings: seconds of each step, and under `other` those after the last report.
-    """
+    """The steps of one build and the seconds of each: the time up to a report belongs to the step that reports."""
 
     def __init__(self, logger: Logger) -> None:
         self.timings: dict[str, float] = {}
@@ -152,7 +147,7 @@ def when_free(
             return found
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """The builds of one flow run: a context manager around all of its steps."""
 
     def __init__(self, logger: Logger | None = None) -> None:
@@ -161,12 +156,7 @@ class Ledger:
         self._open: dict[Path, tuple[int, StepLogs]] = {}
         self._engine: Engine | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for path, (build_id, logs) in self._open.items():
             try:
                 with self.session() as session:
@@ -209,17 +199,9 @@ class Ledger:
                 return found
             raise
         del self._open[request.path]
-        built = Built(
-            build_id,
-            request.path,
-            load_manifest(request.path, request.kind),
-            reused=False,
-            seconds=sum(logs.timings.values()),
-        )
-        self.logger.info(
-            "build %d finished: %s bytes in %.1f s", build_id, f"{built.manifest.size:,}", built.seconds
-        )
-        return built
+        manifest, seconds = load_manifest(request.path, request.kind), sum(logs.timings.values())
+        self.logger.info("build %d finished: %s bytes in %.1f s", build_id, f"{manifest.size:,}", seconds)
+        return Built(build_id, request.path, manifest, reused=False, seconds=seconds)
 
     def _begin(self, request: Request) -> tuple[int, StepLogs]:
         """Create a row for a build, after marking those of dead processes as failed."""

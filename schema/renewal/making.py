@@ -11,12 +11,13 @@ gets its own directory beside the old one, which `draftstore catalogue prune` re
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import draftstore
-from draftstore.answers.responses import weights_fingerprint
 from draftstore.hf.building import materials
+from draftstore.hf.loading import weights_fingerprint
 from draftstore.options import Options
 from draftstore.storage.manifest import FORMAT_VERSION, load_manifest, manifest_digest, model_name
 from draftstore.stores.crest.counts import KIND as NGRAMS
@@ -25,14 +26,25 @@ from draftstore.stores.crest.entries import POSTGRES
 from draftstore.stores.kind import ModelSources, Workers
 from draftstore.stores.registry import builder_of
 from draftstore.stores.rest.store import KIND as REST
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.python_source import (
+    Source,
+    default_folders,
+    find_sources,
+    quickstart_tokenizer,
+    write_corpus,
+)
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokenizing import BuildTexts, CorpusOptions, build_tokens
-from schema.db.home import data_home
+from schema.db.embedded import data_home
 from schema.renewal.ledger import Built, Ledger, Request, StepLogs
-from schema.statistics.loading import load_statistics
+from schema.statistics import load_statistics
 
 DIGITS = 16
+DEMO = "demo"
+"""Name and release of the stores of flows that name no text: of the source of Python's standard library."""
+DEMO_FILE = "python-standard-library.jsonl"
+EXCLUDED = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
 Reader = Workers | ModelSources
 """What reads the texts of a store: a number of processes, or a model."""
 
@@ -123,3 +135,35 @@ def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -
 
     request = Request(NGRAMS, name, path, {"max_n": max_n, "head": head}, rest.build_id)
     return ledger.build(request, make)
+
+
+def write_demonstration(home: Path) -> Path:
+    """Return the corpus, a file under `home`; written again only if it changed, so that a killed build can resume."""
+    path = _demo_folder(home) / DEMO_FILE
+    write_corpus(path, _library_sources())
+    return path
+
+
+def resolve_tokenizer(tokenizer: str | None, home: Path) -> TextTokenizer:
+    """Load the named tokenizer, else the quickstart's: from an installed package, or trained under `home`."""
+    return (
+        load_tokenizer(tokenizer)
+        if tokenizer
+        else quickstart_tokenizer(_demo_folder(home), _library_sources())[0]
+    )
+
+
+def is_demonstration(sources: Sequence[str]) -> bool:
+    """Return True if the only source is the demonstration corpus, in any data folder."""
+    return {Path(source).name for source in sources} == {DEMO_FILE}
+
+
+def _demo_folder(home: Path) -> Path:
+    folder = home / "corpora"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _library_sources() -> list[Source]:
+    sources = find_sources(default_folders()[:1])
+    return [source for source in sources if not EXCLUDED & set(PurePosixPath(source.name).parts)]

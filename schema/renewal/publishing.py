@@ -7,32 +7,26 @@ from pathlib import Path
 from draftstore.live import log
 from draftstore.live.source import identified
 from draftstore.text.digests import answer_digest
-from schema import catalogue
+from schema.catalogue import pruning
+from schema.catalogue.builds import CatalogueError
 from schema.catalogue.gates import replay_rows
 from schema.catalogue.lineage import source_places, store_digests
 from schema.catalogue.releases import is_rolled_back
-from schema.collections import releasing
+from schema.collections import proving
 from schema.collections.collecting import list_collections, releases_of
 from schema.collections.live_logs import forget, live_logs
-from schema.db.home import data_home
+from schema.db.embedded import data_home
 from schema.models import Release
-from schema.renewal.demonstration import is_demonstration
 from schema.renewal.ledger import Built, Ledger
+from schema.renewal.making import is_demonstration
 from schema.renewal.survey import Survey
 
 
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> None:
-    """Point a release at a verified build, unless it already points there; log what the gates measured.
-
-    Raises:
-        CatalogueError: the store fails verification, or is a demonstration and the release is not, or the release
-            already points there and the build holds removed documents.
-        RefusedError: the build is too different from the live one, performs worse, or holds removed documents.
-        DatabaseError: the database cannot be used.
-    """
+    """Point a release at a build, unless it already points there; log what the gates measured."""
     if is_demonstration(built.manifest.corpus.get("sources", [])):
         require_free(ledger, release)
-    moved = releasing.publish(ledger.session, release, built.build_id, force=force)
+    moved = proving.publish(ledger.session, release, built.build_id, force=force)
     for sentence in moved.verdict.sentences():
         ledger.logger.warning("release %s: %s", release, sentence)
     for row in replay_rows(moved.build, moved.live):
@@ -63,7 +57,7 @@ def require_free(ledger: Ledger, release: str) -> None:
         if live is not None and not is_demonstration(source_places(live.build)):
             owners.append(f"build {live.build_id} ({live.build.kind} {live.build.name!r})")
     if owners:
-        raise catalogue.CatalogueError(
+        raise CatalogueError(
             f"the release {release} belongs to {owners[0]}, but this is a build of the demonstration corpus: name your "
             "own texts (parameter corpus), or another release"
         )
@@ -75,7 +69,7 @@ def require_kind(ledger: Ledger, release: str, kind: str) -> None:
         live = session.get(Release, release)
         expected = live.build.kind if live else kind
     if expected != kind:
-        raise catalogue.CatalogueError(
+        raise CatalogueError(
             f"the release {release} points at a {expected} store, and this flow builds a {kind} store: set the "
             'parameter release to another name, or force to ["kind", "strategy"]'
         )
@@ -85,7 +79,7 @@ def holds_removed(ledger: Ledger, release: str) -> str | None:
     """Say which removed documents the live build of a release holds, if it holds any."""
     with ledger.session() as session:
         live = session.get(Release, release)
-        reason = releasing.find_removed(session, live.build)[0] if live else ""
+        reason = proving.find_removed(session, live.build)[0] if live else ""
         return f"build {live.build_id}: {reason}" if live and reason else None
 
 
@@ -93,7 +87,7 @@ def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str
     """Fail if a run leaves a release at a build that holds removed documents, unless `force` names that check."""
     for release in releases if "removed" not in force else ():
         if reason := holds_removed(ledger, release):
-            raise catalogue.CatalogueError(
+            raise CatalogueError(
                 f"the release {release} stays at {reason}: renew that store as well (`rebuild` with `distilling` and "
                 f"`dense`), remove the documents from its own collection, too (`draftstore corpus remove`), or "
                 f"`draftstore releases remove {release}`"
@@ -102,7 +96,7 @@ def require_renewed(ledger: Ledger, releases: Iterable[str], force: Sequence[str
 
 def prune(ledger: Ledger, keep: int) -> None:
     """Remove all but `keep` builds of each kind and name, and the leftovers of killed ones."""
-    found = catalogue.prune(ledger.session, data_home(), keep)
+    found = pruning.prune(ledger.session, data_home(), keep)
     for removal in found.removed:
         ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
     for path in found.in_use:
@@ -112,8 +106,7 @@ def prune(ledger: Ledger, keep: int) -> None:
 def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
     """Clear removed documents from live logs and those of the live build from memory; delete unwanted segments.
 
-    Returns:
-        How many segments were put to `rest` and how many were `deleted`.
+    Return how many segments were put to `rest` and how many were `deleted`.
     """
     collection, tokenizer = surveyed.collection, surveyed.tokenizer
     forget(collection, surveyed.scan)
@@ -124,7 +117,7 @@ def put_to_rest(ledger: Ledger, surveyed: Survey) -> dict[str, int]:
     unwanted = set(map(bytes, surveyed.scan.digests)) - set(map(bytes, surveyed.contents.digests))
     unwanted.add(answer_digest(""))
 
-    def is_in(digests: set[bytes], document: log.Document) -> bool:
+    def is_in(digests: set[bytes], document: log.LiveDocument) -> bool:
         return identified(document, tokenizer).digest in digests
 
     counts = {"rest": 0, "deleted": 0}

@@ -27,7 +27,7 @@ from draftstore.text.tokenizing import made_with
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
 from schema.collections.removal_files import collection_folder
-from schema.db.home import data_home
+from schema.db.embedded import data_home
 from schema.models import Release
 from schema.renewal.ledger import Built, Ledger, Request, StepLogs
 from schema.renewal.making import Reader, make_counts, make_store, parameters_of, store_path
@@ -111,21 +111,13 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
 
 @dataclasses.dataclass(frozen=True)
 class LaggingStore:
-    """A store beside a collection's REST store.
-
-    Attributes:
-        kind: its kind.
-        options: what determines its bytes; with others, it is due immediately. Its name is that of its release.
-        by: what reads its texts.
-        after: minimum share of new documents for it to be due.
-        head: how many n-grams of each n the database gets.
-    """
+    """A store beside a collection's REST store, and when it is due."""
 
     kind: str
-    options: CrestOptions | DresdOptions
-    by: Reader
-    after: float
-    head: int = 0
+    options: CrestOptions | DresdOptions  # with others, it is due at once; its name is its release's
+    by: Reader  # of its texts
+    after: float  # minimum share of new documents for it to be due
+    head: int = 0  # how many n-grams of each n the database gets
 
 
 def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:

@@ -12,10 +12,9 @@ from draftstore.errors import CorpusError, NoTextError, TokenizerError
 from draftstore.storage.report import OnProgress
 from draftstore.stores.rest.updating import Contents
 from draftstore.text.digests import digest_keys
-from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scans import Scan, documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.text.tokenizing import BuildTexts, made_with
+from draftstore.text.tokenizing import BuildTexts, made_with, tokenize_corpus
 from draftstore.text.tokens import TokenShards, open_shards
 from schema.collections.collecting import (
     get_collection,
@@ -25,10 +24,9 @@ from schema.collections.collecting import (
     wanted_of,
 )
 from schema.collections.models import Collection
-from schema.db.home import data_home
-from schema.renewal.demonstration import resolve_tokenizer
+from schema.db.embedded import data_home
 from schema.renewal.ledger import Ledger
-from schema.renewal.making import Tokens, make_tokens
+from schema.renewal.making import Tokens, make_tokens, resolve_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +51,7 @@ def collection_names(ledger: Ledger) -> list[str]:
 
 
 def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = None) -> Survey:
-    """Scan a collection's sources for stores of its documents and, if a model is named, of its states over them.
-
-    Raises:
-        CatalogueError: there is no such collection.
-        CorpusError: a source cannot be read, or no document is wanted.
-        TokenizerError: the collection has another tokenizer than the model.
-    """
+    """Scan a collection's sources, for stores of its documents and, if a model is named, of its states over them."""
     with ledger.session() as session:
         collection = get_collection(session, name)
         session.expunge_all()

@@ -1,7 +1,7 @@
 """`draftstore tokens`: bearer tokens of the services."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 from pydantic import Field
@@ -89,10 +89,13 @@ def new(name: str, options: NewToken, as_json: bool) -> None:
         return [*grants, grant]
 
     change_grants(options.file, add)
-    made = {"name": name, "releases": sorted(grant.releases), "appends": sorted(grant.appends)}
-    print_result(made | {"token": token}, as_json, token)
+    print_result(_public(grant) | {"token": token}, as_json, token)
     if not as_json:
         say("save it now: it cannot be shown again; a running service accepts it after SIGHUP", err=True)
+
+
+def _public(grant: Grant) -> dict[str, Any]:
+    return {"name": grant.name, "releases": sorted(grant.releases), "appends": sorted(grant.appends)}
 
 
 @tokens.command("list")
@@ -105,15 +108,7 @@ def list_tokens(options: TokenFile, as_json: bool) -> None:
     Example:
       draftstore tokens list --file tokens.toml
     """
-    rows = [
-        {
-            "name": each.name,
-            "releases": sorted(each.releases),
-            "appends": sorted(each.appends),
-            "max_budget": each.max_budget,
-        }
-        for each in read_grants(options.file)
-    ]
+    rows = [{**_public(each), "max_budget": each.max_budget} for each in read_grants(options.file)]
     columns = {"name": "name", "releases": "releases", "appends": "appends", "max nodes": "max_budget"}
     print_rows(rows, columns, as_json, empty="no tokens: every request is refused")
 

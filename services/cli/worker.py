@@ -15,7 +15,7 @@ from services.common import logs
 from services.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from services.worker.engine import Engine
+    from services.worker.answers import Engine
 
 
 @click.command(cls=Command)

@@ -15,27 +15,14 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to recognize them
 
 
 class ListenAddress(NamedTuple):
-    """A TCP address to listen on.
-
-    Attributes:
-        host: host name or IP address.
-        port: port number; 0 picks a free one.
-    """
+    """A TCP address to listen on: a host name or an IP address, and a port; 0 picks a free one."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str, port: int) -> Self:
-        """Read `HOST:PORT`, `HOST`, `:PORT` (every address) or `[ADDRESS]:PORT`.
-
-        Args:
-            text: user input.
-            port: default port.
-
-        Raises:
-            LookupServiceError: the text is not an address.
-        """
+        """Read `HOST:PORT`, `HOST` with a default port, `:PORT` (every address) or `[ADDRESS]:PORT`."""
         host, colon, digits = text.strip().rpartition(":")
         if not colon or text.rstrip().endswith("]") or (":" in host and not host.startswith("[")):
             host, digits = text.strip(), str(port)  # no port, or a bare IPv6 address
@@ -97,14 +84,7 @@ class Access(Options):
     )
 
     def check_access(self, **places: ListenAddress | None) -> None:
-        """Refuse to serve other machines without tokens, unless the user asked for it.
-
-        Args:
-            places: listening addresses by the option that names them.
-
-        Raises:
-            LookupServiceError: other machines could connect without a token.
-        """
+        """Refuse to serve other machines without tokens unless the user asked for it; `places` are named by option."""
         if self.tokens and self.anonymous:
             raise LookupServiceError("--tokens and --anonymous exclude each other: omit one of them")
         for option, address in places.items():

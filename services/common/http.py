@@ -1,18 +1,21 @@
-"""HTTP of the services: uvicorn with their settings, and middleware around every request.
-
-The middleware adds security headers, checks the Host header and gives errors one form.
-"""
+"""HTTP of the services: uvicorn with their settings, and applications whose errors have one form."""
 
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import uvicorn
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.addresses import ListenAddress
@@ -68,31 +71,61 @@ class HttpServer(uvicorn.Server):
 
 
 class ProblemError(Exception):
-    """A request that fails with an HTTP error."""
+    """A request that fails with an HTTP error.
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+    `param` and `code` say what is wrong to programs, as in OpenAI's API; the client should wait `retry_after` seconds.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
+        self.status, self.message = status, message
+        self.param, self.code = param, code
         self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+
+
+Show: TypeAlias = Callable[[ProblemError], Response]
+"""Returns an error in the format of an application."""
+
+
+def make_app(
+    routes: Sequence[BaseRoute], show: Show, hosts: Collection[str] | None, advice: str = ""
+) -> Starlette:
+    """Return a guarded application; `advice` ends the errors of requests for which there is no route."""
+
+    async def on_problem(_request: Request, error: Any) -> Response:
+        return show(error)
+
+    async def on_http_error(request: Request, error: Any) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}{advice}"
+        return show(ProblemError(error.status_code, message, error.headers))
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, show=show, hosts=hosts)],
+        exception_handlers={ProblemError: on_problem, HTTPException: on_http_error},
+    )
 
 
 class Guard:
-    """Middleware around an application: refuses foreign hosts and too many requests, adds headers, catches errors."""
+    """Middleware around an application: refuses foreign hosts and too many requests, adds headers, catches errors.
 
-    def __init__(
-        self, app: ASGIApp, refusal: Callable[[int, str], Response], hosts: Collection[str] | None
-    ) -> None:
-        """Guard an application.
+    `hosts` are the names of the service besides localhost and IP addresses, see `own_names`; None accepts any. Else a
+    foreign page could point its own name at this machine (DNS rebinding) and read the answers.
+    """
 
-        Args:
-            app: application to guard.
-            refusal: returns an error in its format, from a status and a message.
-            hosts: names of the service besides localhost and IP addresses, see `own_names`; None accepts any. Prevents
-                DNS rebinding: a foreign page could otherwise point its own name at this machine and read the answers.
-        """
-        self._app = app
-        self._refusal = refusal
+    def __init__(self, app: ASGIApp, show: Show, hosts: Collection[str] | None) -> None:
+        self._app, self._show = app, show
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._requests = 0
 
@@ -120,22 +153,21 @@ class Guard:
             return
         except asyncio.CancelledError:  # the server's shutdown grace period is over
             if not started:
-                await self._refusal(503, "the service has stopped")(scope, receive, send_guarded)
+                stopped = ProblemError(503, "the service has stopped")
+                await self._show(stopped)(scope, receive, send_guarded)
         except Exception:
             if started:
                 raise  # the server drops the connection, so that no client takes a partial body for a complete one
             LOG.exception("an HTTP request failed", extra={"path": scope["path"]})
-            await self._refusal(500, "internal error: see the log of the service")(
-                scope, receive, send_guarded
-            )
+            failed = ProblemError(500, "internal error: see the log of the service")
+            await self._show(failed)(scope, receive, send_guarded)
         finally:
             self._requests -= 1
 
     def _refuse(self, scope: Scope) -> Response | None:
-        """Return the refusal of a request; None if the application may answer it."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        status = 400
+        status, retry_after = 400, None
         if "content-length" in headers and "transfer-encoding" in headers:
             message = "a request with both Content-Length and Transfer-Encoding: expected one of them"
         elif scope["http_version"] == "1.0" and "host" not in headers and scope["path"] in HEALTH:
@@ -146,23 +178,18 @@ class Guard:
                 "--allow-host NAME"
             )
         elif self._requests > REQUESTS and scope["path"] not in HEALTH:
-            status, message = 503, f"{REQUESTS} requests are being answered: try again in a second"
+            status, retry_after = 503, 1
+            message = f"{REQUESTS} requests are being answered: try again in a second"
         else:
             return None
-        refusal = self._refusal(status, message)
-        refusal.headers["Connection"] = "close"  # the body is not read
-        if status == 503:
-            refusal.headers["Retry-After"] = "1"
-        return refusal
+        unread = {"Connection": "close"}  # the body is not read
+        return self._show(ProblemError(status, message, unread, retry_after=retry_after))
 
 
 def own_names(endpoint: ListenAddress, allowed: Collection[str], *, tokens: bool) -> tuple[str, ...] | None:
     """Return the host names that requests may use besides localhost and IP addresses; None: any.
 
-    Args:
-        endpoint: address of the service.
-        allowed: names allowed by its operator.
-        tokens: whether it needs bearer tokens, which a DNS-rebinding page lacks.
+    `allowed` are those named by the operator; `tokens` are needed where a DNS-rebinding page would lack them.
     """
     if tokens and not allowed and not endpoint.is_loopback():
         return None
@@ -195,15 +222,10 @@ def identify(request: Request, permissions: Permissions) -> Grant:
 
 
 async def read_body(request: Request, most: int, advice: str, seconds: float | None = None) -> bytes:
-    """Return the body of a JSON request.
+    """Return the body of a JSON request; ProblemError if it has another type, is too long or arrives too slowly.
 
-    Args:
-        most: maximum size in bytes.
-        advice: what the client can do about a body that is too long.
-        seconds: maximum time for it to arrive; by default `BODY_SECONDS`.
-
-    Raises:
-        ProblemError: the body has another type, is too long or arrives too slowly.
+    `most` is its maximum size in bytes, and `advice` what to do about a longer one; `seconds` is by default
+    `BODY_SECONDS`.
     """
     seconds = BODY_SECONDS if seconds is None else seconds
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

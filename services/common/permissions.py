@@ -10,7 +10,6 @@
 A token is 32 random bytes, out of reach of dictionary attacks, so a plain hash is enough. See `draftstore tokens`.
 """
 
-import dataclasses
 import hashlib
 import hmac
 import json
@@ -20,8 +19,10 @@ import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
+from pydantic.dataclasses import dataclass
 
 from draftstore.errors import DraftstoreError
 from draftstore.options import sentence
@@ -40,23 +41,19 @@ class PermissionsError(DraftstoreError):
     """The token file cannot be used."""
 
 
-@dataclasses.dataclass(frozen=True)
+Names: TypeAlias = frozenset[StrictStr]
+"""Names of releases or live stores, or `EVERY`; a list in the file."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Grant:
-    """The permissions of one token.
+    """The permissions of one token: an entry of the file. No token has the hash of `ANYBODY`."""
 
-    Attributes:
-        name: name of the token, for logs and messages.
-        releases: names, or `EVERY`.
-        digest: SHA-256 of the token; empty if no token is needed.
-        max_budget: maximum nodes of a draft; None: the service's limit.
-        appends: live stores that it may append to, or `EVERY`.
-    """
-
-    name: str
-    releases: frozenset[str]
-    digest: str = ""
-    max_budget: int | None = None
-    appends: frozenset[str] = frozenset()
+    name: Annotated[StrictStr, Field(min_length=1)]
+    releases: Names
+    sha256: Annotated[StrictStr, Field(pattern="^[0-9a-f]{64}$")]
+    max_budget: Annotated[StrictInt | None, Field(ge=1, le=MAX_BUDGET)] = None
+    appends: Names = frozenset()
 
     def allows(self, release: str) -> bool:
         """Return True if the token covers a release, whether or not that exists."""
@@ -67,27 +64,17 @@ class Grant:
         return live in self.appends or EVERY in self.appends
 
 
-ANYBODY = Grant("anybody", frozenset([EVERY]), appends=frozenset([EVERY]))
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str = Field(min_length=1)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    releases: list[str]
-    appends: list[str] = []
-    max_budget: int | None = Field(None, ge=1, le=MAX_BUDGET)
+ANYBODY = Grant("anybody", frozenset([EVERY]), "0" * 64, appends=frozenset([EVERY]))
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
-    token: list[_Entry] = []
+    token: list[Grant] = []
 
     @field_validator("token")
     @classmethod
-    def _differ(cls, entries: list[_Entry]) -> list[_Entry]:
+    def _differ(cls, entries: list[Grant]) -> list[Grant]:
         for what in ("name", "sha256"):
             if len({getattr(entry, what) for entry in entries}) < len(entries):
                 raise ValueError(f"two entries have the same {what}: remove one of them")
@@ -124,12 +111,14 @@ class Permissions:
 
     def renew(self, grant: Grant) -> Grant | None:
         """Return the current grant for the token of an earlier grant; None if the token is gone."""
-        return ANYBODY if self.grants is None else self._find(grant.digest)
+        if self.grants is None:
+            return ANYBODY
+        return None if grant is ANYBODY else self._find(grant.sha256)
 
     def _find(self, digest: str) -> Grant | None:
         found = None
         for grant in self.grants or ():
-            if hmac.compare_digest(grant.digest, digest):
+            if hmac.compare_digest(grant.sha256, digest):
                 found = grant
         return found
 
@@ -145,11 +134,7 @@ def new_token() -> str:
 
 
 def read_grants(path: Path) -> list[Grant]:
-    """Read the entries of a token file.
-
-    Raises:
-        PermissionsError: others may write to the file, it cannot be read, is not TOML, or has an invalid entry.
-    """
+    """Read the entries of a token file; PermissionsError if it cannot be used, or others may write to it."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -169,24 +154,15 @@ def read_grants(path: Path) -> list[Grant]:
             f"run `chmod go-w {path}`"
         )
     try:
-        entries = _File.model_validate(document).token
+        return _File.model_validate(document).token
     except ValidationError as error:
         raise PermissionsError(f"the token file {path} is invalid: {sentence(error, values=False)}") from None
-    return [
-        Grant(each.name, frozenset(each.releases), each.sha256, each.max_budget, frozenset(each.appends))
-        for each in entries
-    ]
 
 
 def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> None:
     """Read the entries of a token file, change them and write them back; one process at a time.
 
-    Args:
-        path: the file; a new one is readable by its owner alone.
-        change: maps the old entries to the new ones.
-
-    Raises:
-        PermissionsError: the file or its folder cannot be used.
+    A new file is readable by its owner alone. PermissionsError if the file or its folder cannot be used.
     """
     try:
         held = lock(path.parent)
@@ -212,7 +188,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _to_toml(grants: list[Grant]) -> str:
     entries = (
-        f"\n[[token]]\nname = {_quoted(grant.name)}\nsha256 = {_quoted(grant.digest)}\n"
+        f"\n[[token]]\nname = {_quoted(grant.name)}\nsha256 = {_quoted(grant.sha256)}\n"
         f"releases = [{', '.join(map(_quoted, sorted(grant.releases)))}]\n"
         + (f"appends = [{', '.join(map(_quoted, sorted(grant.appends)))}]\n" if grant.appends else "")
         + (f"max_budget = {grant.max_budget}\n" if grant.max_budget is not None else "")

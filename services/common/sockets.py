@@ -15,15 +15,9 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def open_tcp(endpoint: ListenAddress, option: str, *, shared: bool = False) -> list[socket.socket]:
-    """Return listening sockets, one for each address of the host.
+    """Return listening sockets, one for each address of the host; LookupServiceError, naming the option, if that fails.
 
-    Args:
-        endpoint: address; port 0 picks a free one.
-        option: the option that names it, for messages.
-        shared: whether other processes of this user may listen there too; the kernel spreads connections over them.
-
-    Raises:
-        LookupServiceError: the host is unknown or not on this machine, or the port is taken or not permitted.
+    If `shared`, other processes of this user may listen there too; the kernel spreads connections over them.
     """
     sockets: list[socket.socket] = []
     port = endpoint.port
@@ -65,7 +59,6 @@ def _bind_tcp(address: str, port: int, *, shared: bool) -> socket.socket:
 
 
 def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
-    """Return what the user can do about a socket that cannot be opened."""
     if error.errno == errno.EADDRINUSE:
         return f"port {endpoint.port} of {endpoint.host} is in use: stop the program there, or choose another {option}"
     if error.errno == errno.EACCES:
@@ -77,15 +70,9 @@ class UnixListener:
     """A bound Unix socket with a lock: while it is open, no second service can take its path."""
 
     def __init__(self, path: Path, mode: int = 0o600, option: str = "--socket") -> None:
-        """Bind the socket, replacing a file that a dead service left behind.
+        """Bind the socket, replacing a file that a dead service left behind; create a missing folder, for this user.
 
-        Args:
-            path: path of the socket; a missing folder is created for this user alone.
-            mode: permissions of the socket.
-            option: the option that names it, for messages.
-
-        Raises:
-            LookupServiceError: another service or a file other than a socket is there, or others own the folder.
+        LookupServiceError, naming the option, if another service or a file is there, or others own the folder.
         """
         self.path = path.absolute()
         self._option = option

@@ -14,9 +14,9 @@ from draftstore.remote.wire import AppendRequest, DraftRequest, Failure, Status
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
 from services.common.permissions import Grant
+from services.lookup.following import Releases
 from services.lookup.metrics import Metrics
-from services.lookup.releases.following import Releases
-from services.lookup.releases.served import Serving
+from services.lookup.served import Serving
 from services.lookup.settings import Limits
 
 LOG = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Lookup(NamedTuple):
 
 
 class DraftService:
-    """Answers the draft requests of a service."""
+    """Answers the draft requests of a service, or raises a `RequestRefusedError`."""
 
     def __init__(self, releases: Releases, metrics: Metrics, limits: Limits) -> None:
         self.metrics = metrics
@@ -78,15 +78,7 @@ class DraftService:
         self._asking = ThreadPoolExecutor(limits.threads, thread_name_prefix="lookup-database")
 
     def allow(self, request: DraftRequest, grant: Grant, budget: int) -> Lookup:
-        """Check a request.
-
-        Args:
-            grant: permissions of the client.
-            budget: maximum nodes of a draft, unless the grant sets another limit.
-
-        Raises:
-            RequestRefusedError: the request is not permitted or too large, or nothing of that name is served.
-        """
+        """Check a request, and find its store; drafts have at most `budget` nodes unless the grant sets a limit."""
         if not grant.allows(request.name):  # whether or not it exists
             raise RequestRefusedError(
                 Status.FORBIDDEN,
@@ -123,7 +115,7 @@ class DraftService:
         return Lookup(request, served)
 
     def draft(self, lookup: Lookup) -> Drafted:
-        """Look a request up in this thread; RequestRefusedError if the store cannot be read."""
+        """Look a request up in this thread."""
         request, served = lookup
         begin = perf_counter()
         try:
@@ -137,15 +129,7 @@ class DraftService:
     async def draft_in_thread(
         self, lookup: Lookup, finish: Callable[[Drafted], Result], gone: Callable[[], bool]
     ) -> Result:
-        """Look a request up in a thread.
-
-        Args:
-            finish: called with the drafts in the thread.
-            gone: whether the client has disconnected; the lookup is then skipped.
-
-        Raises:
-            RequestRefusedError: the store cannot be read, or too many contexts wait.
-        """
+        """Look a request up in a thread, which also calls `finish` with the drafts; skip it if the client is `gone`."""
         batch = len(lookup.request.contexts)
         if self._waiting and self._waiting + batch > self.limits.waiting:
             message = f"too many contexts are waiting ({self._waiting:,}): try again later"
@@ -166,11 +150,7 @@ class DraftService:
             self._waiting -= batch
 
     async def append(self, request: AppendRequest, grant: Grant) -> dict[str, Any]:
-        """Append documents to a live store, in a thread because the log is on a disk.
-
-        Raises:
-            RequestRefusedError: the append is not permitted, no live store has the name, or the documents do not fit.
-        """
+        """Append documents to a live store, in a thread because the log is on a disk."""
         name = request.name
         if not grant.may_append(name):
             message = f"the token {grant.name!r} may not append to {name!r}: use `draftstore tokens new` with --append"

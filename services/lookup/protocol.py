@@ -6,8 +6,8 @@ lookup. A longer one is looked up in a thread; those behind it on its connection
 
 import asyncio
 import socket
-from collections import Counter
-from math import ceil
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 from typing import cast
 
@@ -19,40 +19,21 @@ from services.lookup.drafting import Drafted, DraftService, Lookup, RequestRefus
 
 TURN = 16
 """Frames answered before other connections get a turn."""
-LINGER = 1.0
-"""Seconds for a client to read the last frame."""
-FLOOD = 64
-"""Maximum strangers at any moment, as a multiple of their limit."""
 _NOBODY = Header(0, VERSION, 0, 0, 0, 0)
 """Stands for a header that cannot be read."""
 
 
 class Connection(asyncio.Protocol):
-    """One client.
-
-    Attributes:
-        peer: address of a client over TCP; empty for others.
-        grant: its permissions; None until it has presented a token, if one is needed.
-        due: loop time at which the client will have failed to send or read for too long; None: no deadline.
-        known: whether it has presented a token or, if none is needed, sent a valid request.
-    """
+    """One client."""
 
     transport: asyncio.Transport
 
     def __init__(self, clients: "Clients", drafting: DraftService) -> None:
-        """Serve one client.
-
-        Args:
-            clients: all connections, which this one joins.
-            drafting: answers requests.
-        """
-        self.peer = ""
-        self.grant: Grant | None = None
-        self.due: float | None = None
-        self.known = False
-        self._clients = clients
-        self._drafting = drafting
-        self._limits = drafting.limits
+        self.peer = ""  # its address over TCP
+        self.grant: Grant | None = None  # until it has presented a token, if one is needed
+        self.due: float | None = None  # loop time at which it will have failed to send or read for too long
+        self.known = False  # whether it has presented a token or, if none is needed, sent a valid request
+        self._clients, self._drafting, self._limits = clients, drafting, drafting.limits
         self._budget = self._limits.budget
         self._loop = asyncio.get_running_loop()
         self._rest = b""
@@ -71,7 +52,7 @@ class Connection(asyncio.Protocol):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._budget = self._limits.shared_budget
             self.peer = str((transport.get_extra_info("peername") or [""])[0])  # none if it has left already
-        self.due = self._loop.time() + self._limits.silent_seconds
+        self._wait()
         self.grant = self._clients.permissions.identify(None)
         self._clients.join(self)
 
@@ -91,7 +72,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop answering a client that does not read its answers."""
         self._full = True
-        self.due = self._loop.time() + self._limits.stall_seconds
+        self._wait()
 
     def resume_writing(self) -> None:
         """Resume answering."""
@@ -134,7 +115,10 @@ class Connection(asyncio.Protocol):
             if not self._rest:
                 self.due = None
             elif self.due is None:
-                self.due = self._loop.time() + self._limits.stall_seconds
+                self._wait()
+
+    def _wait(self) -> None:
+        self.due = self._loop.time() + self._limits.patience
 
     def _next_frame(self) -> Frame | None:
         data = self._rest
@@ -148,7 +132,6 @@ class Connection(asyncio.Protocol):
         return Frame(header, data[HEADER.size : end])
 
     def _take(self, frame: Frame) -> None:
-        """Answer one frame, or start to."""
         began = perf_counter()
         header = frame.header
         try:
@@ -157,13 +140,16 @@ class Connection(asyncio.Protocol):
             elif header.operation == Operation.HELLO:
                 self._greet(frame)
             elif header.operation == Operation.APPEND:
-                self._append(frame)
+                request = wire.decode_append(frame.payload)
+                self._answer_later(header, partial(self._append, header, request, self._enter()))
             elif header.operation == Operation.RELEASES:
                 document = {"releases": self._drafting.releases.describe(self._enter().allows)}
                 self.transport.write(wire.encode_json(header.operation, header.request_id, document))
             else:
                 message = f"operation {header.operation} is unknown: this service speaks version {VERSION}"
                 self._refuse(header, RequestRefusedError(Status.BAD_REQUEST, message))
+        except WireError as error:
+            self._refuse(header, RequestRefusedError(Status.BAD_REQUEST, str(error)))
         except RequestRefusedError as refused:
             if refused.failure.status in (Status.UNAUTHORIZED, Status.BUSY) and not self.known:
                 self.dismiss(refused, header)
@@ -171,11 +157,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(header, refused)
 
     def _enter(self) -> Grant:
-        """Return the client's grant; the first valid request makes it known.
-
-        Raises:
-            RequestRefusedError: it has none, or there is no room for another client.
-        """
+        """Return the client's grant, or refuse it; the first valid request makes it known."""
         if self.grant is None:
             raise RequestRefusedError(
                 Status.UNAUTHORIZED, "this service needs a token: `draftstore tokens new` creates one"
@@ -196,47 +178,40 @@ class Connection(asyncio.Protocol):
         self.transport.write(wire.encode_json(header.operation, header.request_id, document))
 
     def _draft(self, frame: Frame, began: float) -> None:
-        try:
-            request = wire.decode_request(frame.payload)
-        except WireError as error:
-            raise RequestRefusedError(Status.BAD_REQUEST, str(error)) from None
+        request = wire.decode_request(frame.payload)
         lookup = self._drafting.allow(request, self._enter(), self._budget)
         if not lookup.inline:
-            self._task = self._loop.create_task(self._draft_in_thread(frame.header, lookup, began))
+            self._answer_later(frame.header, partial(self._draft_in_thread, frame.header, lookup, began))
             return
         drafted = self._drafting.draft(lookup)
         data = _encode(frame.header.request_id, drafted)
         self.transport.write(data)  # counted while the client wakes up
         self._drafting.count(drafted, len(frame.payload), len(data), perf_counter() - began)
 
-    def _append(self, frame: Frame) -> None:
-        try:
-            request = wire.decode_append(frame.payload)
-        except WireError as error:
-            raise RequestRefusedError(Status.BAD_REQUEST, str(error)) from None
-        self._task = self._loop.create_task(self._append_in_thread(frame.header, request, self._enter()))
+    def _answer_later(self, header: Header, answer: Callable[[], Awaitable[bytes]]) -> None:
+        """Write an answer once a thread has made it; what the client sends meanwhile waits."""
 
-    async def _append_in_thread(self, header: Header, request: wire.AppendRequest, grant: Grant) -> None:
-        try:
-            document = await self._drafting.append(request, grant)
-            self.transport.write(wire.encode_json(header.operation, header.request_id, document))
-        except RequestRefusedError as refused:
-            self._refuse(header, refused)
-        self._task = None
-        self._answer()
+        async def write() -> None:
+            try:
+                self.transport.write(await answer())
+            except RequestRefusedError as refused:
+                self._refuse(header, refused)
+            self._task = None
+            self._answer()
 
-    async def _draft_in_thread(self, header: Header, lookup: Lookup, began: float) -> None:
+        self._task = self._loop.create_task(write())
+
+    async def _append(self, header: Header, request: wire.AppendRequest, grant: Grant) -> bytes:
+        document = await self._drafting.append(request, grant)
+        return wire.encode_json(header.operation, header.request_id, document)
+
+    async def _draft_in_thread(self, header: Header, lookup: Lookup, began: float) -> bytes:
         def finish(drafted: Drafted) -> tuple[Drafted, bytes]:
             return drafted, _encode(header.request_id, drafted)
 
-        try:
-            found = await self._drafting.draft_in_thread(lookup, finish, self.transport.is_closing)
-            self.transport.write(found[1])
-            self._drafting.count(found[0], header.length, len(found[1]), perf_counter() - began)
-        except RequestRefusedError as refused:
-            self._refuse(header, refused)
-        self._task = None
-        self._answer()
+        drafted, data = await self._drafting.draft_in_thread(lookup, finish, self.transport.is_closing)
+        self._drafting.count(drafted, header.length, len(data), perf_counter() - began)
+        return data
 
     def _refuse(self, header: Header, refused: RequestRefusedError) -> None:
         self._drafting.count_failure(refused)
@@ -251,7 +226,7 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._clients.leave(self)
         self._clients.join(self)
-        self.due = self._loop.time() + LINGER
+        self._wait()
         if self.transport.can_write_eof():  # encrypted connections cannot be half-closed
             self.transport.write_eof()
         self._read(paused=False)
@@ -265,85 +240,74 @@ class Connection(asyncio.Protocol):
 
 
 class Clients:
-    """The connections of a service: bounded numbers of strangers and of known clients.
+    """The connections of a service: of known clients, and of strangers, as many of either as the limit allows.
 
-    Attributes:
-        permissions: those of each token.
+    No known client is closed to make room for another; of the strangers, the oldest is. `permissions` are those of each
+    token.
     """
 
     def __init__(self, drafting: DraftService, permissions: Permissions) -> None:
-        """Start without connections."""
         self.permissions = permissions
-        self._drafting = drafting
-        self._limits = drafting.limits
+        self._drafting, self._limits = drafting, drafting.limits
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._known: set[Connection] = set()
-        self._peers: Counter[str] = Counter()
 
     def connect(self) -> Connection:
         """Return the protocol of a new connection."""
         return Connection(self, self._drafting)
 
     def join(self, connection: Connection) -> None:
-        """Add a stranger; in a flood, abort the oldest one immediately."""
+        """Add a stranger; beyond the limit, abort the oldest one."""
         self._strangers[connection] = None
-        if len(self._strangers) > FLOOD * self._limits.strangers:
+        if len(self._strangers) > self._limits.connections:
             oldest = next(iter(self._strangers))
             self.leave(oldest)
             oldest.transport.abort()
         self._count()
 
     def welcome(self, connection: Connection) -> None:
-        """Turn a stranger into a known client.
-
-        Raises:
-            RequestRefusedError: there is no room for it; no other client is closed to make room.
-        """
+        """Turn a stranger into a known client, or refuse it if there is no room."""
         most, each = self._limits.connections, self._limits.peer_connections
         if len(self._known) >= most:
             raise RequestRefusedError(Status.BUSY, f"all {most} connections are in use: try again later", 1.0)
-        if connection.peer and each is not None and self._peers[connection.peer] >= each:
+        same = sum(known.peer == connection.peer for known in self._known)
+        if connection.peer and each is not None and same >= each:
             message = f"all {each} connections of this address are in use: try again later"
             raise RequestRefusedError(Status.BUSY, message, 1.0)
         self._strangers.pop(connection, None)
         self._known.add(connection)
-        self._peers[connection.peer] += 1
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection."""
         self._strangers.pop(connection, None)
-        if connection in self._known:
-            self._known.remove(connection)
-            self._peers -= Counter([connection.peer])
+        self._known.discard(connection)
         self._count()
 
     def _count(self) -> None:
         self._drafting.metrics.connections.set(len(self._strangers) + len(self._known))
 
-    def close_overdue(self, now: float) -> None:
-        """Close connections past their deadline, and the oldest of too many strangers; called every 0.1 s.
+    def _all(self) -> list[Connection]:
+        return [*self._strangers, *self._known]
 
-        Excess strangers are closed an eighth at a time: clients that immediately reconnect would otherwise keep the
-        event loop busy.
-        """
-        spare = ceil((len(self._strangers) - self._limits.strangers) / 8)
-        for number, connection in enumerate([*self._strangers, *self._known]):
-            if number < spare or (connection.due is not None and now > connection.due):
+    def close_overdue(self, now: float) -> None:
+        """Close connections past their deadline; called every 0.1 s."""
+        for connection in self._all():
+            if connection.due is not None and now > connection.due:
                 connection.transport.abort()
 
     def change_permissions(self, permissions: Permissions) -> None:
         """Apply a changed token file."""
         self.permissions = permissions
-        for connection in [*self._strangers, *self._known]:
+        for connection in self._all():
             connection.change_grant(permissions)
 
     async def close(self, seconds: float) -> None:
         """Close all connections once written answers are sent or `seconds` have passed."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        for connection in [*self._strangers, *self._known]:
+        for connection in self._all():
             connection.transport.close()
-        while left := [*self._strangers, *self._known]:
+        while left := self._all():
             if loop.time() > end:
                 for connection in left:
                     connection.transport.abort()

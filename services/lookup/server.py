@@ -23,12 +23,12 @@ from services.common.addresses import ListenAddress
 from services.common.http import HttpServer, own_names
 from services.common.permissions import Permissions
 from services.common.sockets import BACKLOG, UnixListener, open_tcp, port_of
+from services.lookup.app import Site, make_app
 from services.lookup.drafting import DraftService
-from services.lookup.http.app import Site, make_app
+from services.lookup.following import Releases
 from services.lookup.metrics import Metrics
 from services.lookup.protocol import Clients
-from services.lookup.releases.following import Releases
-from services.lookup.releases.warming import load_kernels
+from services.lookup.served import load_kernels
 from services.lookup.settings import LookupSettings
 
 LOG = logging.getLogger(__name__)
@@ -44,14 +44,9 @@ Started = Callable[[dict[str, Any]], None]
 
 
 def run(settings: LookupSettings, started: Started = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT; DraftstoreError if the service cannot start.
 
-    Args:
-        settings: settings of this run.
-        started: called with a description of stores and addresses once all are ready.
-
-    Raises:
-        DraftstoreError: the service cannot start.
+    `started` is called with a description of stores and addresses once all are ready.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -69,11 +64,6 @@ class Server:
     """One run of the service, from the opening of its sockets on."""
 
     def __init__(self, settings: LookupSettings, started: Started = lambda _: None) -> None:
-        """Open the sockets; see `run`.
-
-        Raises:
-            DraftstoreError: a socket cannot be opened, or the token file or the certificate cannot be used.
-        """
         self.settings = settings
         self._started = started
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if settings.tls_cert else None
@@ -119,7 +109,7 @@ class Server:
         loop, settings, connect = self._loop, self.settings, self.clients.connect
         tls: dict[str, Any] = {}
         if self._tls:
-            seconds = settings.limits.silent_seconds
+            seconds = settings.limits.patience
             tls = {"ssl": self._tls, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": LAST_ANSWERS}
         servers = [
             await loop.create_unix_server(connect, sock=self.unix.socket, backlog=BACKLOG),
@@ -157,7 +147,7 @@ class Server:
         self._loop.call_later(1.0, self._tick)
 
     def _tidy(self) -> None:
-        """Close connections that are past their deadline or too many; every 0.1 s."""
+        """Close connections that are past their deadline; every 0.1 s."""
         self.clients.close_overdue(self._loop.time())
         self._loop.call_later(0.1, self._tidy)
 
@@ -173,12 +163,7 @@ class Server:
         LOG.info("tokens and certificate reloaded")
 
     def _read_files(self) -> Permissions:
-        """Return the permissions, and load the certificate for new connections.
-
-        Raises:
-            PermissionsError: the token file cannot be used.
-            LookupServiceError: the certificate cannot be used.
-        """
+        """Return the permissions, and load the certificate for new connections."""
         settings = self.settings
         if self._tls and settings.tls_cert:
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._tls):  # the first is a trial
@@ -209,7 +194,6 @@ class Server:
 
 
 def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Load a certificate for encrypted connections (TLS 1.2 and 1.3)."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # never asks for a passphrase

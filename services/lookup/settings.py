@@ -24,19 +24,12 @@ _BUDGETS = f"{MAX_BUDGET:,} on a Unix socket for this user alone, {SHARED_BUDGET
 
 
 class Target(NamedTuple):
-    """A name and the store to serve under it.
-
-    Attributes:
-        name: name that clients use.
-        path: directory of the store.
-        digest: SHA-256 of the expected manifest; None if it cannot be read.
-        backend: backend for the entries of a CREST store; None: the first that it was built for.
-    """
+    """A name and the directory of the store to serve under it."""
 
     name: str
     path: Path
-    digest: str | None = None
-    backend: str | None = None
+    digest: str | None = None  # SHA-256 of the expected manifest; None if it cannot be read
+    backend: str | None = None  # for the entries of a CREST store; None: the first that it was built for
 
 
 def parse_store(argument: str) -> Target:
@@ -54,36 +47,25 @@ def parse_store(argument: str) -> Target:
 class Limits:
     """Limits of a service. Requests beyond a limit are refused; other requests are unaffected.
 
-    Attributes:
-        payload: bytes of a request.
-        greeting: bytes of a request before the client has presented its token, if tokens are in use.
-        batch: contexts per request.
-        context: tokens per context.
-        budget: nodes per tree, for a client on the Unix socket.
-        shared_budget: the same for clients of TCP and HTTP, which others may reach too: a tree of thousands of nodes
-            delays everyone behind it. A token may set another limit.
-        connections: clients with a connection.
-        peer_connections: the same from one address over TCP; None: no limit.
-        strangers: connections whose client is not known yet; beyond that the oldest are closed, some every 0.1 s.
-        waiting: contexts that threads look up or that wait for one; beyond that the answer is `BUSY`.
-        silent_seconds: time for a client to send its first request, with its token if tokens are in use.
-        stall_seconds: time for a client to read its answers, or to send the rest of a request.
-        threads: concurrent lookups beside those of the event loop.
+    Trees of thousands of nodes delay everyone behind them: where others may reach the service, over TCP and HTTP, they
+    have at most `shared_budget` nodes. A token may set another limit.
     """
 
-    payload: int = 1 << 20
-    greeting: int = 4096
-    batch: int = 512
-    context: int = 4096
-    budget: int = MAX_BUDGET
+    payload: int = 1 << 20  # bytes of a request
+    greeting: int = 4096  # the same before the client has presented its token, if tokens are in use
+    batch: int = 512  # contexts per request
+    context: int = 4096  # tokens per context
+    budget: int = MAX_BUDGET  # nodes per tree, for a client on the Unix socket
     shared_budget: int = SHARED_BUDGET
-    connections: int = 1024
-    peer_connections: int | None = None
-    strangers: int = 64
-    waiting: int = 4096
-    silent_seconds: float = 5.0
-    stall_seconds: float = 10.0
-    threads: int = 8
+    connections: int = 1024  # of known clients; and as many whose client is not known yet
+    peer_connections: int | None = None  # of clients at one address over TCP; None: no limit
+    waiting: int = (
+        4096  # contexts that threads look up or that wait for one; beyond that the answer is `BUSY`
+    )
+    patience: float = (
+        10.0  # seconds for a client to send its first request or the rest of one, and to read answers
+    )
+    threads: int = 8  # concurrent lookups beside those of the event loop
 
     def public(self, budget: int) -> dict[str, int]:
         """Return the limits that a client should know: those of one request, with its own node limit."""

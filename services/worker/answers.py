@@ -1,4 +1,4 @@
-"""One answer: forward passes of the model come in, events with the visible text go out, and figures are recorded."""
+"""One answer: forward passes of an engine come in, events with the visible text go out, and figures are recorded."""
 
 import json
 import secrets
@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from draftstore.decoding.conversation import Pieces
+from draftstore.decoding.grammars import Grammars
 from draftstore.decoding.loop import Step, Tally
 from draftstore.drafting.outcomes import counted
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.digests import CALL, written_calls
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.problems import ApiError
+from services.common.http import ProblemError
 
 
 class StopStrings:
     """Holds back text that may become a stop string, and ends the text before one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Look for stop strings, none of them empty."""
         self._stops = tuple(stops)
         self._held = ""
         self._found = False
@@ -155,22 +155,8 @@ class Answered:
     calls: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(frozen=True)
-class Failed:
-    """An answer that failed."""
-
-    error: ApiError
-
-
-@dataclass(frozen=True)
-class Record:
-    """An answer as the next stores know it: its line in a response log, and the digest of that line's document."""
-
-    line: bytes
-    digest: bytes
-
-
-Event: TypeAlias = Delta | Answered | Failed
+Event: TypeAlias = Delta | Answered | ProblemError
+"""A piece of an answer, its end, or why it failed."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +170,8 @@ class Terms:
     lead: str = ""  # dropped if an answer begins with it
     tools: bool = False  # whether an answer may call tools
     bearer: str = ""  # name of the client's token
-    record: Callable[[Answered], Record] | None = None  # None: such answers are not remembered
+    # Returns the line of an answer in a response log, and the digest of its document; None: it is not remembered.
+    record: Callable[[Answered], tuple[bytes, bytes]] | None = None
 
 
 class EndedError(Exception):
@@ -284,3 +271,43 @@ class Answer:
         self._text += text
         if shown := self._tag.push(text):
             self.post(Delta(self.choice, shown))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a model."""
+
+    name: str  # for clients
+    positions: int  # maximum tokens of prompt and answer together
+    vocab_size: int
+    ends: frozenset[int]  # ids that end an answer
+    drafters: tuple[str, ...] = ()
+    device: str = "cpu"
+    stops: tuple[str, ...] = ()  # strings that end an answer
+
+
+class Engine(Protocol):
+    """A loaded model with its drafters, used by one thread; its attributes by all. See `services.worker.model`."""
+
+    facts: Facts
+    tokenizer: TextTokenizer
+    grammars: Grammars
+
+    @property
+    def room(self) -> int:
+        """Number of answers that can be started now."""
+
+    def join(self, answer: Answer) -> None:
+        """Start an answer; raises if it cannot be decoded."""
+
+    def leave(self, answer: Answer) -> None:
+        """End an answer between two steps."""
+
+    def step(self) -> list[tuple[Answer, Exception | None]]:
+        """Run forward passes that answers take; return the ended ones, each with what ended it (None: its limit)."""
+
+    def remember(self, answer: Answer, digest: bytes) -> None:
+        """Append a finished answer to the live store, if there is one; `digest` identifies its document."""
+
+    def close(self) -> None:
+        """Close stores and connections."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -18,15 +16,14 @@ from starlette.routing import Route
 from draftstore.decoding.grammars import Grammar
 from draftstore.errors import GrammarError
 from draftstore.hf.requests import GenerationRequest
-from services.common.http import Guard, ProblemError, identify, read_body
+from services.common import http
+from services.common.http import ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
+from services.worker.answers import Engine
 from services.worker.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from services.worker.decoder import Decoder
-from services.worker.engine import Engine
-from services.worker.exchange import NOBODY, Exchange
 from services.worker.metrics import WorkerMetrics
-from services.worker.problems import ApiError
-from services.worker.replies import NO_STORE, Chat, Completion
+from services.worker.replies import NO_STORE, NOBODY, Chat, Completion, Exchange, problem_reply
 from services.worker.requests import check_model, make_requests, make_terms
 from services.worker.settings import WorkerSettings
 
@@ -42,8 +39,8 @@ class Schemas:
     def __init__(self) -> None:
         self._turn, self._waiting = asyncio.Lock(), 0
 
-    async def grammar(self, body: AnyBody, engine: Engine, http: Request) -> Grammar | None:
-        """Return the grammar that an answer must follow, None if there is none; ApiError if it cannot be compiled."""
+    async def grammar(self, body: AnyBody, engine: Engine, request: Request) -> Grammar | None:
+        """Return the grammar that an answer must follow, if any; ProblemError if it cannot be compiled."""
         wanted = body.response_format
         if wanted is None or wanted.type == "text":
             return None
@@ -54,19 +51,21 @@ class Schemas:
             ("tools", tools),
         ):
             if given:
-                raise ApiError(400, f"{name} and an answer in JSON exclude each other: omit one", param=name)
+                raise ProblemError(
+                    400, f"{name} and an answer in JSON exclude each other: omit one", param=name
+                )
         if self._waiting >= MAX_WAITING:
             message = f"{self._waiting} schemas wait to be compiled: try again later"
-            raise ApiError(429, message, code="queue_full", retry_after=1)
+            raise ProblemError(429, message, code="queue_full", retry_after=1)
         self._waiting += 1
         try:
             async with self._turn:
-                if await http.is_disconnected():
-                    raise ApiError(NOBODY, "the client has disconnected")
+                if await request.is_disconnected():
+                    raise ProblemError(NOBODY, "the client has disconnected")
                 schema = wanted.json_schema.schema_ if wanted.json_schema else None
                 return await asyncio.wrap_future(engine.grammars.compiling(schema))
         except GrammarError as error:
-            raise ApiError(400, f"response_format: {error}", param="response_format") from None
+            raise ProblemError(400, f"response_format: {error}", param="response_format") from None
         finally:
             self._waiting -= 1
 
@@ -77,7 +76,6 @@ class WorkerSite:
     def __init__(
         self, decoder: Decoder, figures: WorkerMetrics, permissions: Permissions, settings: WorkerSettings
     ) -> None:
-        """Serve a decoder."""
         self.permissions = permissions  # of clients; replaced when the token file is reread
         self._decoder, self._figures, self._settings = decoder, figures, settings
         self._since = int(time.time())
@@ -115,7 +113,7 @@ class WorkerSite:
         """Return the sender's grant; a token covers a model like a release of that name."""
         grant = identify(request, self.permissions)
         if not grant.allows(model):
-            raise ApiError(403, f"this token is not for {model!r}", code="model_not_allowed")
+            raise ProblemError(403, f"this token is not for {model!r}", code="model_not_allowed")
         return grant
 
     async def models(self, request: Request) -> Response:
@@ -123,13 +121,8 @@ class WorkerSite:
         facts, name = self._decoder.require_model().facts, request.path_params.get("name")
         self._grant(request, facts.name)
         check_model(name, facts)
-        entry: dict[str, Any] = {
-            "id": facts.name,
-            "object": "model",
-            "created": self._since,
-            "owned_by": "draftstore",
-        }
-        entry |= {"max_model_len": facts.positions, "drafters": list(facts.drafters)}
+        entry: dict[str, Any] = {"id": facts.name, "object": "model", "owned_by": "draftstore"}
+        entry |= {"created": self._since, "max_model_len": facts.positions, "drafters": list(facts.drafters)}
         return JSONResponse(entry if name else {"object": "list", "data": [entry]}, headers=NO_STORE)
 
     async def metrics(self, request: Request) -> Response:
@@ -159,14 +152,12 @@ def _read(
 
 def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
-    return Starlette(
-        routes=[
-            Route(
-                "/v1/completions",
-                partial(site.answer, kind=CompletionBody, style=Completion),
-                methods=["POST"],
-            ),
-            Route("/v1/chat/completions", partial(site.answer, kind=ChatBody, style=Chat), methods=["POST"]),
+    completions = partial(site.answer, kind=CompletionBody, style=Completion)
+    chats = partial(site.answer, kind=ChatBody, style=Chat)
+    return http.make_app(
+        [
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chats, methods=["POST"]),
             Route("/v1/models", site.models),
             Route("/v1/models/{name:path}", site.models),
             Route("/healthz", site.health),
@@ -174,17 +165,6 @@ def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlett
             Route("/readyz", site.ready),
             Route("/metrics", site.metrics),
         ],
-        middleware=[Middleware(Guard, refusal=lambda *words: ApiError(*words).response(), hosts=hosts)],
-        exception_handlers={ProblemError: _on_problem, HTTPException: _on_http_error},
+        problem_reply,
+        hosts,
     )
-
-
-async def _on_problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return ApiError.of(error).response()
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return ApiError(error.status_code, message, headers=error.headers).response()

@@ -8,19 +8,12 @@ field.
 import json
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from draftstore.options import worded
 from draftstore.text.chat import Message, text_of
 from draftstore.trees.frontier import MAX_BUDGET
-from services.worker.problems import ApiError
+from services.common.http import ProblemError
 
 
 def _as_stops(value: Any) -> Any:
@@ -222,7 +215,7 @@ Parsed = TypeVar("Parsed", bound=Body)
 
 
 def parse(body: bytes, kind: type[Parsed]) -> Parsed:
-    """Parse a request body; raises `ApiError` if it is not a valid request."""
+    """Parse a request body; raises `ProblemError` if it is not a valid request."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -230,7 +223,9 @@ def parse(body: bytes, kind: type[Parsed]) -> Parsed:
     place = _place(detail, body)
     where = "".join(f"{str(step)[:100]}." for step in place)[:-1] or "the body"
     code = "unknown_parameter" if detail["type"] == "extra_forbidden" else None
-    raise ApiError(400, f"{where}: {worded(detail)}", param=str(place[0])[:100] if place else None, code=code)
+    raise ProblemError(
+        400, f"{where}: {worded(detail)}", param=str(place[0])[:100] if place else None, code=code
+    )
 
 
 def _place(problem: Any, body: bytes) -> list[str | int]:

@@ -12,10 +12,9 @@ from time import monotonic
 from typing import Literal
 
 from draftstore.errors import GrammarError, ProbabilityError, counted
-from services.worker.answers import Answer, Answered, EndedError, Failed
-from services.worker.engine import Engine
+from services.common.http import ProblemError
+from services.worker.answers import Answer, Answered, EndedError, Engine
 from services.worker.metrics import WorkerMetrics
-from services.worker.problems import ApiError
 
 LOG = logging.getLogger(__name__)
 MAX_FAILURES = 3
@@ -64,30 +63,30 @@ class Decoder:
         self._thread.start()
 
     def require_model(self) -> Engine:
-        """Return the model; raises `ApiError` if no requests are accepted now."""
+        """Return the model; raises `ProblemError` if no requests are accepted now."""
         if not self.ready or self.engine is None:
             raise self._unavailable()
         return self.engine
 
     def require_room(self, others: int = 0) -> None:
-        """Raise `ApiError` if, after `others`, a request can be neither queued nor begun."""
+        """Raise `ProblemError` if, after `others`, a request can be neither queued nor begun."""
         if len(self._waiting) + others >= self._most + self.require_model().room:
             message = f"the queue is full, {counted(len(self._waiting), 'answer')} waiting: try again later"
-            raise ApiError(429, message, code="queue_full", retry_after=1)
+            raise ProblemError(429, message, code="queue_full", retry_after=1)
 
     def submit(self, answers: Sequence[Answer]) -> None:
-        """Queue the answers to a request; raises `ApiError` like `require_room`."""
+        """Queue the answers to a request; raises `ProblemError` like `require_room`."""
         with self._wakeup:
             self.require_room()
             self._waiting.extend(answers)
             self._wakeup.notify()
 
-    def _unavailable(self) -> ApiError:
+    def _unavailable(self) -> ProblemError:
         if self.state == "loading":
             message = "the model is being loaded: try again in a moment"
-            return ApiError(503, message, code="model_loading", retry_after=5)
+            return ProblemError(503, message, code="model_loading", retry_after=5)
         headers = {"Connection": "close"}
-        return ApiError(503, "the worker is stopping", code="stopping", retry_after=1, headers=headers)
+        return ProblemError(503, "the worker is stopping", code="stopping", retry_after=1, headers=headers)
 
     def cancel(self, answers: Iterable[Answer]) -> None:
         """Cancel answers: waiting ones leave the queue immediately, others end after the current forward pass."""
@@ -98,7 +97,7 @@ class Decoder:
             for answer in left:
                 self._waiting.remove(answer)
         for answer in left:
-            self._end(answer, Failed(self._unavailable()))
+            self._end(answer, self._unavailable())
 
     def drain(self) -> None:
         """Accept no more requests and end after the accepted ones."""
@@ -145,7 +144,7 @@ class Decoder:
             self._waiting.clear()
             self._running.clear()
         for answer in left:
-            answer.post(Failed(self._unavailable()))
+            answer.post(self._unavailable())
         self._changed()
 
     def _begin(self, engine: Engine) -> bool:
@@ -175,7 +174,7 @@ class Decoder:
         # Failures are counted before the first event is posted, so that its client already sees them.
         events = [(answer, self._outcome(answer, error)) for answer, error in ended]
         wanted = [event for answer, event in events if not answer.cancelled]
-        if any(isinstance(event, Failed) and event.error.status >= 500 for event in wanted):
+        if any(isinstance(event, ProblemError) and event.status >= 500 for event in wanted):
             self._failures += 1
         elif wanted:
             self._failures = 0
@@ -184,24 +183,24 @@ class Decoder:
                 self._running.remove(answer)
             self._end(answer, event)
 
-    def _outcome(self, answer: Answer, error: Exception | None) -> Answered | Failed:
+    def _outcome(self, answer: Answer, error: Exception | None) -> Answered | ProblemError:
         """Return the answer, or an error for the client without details, which may be private."""
         if answer.cancelled:
-            return Failed(self._unavailable())
+            return self._unavailable()
         if error is None or isinstance(error, EndedError):
             try:
                 return answer.finish()
             except Exception as failed:  # noqa: BLE001 (reported like all others)
                 error = failed
         if isinstance(error, ProbabilityError | GrammarError):
-            return Failed(ApiError(400, str(error)))
+            return ProblemError(400, str(error))
         LOG.error("decoding failed", exc_info=error, extra={"id": answer.terms.id})
         if type(error).__name__ == "OutOfMemoryError":
             message = "the device has no memory left for this request: send a shorter one"
-            return Failed(ApiError(503, message, code="out_of_memory", retry_after=1))
-        return Failed(ApiError(500, "internal error: see the log of the worker"))
+            return ProblemError(503, message, code="out_of_memory", retry_after=1)
+        return ProblemError(500, "internal error: see the log of the worker")
 
-    def _end(self, answer: Answer, event: Answered | Failed) -> None:
+    def _end(self, answer: Answer, event: Answered | ProblemError) -> None:
         """Count, log and post the end of an answer; the log has none of its text."""
         failed = "abort" if answer.cancelled else "error"
         reason = answer.reason if isinstance(event, Answered) else failed
@@ -223,9 +222,9 @@ class Decoder:
         if answer.terms.record is None or self.engine is None or not event.text:
             return
         try:
-            record = answer.terms.record(event)
+            line, digest = answer.terms.record(event)
             if self._keep:
-                self._keep(record.line)
-            self.engine.remember(answer, record.digest)
+                self._keep(line)
+            self.engine.remember(answer, digest)
         except Exception:  # the answer itself is complete
             LOG.exception("an answer is not remembered", extra={"id": answer.terms.id})

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 import draftstore
-from services.worker.answers import Answer
-from services.worker.engine import Facts
+from services.worker.answers import Answer, Facts
 
 REASONS = ("stop", "length", "abort", "error")
 """Why answers ended, in vLLM's terms: by themselves, at their limit, client disconnected, error."""

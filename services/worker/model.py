@@ -23,8 +23,7 @@ from draftstore.hf.members import Member
 from draftstore.hf.planning import Effort, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.remote.client import DEADLINE
-from services.worker.answers import Answer, EndedError, Terms
-from services.worker.engine import Engine, Facts
+from services.worker.answers import Answer, EndedError, Engine, Facts, Terms
 from services.worker.settings import WorkerSettings
 
 LOG = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ Ended = list[tuple[Answer, Exception | None]]
 
 
 class BatchEngine:
-    """Decodes several answers together, with drafts; see `services.worker.engine.Engine`."""
+    """Decodes several answers together, with drafts; see `services.worker.answers.Engine`."""
 
     def __init__(
         self,

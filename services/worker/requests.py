@@ -15,10 +15,9 @@ from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.digests import identify
 from draftstore.text.records import content_of
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.answers import Answered, Record, Terms
+from services.common.http import ProblemError
+from services.worker.answers import Answered, Engine, Facts, Terms
 from services.worker.bodies import AnyBody, Body, ChatBody, CompletionBody
-from services.worker.engine import Engine, Facts
-from services.worker.problems import ApiError
 from services.worker.response_log import as_line
 from services.worker.settings import WorkerSettings
 
@@ -30,7 +29,7 @@ def check_model(name: str | None, facts: Facts) -> None:
     """Refuse requests for another model; a request may omit the model."""
     if name is not None and name != facts.name:
         message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise ProblemError(404, message, param="model", code="model_not_found")
 
 
 def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> list[GenerationRequest]:
@@ -42,7 +41,7 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
         message = (
             f"{found}, expected at most {settings.max_choices} answers per request: send several requests"
         )
-        raise ApiError(400, message, param="n" if count > 1 else "prompt")
+        raise ProblemError(400, message, param="n" if count > 1 else "prompt")
     sampling, prediction = _sampling(body, engine.facts.vocab_size), _prediction(body, engine)
     stop_ids = _known(body.stop_token_ids or (), "stop_token_ids", engine.facts.vocab_size)
     stop_ids += _special_stops(body, engine.tokenizer)
@@ -80,7 +79,7 @@ def _special_stops(body: Body, tokenizer: TextTokenizer) -> tuple[int, ...]:
             found.append(special[stop])
         elif inside := next((text for text in special if text in stop), None):
             message = f"the stop string {stop!r} contains {inside!r}, a special token, which has no text: name it alone"
-            raise ApiError(400, message, param="stop")
+            raise ProblemError(400, message, param="stop")
     return tuple(found)
 
 
@@ -104,9 +103,9 @@ def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:
                     engine.tokenizer, cast(Content, content), settings=settings
                 ).tolist()
             except DraftstoreError as error:
-                raise ApiError(400, str(error), param=param) from None
+                raise ProblemError(400, str(error), param=param) from None
         if not ids:
-            raise ApiError(400, "the prompt is empty, but this model needs an initial token", param=param)
+            raise ProblemError(400, "the prompt is empty, but this model needs an initial token", param=param)
         found.append(np.array(_known(cast(list[int], ids), param, engine.facts.vocab_size), np.int32))
     return found
 
@@ -122,7 +121,7 @@ def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         message = f"the token id {str(wrong)[:30]} is outside this model's vocabulary of {vocab_size:,} ids"
-        raise ApiError(400, message, param=param)
+        raise ProblemError(400, message, param=param)
     return tuple(ids)
 
 
@@ -136,15 +135,15 @@ def _room(body: Body, most: int, prompt: int, facts: Facts) -> int:
             f"{facts.positions:,} tokens"
         )
         param = "messages" if isinstance(body, ChatBody) else "prompt"
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+        raise ProblemError(400, message, param=param, code="context_length_exceeded")
     if wanted and wanted > most:
         message = f"max_tokens ({wanted:,}) exceeds this worker's limit of {most:,} tokens"
-        raise ApiError(400, message, param="max_tokens")
+        raise ProblemError(400, message, param="max_tokens")
     usual = most if isinstance(body, ChatBody) or asked else USUAL_TOKENS
     room = min(wanted or usual, rest, most)
     if (body.min_tokens or 0) > room:
         message = f"min_tokens ({body.min_tokens:,}) exceeds the maximum answer of {counted(room, 'token')}"
-        raise ApiError(400, message, param="min_tokens")
+        raise ProblemError(400, message, param="min_tokens")
     return room
 
 
@@ -167,14 +166,14 @@ def _lead(body: AnyBody, tokenizer: TextTokenizer) -> str:
     return answer_lead(tokenizer, ()) if isinstance(body, ChatBody) else ""
 
 
-def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], Record]:
+def _recorder(body: AnyBody, engine: Engine, id_: str) -> Callable[[Answered], tuple[bytes, bytes]]:
     created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     head = {"id": id_, "created": created, "model": engine.facts.name}
 
-    def record(answer: Answered) -> Record:
+    def record(answer: Answered) -> tuple[bytes, bytes]:
         named = head | ({"id": f"{id_}-{answer.choice}"} if answer.choice else {})
         line = as_line(named | _content(body, engine.tokenizer, answer))
-        return Record(line, identify(content_of(json.loads(line))[1]).document)
+        return line, identify(content_of(json.loads(line))[1]).document
 
     return record
 

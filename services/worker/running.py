@@ -17,9 +17,9 @@ from draftstore.errors import DraftstoreError, LookupServiceError
 from services.common.http import HttpServer, own_names
 from services.common.permissions import Permissions
 from services.common.sockets import open_tcp, port_of
+from services.worker.answers import Engine
 from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
-from services.worker.engine import Engine
 from services.worker.metrics import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings

@@ -23,8 +23,8 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, load_manifest, save_manifest
-from schema import catalogue
-from schema.catalogue import Moved
+from schema.catalogue import publishing
+from schema.catalogue.publishing import Moved
 from schema.db import database as connections
 from schema.db.access import make_reader
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, alembic_config
@@ -97,12 +97,12 @@ def write_store(
 
 def publish(session: Session, name: str, build_id: int, **options: Any) -> Moved:
     """Publish a build within a session, whose changes may be undone."""
-    return catalogue.publish(lambda: nullcontext(session), name, build_id, **options)
+    return publishing.publish(lambda: nullcontext(session), name, build_id, **options)
 
 
 def rollback(session: Session, name: str, **options: Any) -> Moved:
     """Roll a release back within a session."""
-    return catalogue.rollback(lambda: nullcontext(session), name, **options)
+    return publishing.rollback(lambda: nullcontext(session), name, **options)
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,9 @@ from draftstore.storage.manifest import (
     TokenizerIdentity,
     save_manifest,
 )
-from draftstore.stores.dresd.files import FILES, PROJECTION_FILE
 from draftstore.stores.dresd.grouping import to_half
 from draftstore.stores.dresd.projection import Projection, unit
-from draftstore.stores.dresd.store import KIND
+from draftstore.stores.dresd.store import FILES, KIND, PROJECTION_FILE
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import sentinel, token_dtype
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Caller:
-    """A connection that sends what it is told and reads whole frames."""
+    """A connection that sends bytes and reads whole frames."""
 
     def __init__(self, address: Path | tuple[str, int]) -> None:
         self.socket = socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET)
@@ -160,7 +160,7 @@ class Lookups(Running):
     async def listen(self, tls: ssl.SSLContext | None) -> None:
         """Take connections."""
         unix = await self.loop.create_unix_server(self.clients.connect, str(self.socket))
-        seconds = self.settings.limits.silent_seconds if tls else None
+        seconds = self.settings.limits.patience if tls else None
         tcp = await self.loop.create_server(
             self.clients.connect, "127.0.0.1", 0, ssl=tls,
             ssl_handshake_timeout=seconds, ssl_shutdown_timeout=0.1 if tls else None,

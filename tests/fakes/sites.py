@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 
 from services.common.http import HttpServer
 from services.common.permissions import Grant, Permissions, hash_token
+from services.lookup.app import Site, make_app
 from services.lookup.drafting import DraftService
-from services.lookup.http.app import Site, make_app
+from services.lookup.following import Releases
 from services.lookup.metrics import Metrics
-from services.lookup.releases.following import Releases
 from services.lookup.settings import LookupSettings, Target
 from tests.fakes.waiting import SECONDS
 

@@ -30,10 +30,9 @@ from draftstore.trees.tree import DraftTree
 from services.common import logs
 from services.common.permissions import Grant, Permissions
 from services.worker import running
-from services.worker.answers import Answer
+from services.worker.answers import Answer, Facts
 from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
-from services.worker.engine import Facts
 from services.worker.metrics import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
@@ -56,7 +55,7 @@ def chain(tokens: Sequence[int]) -> DraftTree:
 
 
 class FakeEngine:
-    """A model that says what it is told to, several tokens a pass.
+    """A model that gives scripted answers, several tokens a pass.
 
     Attributes:
         works: what it was asked for.

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from schema.db.home import find_programs
+from schema.db.embedded import find_programs
 from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
 from tests.fakes.waiting import until

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from draftstore.stores.registry import open_store
-from pipelines.rebuild import Distilling
+from pipelines.rebuild import CrestRebuild
 from schema.db.database import READER_VARIABLE, URL_VARIABLE
-from schema.db.home import HOME_VARIABLE
+from schema.db.embedded import HOME_VARIABLE
 from tests import ROOT
 from tests.fakes.databases import new_database, reader_of
 from tests.fakes.servers import free_port
@@ -160,7 +160,7 @@ def test_the_pages_in_order_end_in_a_proof(
     begun, *commands = block.splitlines()
     assert begun.startswith("prefect deployment run rebuild/default --param collections='[\"python\"]'")
     monkeypatch.chdir(checkout)
-    rebuild(collections=["python"], distilling=Distilling(ngrams=20_000))
+    rebuild(collections=["python"], distilling=CrestRebuild(ngrams=20_000))
     (tmp_path / "draftstore").write_text(f'#!/bin/sh\nexec {sys.executable} -m draftstore "$@"\n')
     (tmp_path / "draftstore").chmod(0o755)
     found = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

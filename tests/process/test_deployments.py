@@ -22,12 +22,13 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from draftstore.errors import DraftstoreError
 from draftstore.options import OptionsError
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
-from pipelines.serving import AUTH_FILE, SecretError, auth_string, main, prefect_environment
+from pipelines.serving import AUTH_FILE, auth_string, main, prefect_environment
 from schema.db.database import connect
-from schema.db.home import HOME_VARIABLE
+from schema.db.embedded import HOME_VARIABLE
 from tests import ROOT
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.fakes.servers import free_port
@@ -489,7 +490,7 @@ def test_a_port_or_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 class TestSecret:
-    def test_is_made_once_for_the_owner_alone(self, tmp_path: Path) -> None:
+    def test_is_created_once_and_readable_only_by_its_owner(self, tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as threads:
             (secret,) = set(threads.map(auth_string, [tmp_path] * 8))
         assert auth_string(tmp_path) == secret
@@ -497,7 +498,7 @@ class TestSecret:
         (path,) = tmp_path.iterdir()
         assert path.stat().st_mode & 0o777 == 0o600
         path.chmod(0o644)
-        with pytest.raises(SecretError, match="remove the file"):
+        with pytest.raises(DraftstoreError, match="remove the file"):
             auth_string(tmp_path)
 
     def test_reaches_programs_by_their_environment(

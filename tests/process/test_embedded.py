@@ -16,9 +16,9 @@ import psycopg
 import pytest
 
 from draftstore.errors import MissingExtraError
-from schema.db import embedded, home
+from schema.db import embedded
 from schema.db.embedded import Cluster, find_cluster, join, leave, stop
-from schema.db.errors import EmbeddedServerError
+from schema.db.errors import DatabaseError
 from tests.fakes.servers import reachable_folder
 from tests.fakes.waiting import SECONDS, is_alive, until
 
@@ -144,7 +144,7 @@ def made() -> Iterator[Path]:
         stop(path)
 
 
-def test_its_place_is_named_once_before_it_is_made(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_location_is_logged_once_before_creation(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         join(folder)
         leave()
@@ -163,7 +163,7 @@ def shared(made: Path) -> Iterator[Home]:
 # Sharing and ending
 
 
-def test_two_processes_from_nothing_share_one_server_that_ends_with_the_last(own: Home) -> None:
+def test_two_first_processes_share_one_server_that_stops_with_the_last(own: Home) -> None:
     processes = [own.spawn(CLIENT) for _ in range(2)]
     first, second = map(Client, processes)
     state = own.cluster.state()
@@ -307,16 +307,16 @@ def test_a_long_or_odd_path_gets_a_short_private_socket(folder: Path, name: str)
     leave()
     cluster.sockets.rmdir()
     cluster.sockets.symlink_to(folder)  # somebody else comes first
-    with pytest.raises(EmbeddedServerError, match="is not a private folder"):
+    with pytest.raises(DatabaseError, match="is not a private folder"):
         join(folder / name)
     cluster.sockets.unlink()
 
 
 @needs_root
-def test_root_keeps_its_cluster_aside_where_the_account_cannot_reach_the_home(
+def test_for_root_the_cluster_is_elsewhere_if_the_account_cannot_reach_the_home(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "ROOT_FALLBACK", folder / "aside")
+    monkeypatch.setattr(embedded, "ROOT_FALLBACK", folder / "aside")
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
     with umask(0o077):
@@ -335,7 +335,7 @@ def test_root_keeps_its_cluster_aside_where_the_account_cannot_reach_the_home(
 
 @needs_root
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_an_ordinary_user_runs_it_alone(folder: Path) -> None:
+def test_an_ordinary_user_runs_the_server_alone(folder: Path) -> None:
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
     child = os.fork()  # since other users may not run this Python
@@ -350,29 +350,29 @@ def test_an_ordinary_user_runs_it_alone(folder: Path) -> None:
             (owner, found) != ("nobody", "draftstore") or find_cluster(folder).state().status != "stopped"
         )
     assert os.waitpid(child, 0)[1] == 0
-    with pytest.raises(EmbeddedServerError, match=rf"belongs to user id {nobody.pw_uid}, not to this user"):
+    with pytest.raises(DatabaseError, match=rf"belongs to user id {nobody.pw_uid}, not to this user"):
         join(folder)
 
 
-def test_unusable_folders_are_refused_and_a_look_creates_nothing(
+def test_unusable_folders_are_refused_and_status_creates_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = find_cluster(folder)
     assert (cluster.base, cluster.state().status) == (folder / "postgres", "stopped")
     assert list(folder.iterdir()) == []
     with monkeypatch.context() as patch:
-        patch.setattr(home, "WHEEL", "no_such_wheel")
+        patch.setattr(embedded, "WHEEL", "no_such_wheel")
         with pytest.raises(MissingExtraError, match=r"draftstore\[schema\]"):
             join(folder)
     if ROOT:
         with monkeypatch.context() as patch:
-            patch.setattr(home, "ACCOUNTS", ("no-such-account",))
-            with pytest.raises(EmbeddedServerError, match="no account no-such-account exists here"):
+            patch.setattr(embedded, "ACCOUNTS", ("no-such-account",))
+            with pytest.raises(DatabaseError, match="no account no-such-account exists here"):
                 join(folder)
     version = cluster.base / "data" / "PG_VERSION"
     version.parent.mkdir()
     version.write_text("17\n")
-    with pytest.raises(EmbeddedServerError, match=r"was made by PostgreSQL 17, but this is PostgreSQL 18"):
+    with pytest.raises(DatabaseError, match=r"was made by PostgreSQL 17, but this is PostgreSQL 18"):
         join(folder)
     assert version.read_text() == "17\n"
 
@@ -380,6 +380,6 @@ def test_unusable_folders_are_refused_and_a_look_creates_nothing(
 def test_a_failed_start_is_explained(shared: Home) -> None:
     control = shared.cluster.base / "data" / "global" / "pg_control"
     control.rename(control.with_name("aside"))
-    with pytest.raises(EmbeddedServerError, match=r"could not (find the database system|open file)"):
+    with pytest.raises(DatabaseError, match=r"could not (find the database system|open file)"):
         join(shared.path)
     control.with_name("aside").rename(control)

@@ -18,13 +18,9 @@ from prefect.client.orchestration import get_client
 from prefect.logging import disable_run_logger
 from prefect.utilities.callables import get_call_parameters
 
-from draftstore.errors import (
-    BuildError,
-    BuildRunningError,
-    CorpusError,
-    TokenizerError,
-)
-from draftstore.live.log import Document, Vocabulary
+from draftstore.errors import BuildError, BuildRunningError, CorpusError, TokenizerError
+from draftstore.live.log import LiveDocument
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.options import OptionsError
 from draftstore.storage.manifest import load_manifest, verify_files
@@ -39,15 +35,16 @@ from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
 from pipelines import steps
-from pipelines.parameters import Corpus, Publishing, Texts, flow_of
-from pipelines.rebuild import Dense, Distilling
-from schema.catalogue import CatalogueError, rollback
+from pipelines.parameters import BuildInput, CorpusFiles, Publishing, flow_of
+from pipelines.rebuild import CrestRebuild, DenseRebuild
+from schema.catalogue.builds import CatalogueError
+from schema.catalogue.publishing import rollback
 from schema.cli.corpora import corpus
 from schema.cli.releases import releases
 from schema.collections.collecting import NewSource, add_sources
 from schema.db.database import connect, migrate
-from schema.db.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
-from schema.db.home import HOME_VARIABLE
+from schema.db.embedded import HOME_VARIABLE
+from schema.db.errors import DatabaseAwayError, DatabaseError, DatabaseTimeoutError
 from schema.renewal import ledger as ledgers
 from schema.renewal import making
 from schema.renewal.ledger import Ledger
@@ -83,7 +80,7 @@ class Site:
     @property
     def request(self) -> dict[str, Any]:
         """Parameters of every flow."""
-        return {"name": "small", "corpus": Corpus(paths=[self.corpus]), "tokenizer": str(self.tokenizer)}
+        return {"name": "small", "corpus": CorpusFiles(paths=[self.corpus]), "tokenizer": str(self.tokenizer)}
 
     @property
     def crest(self) -> dict[str, Any]:
@@ -213,7 +210,7 @@ class TestBuildRest:
         ((state, error, finished),) = rows("SELECT state, error, finished_at FROM builds")
         assert (state, "line 2" in error, finished is not None) == ("failed", True, True)
 
-    def test_reading_that_fails_once_is_tried_again(
+    def test_reads_that_fail_once_are_retried(
         self, prefect: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         attempts: list[int] = []
@@ -234,7 +231,7 @@ class TestBuildRest:
 
 @pytest.mark.parametrize(("option", "named"), [("force", "force"), ("column", "corpus.column")])
 def test_a_failed_run_names_the_parameter(option: str, named: str) -> None:
-    @flow_of("any", Texts, Publishing)
+    @flow_of("any", BuildInput, Publishing)
     def refused(**_: Any) -> None:
         """Fail."""
         raise CorpusError("no", option)
@@ -264,7 +261,7 @@ class TestBuildCrest:
         head = "SELECT n, count(*) FROM ngrams WHERE build_id = %s GROUP BY n ORDER BY n"
         assert rows(head, counts["build"]) == [(1, 50), (2, 50)]
 
-    def test_goes_on_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
+    def test_resumes_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
         made = flows.build_crest(**site.crest, backend="postgres")
         assert rows("SELECT count(*) FROM trees") == [(made["entries"],)]
         with connect() as connection:  # what a kill between the two leaves
@@ -279,18 +276,18 @@ class TestBuildCrest:
     def test_impossible_builds_are_refused_before_any_work(
         self, flows: Any, site: Site, small_store: Path
     ) -> None:
-        for given in ({"corpus": Corpus(paths=[site.corpus])}, {"rest": small_store}):
+        for given in ({"corpus": CorpusFiles(paths=[site.corpus])}, {"rest": small_store}):
             with pytest.raises(BuildError, match="needs a name: --param name=chat"):
                 flows.build_crest(**given, release="{name}")
         with pytest.raises(OptionsError, match="choose one"):
             flows.build_crest(**site.crest, max_bytes=100_000)
         assert states() == []
 
-    def test_the_demonstration_takes_no_release_of_others(
+    def test_the_demonstration_may_not_use_the_release_of_other_texts(
         self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sources = [Source("a.py", site.corpus.read_text())]
-        monkeypatch.setattr("schema.renewal.demonstration._library_sources", lambda: sources)
+        monkeypatch.setattr("schema.renewal.making._library_sources", lambda: sources)
         tokenizer = str(site.tokenizer)
         for _ in range(2):
             demo = flows.build_rest(tokenizer=tokenizer, release="{name}")
@@ -319,13 +316,13 @@ class TestRebuild:
         with Ledger() as ledger, ledger.session() as session:
             add_sources(session, "small", [NewSource(place=str(site.corpus))], str(site.tokenizer))
         return lambda **given: flows.rebuild(
-            **{"distilling": Distilling(ngrams=NGRAMS, max_n=2), "workers": 1, **given}
+            **{"distilling": CrestRebuild(ngrams=NGRAMS, max_n=2), "workers": 1, **given}
         )
 
     def test_builds_publishes_and_then_has_nothing_to_do(
         self, rebuild: Callable[..., Any], site: Site, model_folder: Path
     ) -> None:
-        dense = Dense(model=str(model_folder), dims=8)
+        dense = DenseRebuild(model=str(model_folder), dims=8)
         (first,) = rebuild(dense=dense)
         kinds = {"small": "rest", "small-crest": "crest", "small-dense": "dense"}
         released = dict(rows("SELECT name, build_id FROM releases"))
@@ -357,10 +354,12 @@ class TestRebuild:
         with Ledger() as ledger, ledger.session() as session:
             add_sources(session, "small", [], str(wordy_tokenizer_folder(tmp_path / "wordy")))
         with pytest.raises(TokenizerError, match="not that of the model"):
-            rebuild(dense=Dense(model=str(model_folder)))
+            rebuild(dense=DenseRebuild(model=str(model_folder)))
         assert states() == []
 
-    def test_a_rollback_stays(self, rebuild: Callable[..., Any], site: Site) -> None:
+    def test_a_rolled_back_release_is_not_moved_forward(
+        self, rebuild: Callable[..., Any], site: Site
+    ) -> None:
         (first,) = rebuild(distilling=None)
         with site.corpus.open("a") as file:
             file.write('{"text": "the house by the river"}\n')
@@ -408,7 +407,7 @@ class TestRebuild:
         ended, running = (LiveStore(10_000, folder) for _ in range(2))
         for store, text in ((ended, "answered before"), (running, "answered just now")):
             store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
-            store.append([Document(tokenizer.encode(text, bos=False))])
+            store.append([LiveDocument(tokenizer.encode(text, bos=False))])
         until(lambda: len(running) == len(ended))
         ended.close()
         left = len(tokenizer.encode("answered just now", bos=False)) + 1
@@ -421,7 +420,9 @@ class TestRebuild:
         (second,) = rebuild(distilling=None)
         assert (second["removed"], second["live"]) == (2, {"rest": 1, "deleted": 2})
 
-    def test_one_that_fails_does_not_stop_the_others(self, rebuild: Callable[..., Any], site: Site) -> None:
+    def test_a_failing_collection_does_not_stop_the_others(
+        self, rebuild: Callable[..., Any], site: Site
+    ) -> None:
         gone = site.corpus.with_name("gone.jsonl")
         gone.write_text('{"text": "the house by the river"}\n')
         with Ledger() as ledger, ledger.session() as session:
@@ -443,7 +444,9 @@ def test_answers_of_a_model_are_a_corpus_that_other_flows_build_from(
     assert path == str(site.home / "corpora" / "own" / "answers.jsonl.zst")
     assert (made["reused"], made["answers"] > 5) == (False, True)
     assert flows.generate_responses(**asked) == {**made, "reused": True}
-    built = flows.build_rest(name="own", corpus=Corpus(paths=[Path(path)]), tokenizer=str(site.tokenizer))
+    built = flows.build_rest(
+        name="own", corpus=CorpusFiles(paths=[Path(path)]), tokenizer=str(site.tokenizer)
+    )
     assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
     for reused in (False, True):
         dense = flows.build_dresd(**asked, dims=8, release="live")
@@ -464,7 +467,7 @@ def test_answers_of_a_model_are_a_corpus_that_other_flows_build_from(
         (psycopg.OperationalError("connection to server failed"), True),
         (OSError(errno.ENOSPC, "No space left on device"), False),
         (PermissionError(errno.EACCES, "Permission denied"), False),
-        (DatabaseAccessError("wrong password"), False),
+        (DatabaseError("wrong password"), False),
         (CorpusError("no text"), False),
     ],
 )
@@ -517,7 +520,7 @@ class TestLedger:
         assert rows("SELECT count(*) FROM builds WHERE state = 'finished'") == [(1,)]
 
 
-def test_a_database_that_is_away_for_a_while_or_for_good(
+def test_unreachable_databases_are_retried_and_then_fail(
     prefect: Any, site: Site, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for task in (steps.make_store, steps.publish):  # a busy machine takes its time to recover a database

@@ -18,7 +18,7 @@ from draftstore.stores.rest import updating
 from draftstore.text.digests import digest_keys, identify, stack_digests
 from draftstore.text.records import Document
 from draftstore.text.scans import documents_of
-from pipelines.rebuild import Distilling
+from pipelines.rebuild import CrestRebuild
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
 from schema.catalogue.publishing import Transaction
@@ -26,7 +26,7 @@ from schema.cli.corpora import corpus
 from schema.collections.collecting import NewSource, add_sources
 from schema.collections.removal_files import collection_folder
 from schema.db.database import make_engine
-from schema.db.home import HOME_VARIABLE
+from schema.db.embedded import HOME_VARIABLE
 from schema.renewal import making, publishing
 from schema.renewal import stores as renewing
 from schema.renewal import survey as surveying
@@ -112,7 +112,7 @@ def test_only_changed_documents_are_tokenized(site: Site, monkeypatch: pytest.Mo
     assert not any((collection_folder("small") / "tokens").rglob("*.tokens"))
 
 
-def test_nothing_new_builds_nothing(site: Site) -> None:
+def test_an_unchanged_collection_is_not_rebuilt(site: Site) -> None:
     first, _ = site.rebuild()
     site.write(0, reversed(range(40)))  # the same documents in another order
     again, change = site.rebuild()
@@ -225,7 +225,7 @@ def test_documents_without_tokens_do_not_delay_a_removal(site: Site, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "documents.bin"])
-def test_no_damaged_store_is_made_into_the_next_one(site: Site, name: str) -> None:
+def test_damaged_stores_are_not_the_base_of_the_next_one(site: Site, name: str) -> None:
     first, _ = site.rebuild()
     file = first.path / name
     if name == "tokens.bin":
@@ -249,8 +249,8 @@ def prove() -> int:
     return CliRunner().invoke(corpus, ["prove-removed", "small"], catch_exceptions=False).exit_code
 
 
-def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) -> None:
-    options = CrestOptions.of(Distilling(), name="small-crest")
+def test_trees_are_rebuilt_when_enough_documents_are_new_or_some_were_removed(site: Site) -> None:
+    options = CrestOptions.of(CrestRebuild(), name="small-crest")
 
     def publish() -> None:
         rest, _ = site.rebuild()

@@ -27,11 +27,11 @@ from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
-from schema import catalogue
+from schema.catalogue.builds import add_build
 from schema.db.database import URL_VARIABLE, migrate
 from services.cli.tokens import tokens
 from services.common.addresses import ListenAddress
-from services.lookup.releases.warming import load_kernels
+from services.lookup.served import load_kernels
 from services.lookup.settings import LookupSettings
 from tests import ROOT
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
@@ -88,7 +88,7 @@ def test_places_to_listen_at(text: str, expected: tuple[str, int]) -> None:
             ListenAddress.parse(wrong, 7781)
 
 
-def test_strangers_need_tokens_or_a_word_that_they_do_not() -> None:
+def test_other_machines_need_tokens_or_anonymous() -> None:
     anywhere = ListenAddress("0.0.0.0", 0)
     with pytest.raises(LookupServiceError, match=r"--listen 0\.0\.0\.0:0 can be reached from other machines"):
         LookupSettings(listen=anywhere)
@@ -249,7 +249,7 @@ def test_encrypted_frames(small_store: Path, tmp_path: Path) -> None:
 
 def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: Engine) -> None:
     with Session(engine) as session, session.begin():
-        ids = [catalogue.add_build(session, path).id for path in (small_store, small_crest)]
+        ids = [add_build(session, path).id for path in (small_store, small_crest)]
         publish(session, "small", ids[0])
     contexts = contexts_of(small_store, 6)
     paths = (small_store, small_crest)
@@ -300,7 +300,7 @@ def test_kills_garbage_and_a_database_that_is_away(
         migrate()
         engine = new_engine(server.url)
         with Session(engine) as session, session.begin():
-            publish(session, "small", catalogue.add_build(session, small_store).id)
+            publish(session, "small", add_build(session, small_store).id)
         engine.dispose()
         with RemoteStore(folder / "s", "small", deadline=SECONDS) as client:
             drafter = client.drafter()

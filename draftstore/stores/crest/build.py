@@ -6,8 +6,8 @@ The working directory (draftstore.storage.staging) contains
     store/               the store; once it has a manifest, a resumed build only loads and publishes it
 """
 
+import functools
 import os
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,29 +15,29 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from draftstore.errors import BuildError, StoreError, needs_extra
-from draftstore.options import EXPERT, Bytes, Options, Shown
-from draftstore.search.ngrams import MAX_N
+from draftstore.options import EXPERT, Bytes, Shown
+from draftstore.search.cutting import draw_trees
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
-from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
+from draftstore.stores.crest.codes import ENTRIES_VERSION
+from draftstore.stores.crest.counts import CountOptions
 from draftstore.stores.crest.entries import (
     BACKENDS,
     LMDB,
     LMDB_FILE,
-    LmdbEntries,
     entries_digest,
+    key_dtype,
     load_entries,
     open_entries,
 )
-from draftstore.stores.crest.envelope import ENTRIES_VERSION
-from draftstore.stores.crest.packing import Cutter, pack_best, write_best, write_ngrams
+from draftstore.stores.crest.packing import pack_best, write_best, write_ngrams
 from draftstore.stores.crest.selection import Ranking, rank_ngrams
 from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, KIND
 from draftstore.stores.kind import Builder
 from draftstore.stores.rest.build import RestSources
-from draftstore.stores.rest.store import STRATEGIES, RestStore
+from draftstore.stores.rest.store import STRATEGIES, RestStore, derive_manifest, derived_store
 from draftstore.text.tokenizing import Named
 from draftstore.trees.frontier import BUDGET
 
@@ -55,16 +55,9 @@ Share = Annotated[
 ]
 
 
-class TreeOptions(Options):
+class TreeOptions(CountOptions):
     """Which n-grams a CREST store holds, and how their trees are drawn."""
 
-    max_n: int = Field(
-        DEFAULT_MAX_N,
-        ge=1,
-        le=MAX_N,
-        description="Length of the longest n-grams, in tokens.",
-        examples=[5],
-    )
     ngrams: Annotated[int | None, Shown(unset=f"{DEFAULT_NGRAMS:,}")] = Field(
         None, ge=1, le=1 << 40, description="Number of n-grams to keep.", examples=[DEFAULT_NGRAMS]
     )
@@ -124,33 +117,24 @@ def build_crest(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a CREST store, or resume an interrupted build of it.
+    """Build a CREST store at `out`, or resume an interrupted build of it.
 
-    Args:
-        options: what to build.
-        rest: REST store to cut the trees from; not needed afterwards.
-        out: directory of the store; its parent is created if missing.
-        overwrite: whether to replace an existing store.
-        workers: threads that cut trees; default: all cores.
-        progress: receives the progress of each step.
-
-    Raises:
-        BuildError: see `draftstore.storage.staging.build_store`.
-        StoreError: the REST store cannot be opened.
+    The trees are cut from the REST store `rest`, which is not needed afterwards, on `workers` threads, by default all
+    cores. Raises BuildError (see `build_store`), or StoreError if `rest` cannot be opened.
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
     with needs_extra("pyarrow"):
         import pyarrow  # noqa: F401 (before any work)
     source = RestStore.open(rest)
-    formed = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
-    plan = formed | options.plan()
+    made_from = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
+    plan = made_from | options.plan()
 
     def fill(partial: Path) -> ReadReport:
         if not (partial / STORE / MANIFEST_NAME).exists():
             _make_store(partial, options, source, plan, workers, progress)
         manifest = load_manifest(partial / STORE, KIND)
         for backend in set(options.backends) - {LMDB}:
-            _load(backend, partial / STORE, out, partial / LMDB_FILE, progress)
+            load_entries(backend, partial / STORE, out, partial / LMDB_FILE, progress("loading", "entries"))
         return ReadReport(manifest.counts["documents"])
 
     result = build_store(out, plan, options.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
@@ -158,15 +142,8 @@ def build_crest(
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
             return build_store(out, plan, options.name, True, fill, sources=lambda: [rest / MANIFEST_NAME])
-        _load(backend, out, out, out / LMDB_FILE, progress)
+        load_entries(backend, out, out, out / LMDB_FILE, progress("loading", "entries"))
     return result
-
-
-def _load(backend: str, store: Path, published: Path, file: Path, progress: Progress) -> None:
-    with closing(LmdbEntries(file)) as entries:
-        load_entries(
-            backend, store, published, load_manifest(store, KIND), entries, progress("loading", "entries")
-        )
 
 
 def _not_loaded(result: BuildResult) -> list[str]:
@@ -191,22 +168,21 @@ def _make_store(
     ngrams, max_bytes = options.limits(source)
 
     def rank(most: int) -> Ranking:
-        trust, on_rows = (RULE.alpha, RULE.beta), progress("ranking", "tokens")
-        return rank_ngrams(source.index, options.max_n, most, depth=RULE.depth, trust=trust, on_rows=on_rows)
+        return rank_ngrams(source.index, options.max_n, most, RULE, progress("ranking", "tokens"))
 
-    cutter = Cutter(source.index, options.nodes, RULE, workers)
+    draw = functools.partial(draw_trees, source.index, RULE, nodes=options.nodes, workers=workers)
+    key = key_dtype(source.manifest.vocab_size)
     on_packed = progress("packing", "n-grams" if max_bytes is None else "bytes")
-    dictionary, packed = pack_best(cutter, rank, ngrams, max_bytes, on_packed)
+    codes, packed = pack_best(draw, rank, key, ngrams, max_bytes, on_packed)
     if not packed:
         raise BuildError(f"{source.path} holds no n-gram followed by another token: nothing to build from")
     packed = write_best(partial / LMDB_FILE, packed, max_bytes)
-    store = new_store(partial, source.path)
-    (store / DICTIONARY_FILE).write_bytes(dictionary)
+    store = derived_store(partial, source.path)
+    (store / DICTIONARY_FILE).write_bytes(codes)
     write_ngrams(store / KEPT_FILE, packed)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
-    built = options.plan("name")
-    parameters = built | {
+    parameters = options.plan("name") | {
         "entries_version": ENTRIES_VERSION,
         "entries_sha256": entries_digest(sorted((item.key, item.value) for item in packed)),
         "raw_bytes": sum(item.raw_bytes for item in packed),

@@ -9,55 +9,58 @@ The file is a zstandard frame with a checksum. It holds, for each alphabet, litt
     0    u32         number of symbols, n
     4    u32 [n]     the symbols, ascending, each as the difference from the previous one; without ESCAPE
     ..   u8 [n + 1]  lengths of their codes in bits, 1 to 32; last, that of ESCAPE
+
+`draftstore.stores.crest.coding` describes an entry. A tree takes some 130 bytes, half of its binary format.
 """
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-NUMBERS, TOKENS, PARENTS, LEVELS = range(4)
-ALPHABETS = 4
-ESCAPE = 1 << 32
-MAX_BITS = 32
-HEAD_BITS = 11
-HEAD, ROW = 1 << HEAD_BITS, MAX_BITS + 1
-LIMITS = ALPHABETS * HEAD
-FIRSTS = LIMITS + ALPHABETS * ROW
-RANKED = FIRSTS + ALPHABETS * ROW
+from draftstore.errors import StoreError
+from draftstore.search.cutting import Trees
+from draftstore.stores.crest.coding import (
+    ALPHABETS,
+    ESCAPE,
+    HEAD,
+    HEAD_BITS,
+    MAX_BITS,
+    MAX_COUNT,
+    NUMBERS,
+    PADDING,
+    RANKED,
+    ROW,
+    Writing,
+    code_entries,
+    read_entries,
+)
+
+ENTRIES_VERSION = 2
+"""Version of entries and codes."""
 MAX_BYTES = 1 << 24
 _LEVEL = 19
 
 
-class Writing(NamedTuple):
-    """Codes by symbol, the alphabets concatenated.
-
-    Attributes:
-        starts: int64 [5], first symbol of each alphabet.
-        symbols: int64 [symbols], ascending; the last of an alphabet is ESCAPE.
-        codes: int64 [symbols].
-        bits: int64 [symbols], length of each code.
-    """
-
-    starts: NDArray[np.int64]
-    symbols: NDArray[np.int64]
-    codes: NDArray[np.int64]
-    bits: NDArray[np.int64]
-
-
-def fit_codes(seen: Sequence[NDArray[np.int64]]) -> bytes:
-    """Return the file of the codes that write samples, numbers below 2^32 of each alphabet, in the fewest bits."""
+def fit_codes(trees: Trees) -> bytes:
+    """Return the file of the codes that write the entries of trees in the fewest bits."""
+    nodes = np.arange(trees.tokens.shape[1]) < trees.sizes[:, None]
+    numbers = np.minimum(np.concatenate([trees.counts, trees.distinct, trees.sizes]), MAX_COUNT)
+    _, bit_lengths = np.frexp(numbers.astype(np.float64))
+    levels = np.diff(trees.levels.astype(np.int64), axis=1, prepend=0)
     parts = []
-    for alphabet, values in enumerate(seen):
+    for alphabet, values in enumerate(
+        (bit_lengths, trees.tokens[nodes], trees.parents[nodes] + 1, levels[nodes])
+    ):
         symbols, counts = np.unique(values, return_counts=True)
         rare = max(1, int(np.count_nonzero(counts == 1)))  # estimates the unseen ones (Good-Turing)
         if alphabet == NUMBERS:
-            wanted = np.arange(MAX_BITS + 1)
+            symbols, rare = np.arange(MAX_BITS + 1), 1
             counts = 1 + np.bincount(values, minlength=MAX_BITS + 1)
-            symbols, rare = wanted, 1
         bits = _huffman_bits([*counts.tolist(), rare])
         steps = np.diff(symbols, prepend=0).astype("<u4")
         parts += [np.array([len(symbols)], "<u4").tobytes(), steps.tobytes(), bytes(bits)]
@@ -83,7 +86,7 @@ def _huffman_bits(weights: Sequence[int]) -> list[int]:
 
 
 def read_codes(data: bytes) -> tuple[Writing, NDArray[np.int64]]:
-    """Return the tables for writing and reading from the file of codes; an empty file means codes fitted to nothing.
+    """Return the tables for writing and reading from the file of codes.
 
     The table for reading is one array, which is faster to pass to a kernel than four. It holds, for all alphabets:
 
@@ -95,7 +98,6 @@ def read_codes(data: bytes) -> tuple[Writing, NDArray[np.int64]]:
 
     Damaged codes raise a ValueError.
     """
-    data = data or _NOTHING
     try:
         # decompressing allocates as much as the frame declares
         if not 0 <= zstandard.frame_content_size(data) <= MAX_BYTES:
@@ -150,4 +152,45 @@ def _tables(
     return writing, np.concatenate([heads.ravel(), limits.ravel(), firsts.ravel(), ranked])
 
 
-_NOTHING = fit_codes([np.zeros(0, np.int64)] * ALPHABETS)
+class EntryCodec:
+    """Encodes and decodes the entries of one store by its file of codes; StoreError if these or an entry are damaged.
+
+    Threads may share it.
+    """
+
+    def __init__(self, codes: bytes) -> None:
+        try:
+            self._writing, self._reading = read_codes(codes)
+        except ValueError as error:
+            raise StoreError(f"the dictionary of the store is damaged ({error}): build it again") from None
+
+    def encode(self, trees: Trees) -> list[bytes]:
+        """Return the entry of each tree."""
+        data, ends = code_entries(self._writing, *trees)
+        encoded = data.tobytes()
+        return [encoded[start:end] for start, end in pairwise([0, *ends.tolist()])]
+
+    def decode(
+        self, entries: Sequence[bytes], rows: NDArray[np.int64], batch: int, most: int, max_level: int
+    ) -> tuple[NDArray[Any], ...]:
+        """Decode entries into rows of a batch; see `draftstore.stores.crest.coding.read_entries`."""
+        ends = np.fromiter(accumulate(map(len, entries)), np.int64, len(entries))
+        padding = bytes(PADDING + -int(ends[-1] if len(ends) else 0) % 4)
+        coded = np.frombuffer(b"".join([*entries, padding]), np.uint32).byteswap()
+        problem, *found = read_entries(self._reading, coded, ends, rows, batch, most, max_level)
+        if problem:
+            raise StoreError(
+                f"an entry cannot be read (error code {problem} of the tree codec): the store is damaged, build it "
+                "again"
+            )
+        return tuple(found)
+
+
+_NO_TREES = Trees(
+    np.empty((0, 0), np.int32),
+    np.empty((0, 0), np.int16),
+    np.empty((0, 0), np.uint8),
+    *np.zeros((3, 0), np.int64),
+)
+UNFITTED = fit_codes(_NO_TREES)
+"""Codes fitted to nothing."""

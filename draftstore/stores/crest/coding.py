@@ -1,44 +1,50 @@
-"""Kernels that write entries in the prefix codes of `draftstore.stores.crest.codes`, and read them.
+"""Kernels that write entries of n-grams in the prefix codes of `draftstore.stores.crest.codes`, and read them.
 
-An entry is a stream of bits, the highest of a byte first: occurrences, distinct tokens, number of nodes, then for each
-node its token, its parent plus one, and the difference of its level from that of the previous node. The last byte is
-padded with zeros. A number is the code of its bit length, followed by its bits after the first.
+An entry is a stream of bits, the highest of a byte first: occurrences of the n-gram and distinct tokens that followed
+it (the end of a document counts as one), both at most 2^32 - 1, number of nodes, then for each node its token, its
+parent plus one, and the difference of its level from that of the previous node. The last byte is padded with zeros. A
+number is the code of its bit length, followed by its bits after the first.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from draftstore.jit import kernel, leaf_kernel
-from draftstore.stores.crest.codes import (
-    ESCAPE,
-    FIRSTS,
-    HEAD,
-    HEAD_BITS,
-    LEVELS,
-    LIMITS,
-    MAX_BITS,
-    NUMBERS,
-    PARENTS,
-    ROW,
-    TOKENS,
-)
-from draftstore.trees.codec import (
-    HEADER_BYTES,
-    MAX_NODES,
-    WIDE_PARENTS,
-    WIDE_TOKENS,
-    WRONG_LENGTH,
-    WRONG_PARENT,
-    WRONG_TOKEN,
-    get_number,
-    tree_size,
-)
+from draftstore.trees.codec import MAX_NODES, WRONG_LENGTH, WRONG_PARENT, WRONG_TOKEN
 
-ENTRY_HEAD = 8
-"""Bytes of an entry before its tree, see `draftstore.stores.crest.envelope`."""
+NUMBERS, TOKENS, PARENTS, LEVELS = range(4)
+ALPHABETS = 4
+ESCAPE = 1 << 32
+MAX_BITS = 32
+MAX_COUNT = (1 << 32) - 1
+HEAD_BITS = 11
+HEAD, ROW = 1 << HEAD_BITS, MAX_BITS + 1
+LIMITS = ALPHABETS * HEAD
+FIRSTS = LIMITS + ALPHABETS * ROW
+RANKED = FIRSTS + ALPHABETS * ROW
+"""Places in the table for reading; see `draftstore.stores.crest.codes.read_codes`."""
 MAX_NODE_BYTES = 36
 """Three escapes of 32 bits, each with a number of 64 bits."""
 PADDING = 64
 """Zeros that must follow the entries to read: more than the bytes of a node or of the three numbers before nodes."""
+
+
+class Writing(NamedTuple):
+    """Codes by symbol, the alphabets concatenated.
+
+    Attributes:
+        starts: int64 [5], first symbol of each alphabet.
+        symbols: int64 [symbols], ascending; the last of an alphabet is ESCAPE.
+        codes: int64 [symbols].
+        bits: int64 [symbols], length of each code.
+    """
+
+    starts: NDArray[np.int64]
+    symbols: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    bits: NDArray[np.int64]
 
 
 @leaf_kernel
@@ -86,44 +92,28 @@ def _put_value(codes, alphabet, value, out, bit):
 
 
 @kernel
-def code_entries(codes, data, stops):
-    """Encode entries.
+def code_entries(codes, tokens, parents, levels, sizes, counts, distinct):
+    """Encode the entries of trees: a Writing and the arrays of `draftstore.search.cutting.Trees`.
 
-    `codes` is a Writing; `data` uint8 [bytes], read-only, concatenated entries (`draftstore.stores.crest.envelope`);
-    `stops` int64 [entries], the end of each. Returns 0 or an error code of `draftstore.trees.codec`, the coded bytes
-    uint8 [bytes], and the end of each entry in them, int64 [entries].
+    Returns the coded bytes uint8 [bytes], and the end of each entry in them, int64 [entries].
     """
-    ends = np.zeros(len(stops), np.int64)
-    room, start = np.int64(0), np.int64(0)
-    for entry in range(len(stops)):
-        size = tree_size(data, start + ENTRY_HEAD, stops[entry])
-        if size < 0:
-            return size, np.zeros(0, np.uint8), ends
-        room += PADDING + size * MAX_NODE_BYTES
-        start = stops[entry]
-    out = np.zeros(room, np.uint8)
-    bit, start = np.int64(0), np.int64(0)
-    for entry in range(len(stops)):
-        tree = start + ENTRY_HEAD
-        size, flags = get_number(data, tree + 2, 2), data[tree + 1]
-        bit = _put_number(codes, get_number(data, start, 4), out, bit)
-        bit = _put_number(codes, get_number(data, start + 4, 4), out, bit)
-        bit = _put_number(codes, size, out, bit)
-        width, parent_width = 4 if flags & WIDE_TOKENS else 2, 2 if flags & WIDE_PARENTS else 1
-        tokens = tree + HEADER_BYTES
-        parents = tokens + size * width
-        levels = parents + size * parent_width
+    ends = np.zeros(len(sizes), np.int64)
+    out = np.zeros(PADDING * len(sizes) + MAX_NODE_BYTES * np.sum(sizes), np.uint8)
+    bit = np.int64(0)
+    for entry in range(len(sizes)):
+        bit = _put_number(codes, min(counts[entry], MAX_COUNT), out, bit)
+        bit = _put_number(codes, min(distinct[entry], MAX_COUNT), out, bit)
+        bit = _put_number(codes, sizes[entry], out, bit)
         before = np.int64(0)
-        for node in range(size):
-            bit = _put_value(codes, TOKENS, get_number(data, tokens + node * width, width), out, bit)
-            parent = get_number(data, parents + node * parent_width, parent_width)
-            bit = _put_value(codes, PARENTS, parent, out, bit)
-            level = np.int64(data[levels + node])
+        for node in range(sizes[entry]):
+            level = np.int64(levels[entry, node])
+            bit = _put_value(codes, TOKENS, np.int64(tokens[entry, node]), out, bit)
+            bit = _put_value(codes, PARENTS, np.int64(parents[entry, node]) + 1, out, bit)
             bit = _put_value(codes, LEVELS, (level - before) & 0xFF, out, bit)
             before = level
         ends[entry] = (bit + 7) >> 3
-        bit, start = ends[entry] << 3, stops[entry]
-    return np.int64(0), out[: ends[-1] if len(stops) else 0], ends
+        bit = ends[entry] << 3
+    return out[: bit >> 3], ends
 
 
 @leaf_kernel

@@ -7,28 +7,19 @@
 The counts are exact: every occurrence inside a document counts, over all segments.
 """
 
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from draftstore.errors import needs_extra
 from draftstore.options import Options
 from draftstore.search.ngrams import MAX_N, NgramTable, count_ngrams
-from draftstore.storage.files import remove
-from draftstore.storage.manifest import (
-    MANIFEST_NAME,
-    TOKENIZER_FOLDER,
-    Manifest,
-    manifest_digest,
-    save_manifest,
-)
+from draftstore.storage.manifest import MANIFEST_NAME, manifest_digest, save_manifest
 from draftstore.storage.report import Progress, ReadReport, silent
-from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
-from draftstore.stores.rest.store import RestStore
+from draftstore.storage.staging import BuildResult, build_store, hash_files
+from draftstore.stores.rest.store import RestStore, derive_manifest, derived_store
 
 KIND = "ngrams"
 DEFAULT_MAX_N = 5
@@ -56,19 +47,9 @@ def build_counts(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Count all n-grams of a REST store into Parquet files.
+    """Count all n-grams of a REST store into Parquet files; the default name is the store's.
 
-    Args:
-        rest: directory of the store.
-        out: directory of the counts.
-        options: what to count.
-        name: display name of the counts; default: the store's.
-        overwrite: whether to replace existing counts.
-        progress: receives the progress of each step.
-
-    Raises:
-        BuildError: see `draftstore.storage.staging.build_store`.
-        StoreError: the store cannot be opened.
+    Raises BuildError (see `build_store`), or StoreError if the store cannot be opened.
     """
     with needs_extra("pyarrow"):
         import pyarrow  # noqa: F401 (before any work)
@@ -77,7 +58,7 @@ def build_counts(
     title = name or store.manifest.name
 
     def fill(partial: Path) -> ReadReport:
-        directory = new_store(partial, rest)
+        directory = derived_store(partial, rest)
         tables = count_ngrams(store.index, max_n, on_rows=progress("counting", "tokens"))
         sizes = _write(tables, directory, store.manifest.token_dtype, max_n)
         manifest = derive_manifest(store, KIND, title, plan, {"max_n": max_n})
@@ -88,34 +69,6 @@ def build_counts(
         return ReadReport(manifest.counts["documents"])
 
     return build_store(out, plan, title, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
-
-
-def new_store(partial: Path, source: Path) -> Path:
-    """Return an empty directory for a store derived from another one, with a copy of its tokenizer."""
-    directory = partial / STORE
-    remove(directory)
-    directory.mkdir()
-    shutil.copytree(source / TOKENIZER_FOLDER, directory / TOKENIZER_FOLDER)
-    return directory
-
-
-def derive_manifest(
-    source: RestStore, kind: str, name: str, plan: dict[str, Any], parameters: dict[str, Any]
-) -> Manifest:
-    """Return the manifest of a store derived from a REST store, which it names; no entries or files yet."""
-    origin = source.manifest
-    return Manifest(
-        kind=kind,
-        name=name,
-        created=build_time(),
-        vocab_size=origin.vocab_size,
-        token_dtype=origin.token_dtype,
-        tokenizer=origin.tokenizer,
-        parameters={"plan": plan, "source": str(source.path.resolve()), **parameters},
-        corpus=origin.corpus,
-        counts={"documents": origin.counts["documents"], "tokens": origin.counts["tokens"], "entries": 0},
-        files={},
-    )
 
 
 def _write(tables: Iterable[Sequence[NgramTable]], directory: Path, dtype: str, max_n: int) -> list[int]:

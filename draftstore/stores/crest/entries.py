@@ -1,7 +1,7 @@
 """The entries of a CREST store: one interface, LMDB here, other backends through entry points.
 
 A key is an n-gram: its tokens as big-endian integers, u16 if all ids are below 65,535, else u32, so that keys sort like
-tokens. A value is packed by `draftstore.stores.crest.envelope`; backends store it unchanged.
+tokens. A value is encoded by `draftstore.stores.crest.codes`; backends store it unchanged.
 
 LMDB follows references to pages unchecked, out of the file if they are damaged: `check_pages` reads them first.
 
@@ -15,6 +15,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -26,8 +27,9 @@ from pydantic import Field
 from draftstore.errors import BuildError, StoreError
 from draftstore.options import Shown
 from draftstore.storage.files import replacing
-from draftstore.storage.manifest import Manifest
+from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.storage.plugins import load_plugin
+from draftstore.storage.report import OnProgress
 
 LMDB = "lmdb"
 LMDB_FILE = "trees.lmdb"
@@ -66,11 +68,6 @@ def key_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(">u2" if vocab_size <= np.iinfo(np.uint16).max else ">u4")
 
 
-def context_bytes(contexts: NDArray[np.int32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert contexts to the type of keys; ids that do not fit become its largest value, which no key contains."""
-    return np.minimum(contexts.view(np.uint32), np.iinfo(dtype).max).astype(dtype)
-
-
 def entries_digest(items: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the SHA-256 of entries in key order, each part prefixed by its length as u32: equal for all backends."""
     digest = hashlib.sha256()
@@ -87,9 +84,8 @@ def first_backend(manifest: Manifest) -> str:
 def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> Entries:
     """Open the entries of a store in a backend, one of `BACKENDS`; default: the store's first.
 
-    Raises:
-        StoreError: the store has no such backend, or its entries cannot be opened.
-        MissingPluginError: the backend is not installed.
+    Raises StoreError if the store has no such backend, or its entries cannot be opened, and MissingPluginError if the
+    backend is not installed.
     """
     available = manifest.parameters.get("backends", [])
     chosen = backend or first_backend(manifest)
@@ -103,69 +99,60 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
     return opened
 
 
-def load_entries(backend: str, *arguments: Any) -> None:
-    """Load the entries of a new store into another backend; the arguments are those of its loader."""
-    load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")(*arguments)
+def load_entries(backend: str, store: Path, published: Path, file: Path, progress: OnProgress) -> None:
+    """Load the entries of a new store, published at another path, from an LMDB file into another backend."""
+    load = load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")
+    with closing(LmdbEntries(file)) as entries:
+        load(store, published, load_manifest(store), entries, progress)
 
 
-class _Shared:
-    """An open LMDB file. A process may open a file only once, so all its readers share this object.
+_ENVIRONMENTS: weakref.WeakValueDictionary[tuple[int, int], lmdb.Environment] = weakref.WeakValueDictionary()
+_OPENING = threading.Lock()
 
-    A forked child can continue reading: without locks, no state belongs to the parent alone.
+
+def _open_lmdb(path: Path) -> lmdb.Environment:
+    """Return an open file for reading, shared by all its readers in this process, which may open it only once.
+
+    It is closed with its last reader. A forked child can continue reading: without locks, no state belongs to the
+    parent alone.
     """
-
-    def __init__(self, path: Path, identity: tuple[int, int]) -> None:
-        check_pages(path)
-        self.env = lmdb.open(
-            str(path), subdir=False, readonly=True, lock=False, readahead=False, create=False, max_readers=1
-        )
-        self.identity = identity
-        self.readers = 0
-
-
-_SHARED: dict[tuple[int, int], _Shared] = {}
-_SHARING = threading.RLock()  # reentrant: garbage collection may close a reader meanwhile
-
-
-def _join(path: Path) -> _Shared:
-    """Return the open environment of a file with one more reader, opening it if necessary."""
-    with _SHARING:
+    with _OPENING:
         status = path.stat()
-        identity = (status.st_dev, status.st_ino)
-        shared = _SHARED.get(identity) or _SHARED.setdefault(identity, _Shared(path, identity))
-        shared.readers += 1
-        return shared
-
-
-def _leave(shared: _Shared) -> None:
-    """Remove a reader; the last one closes the file."""
-    with _SHARING:
-        shared.readers -= 1
-        if shared.readers == 0:
-            del _SHARED[shared.identity]
-            shared.env.close()
+        identity = status.st_dev, status.st_ino
+        environment = _ENVIRONMENTS.get(identity)
+        if environment is None:
+            check_pages(path)
+            environment = lmdb.open(
+                str(path),
+                subdir=False,
+                readonly=True,
+                lock=False,
+                readahead=False,
+                create=False,
+                max_readers=1,
+            )
+            _ENVIRONMENTS[identity] = environment
+        return environment
 
 
 class LmdbEntries:
     """Entries in one immutable LMDB file, mapped and shared by all readers, without a lock file.
 
-    Raises:
-        StoreError: the file is missing or not an LMDB file; also while reading, if it is damaged.
+    A missing or damaged file raises a StoreError, also while reading.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._environment: _Shared | None = _join(path)
+            self._environment: lmdb.Environment | None = _open_lmdb(path)
         except (OSError, lmdb.Error) as error:
             raise self._unreadable(error) from None
-        self._leave = weakref.finalize(self, _leave, self._environment)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of every key; see `Entries`."""
         assert self._environment is not None, "closed"
         try:
-            with self._environment.env.begin() as transaction:
+            with self._environment.begin() as transaction:
                 get = transaction.get
                 return [get(key) for key in keys]
         except lmdb.Error as error:
@@ -175,7 +162,7 @@ class LmdbEntries:
         """Yield all entries in key order."""
         assert self._environment is not None, "closed"
         try:
-            with self._environment.env.begin() as transaction:
+            with self._environment.begin() as transaction:
                 yield from transaction.cursor()
         except lmdb.Error as error:
             raise self._unreadable(error) from None
@@ -186,7 +173,6 @@ class LmdbEntries:
     def close(self) -> None:
         """Close this reader; the last one unmaps the file."""
         self._environment = None
-        self._leave()
 
 
 def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
@@ -216,20 +202,17 @@ def _fill_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]], size: int) -> N
         with lmdb.open(str(path), subdir=False, map_size=size, lock=False, sync=False) as environment:
             try:
                 with environment.begin(write=True) as transaction:
-                    _append(transaction, items)
+                    consumed, added = transaction.cursor().putmulti(
+                        items, dupdata=False, overwrite=False, append=True
+                    )
             except lmdb.MapFullError:  # aborts the whole transaction
                 size *= 2
-            else:
-                return
-
-
-def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]]) -> None:
-    """Append entries, checking that keys ascend: LMDB silently drops those out of order."""
-    consumed, added = transaction.cursor().putmulti(items, dupdata=False, overwrite=False, append=True)
-    if added != len(items):
-        raise BuildError(
-            f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were added"
-        )
+                continue
+        if added != len(items):  # LMDB silently drops entries out of order
+            raise BuildError(
+                f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were added"
+            )
+        return
 
 
 def check_pages(path: Path) -> None:

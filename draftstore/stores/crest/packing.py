@@ -1,53 +1,41 @@
 """Packing a CREST store: trees are cut and compressed in ranking order, and written up to the size limit."""
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.search.cutting import Trees, draw_trees
-from draftstore.search.expand import Rule
-from draftstore.search.suffix import SuffixIndex
-from draftstore.stores.crest.entries import key_dtype, write_lmdb
-from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train_dictionary
+from draftstore.search.cutting import Trees
+from draftstore.storage.report import OnProgress
+from draftstore.stores.crest.codes import EntryCodec, fit_codes
+from draftstore.stores.crest.entries import write_lmdb
 from draftstore.stores.crest.selection import Ranking
+from draftstore.trees.batch import DraftBatch
 
 BLOCK = 8192
 """n-grams cut and compressed at a time."""
 DICTIONARY_SAMPLES = 10_000
 USUAL_ENTRY_BYTES = 100
 """Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
+COUNTS_BYTES = 8
+"""Bytes of an entry's two counts in `raw_bytes`, which measures what the codes save."""
 
-OnPacked = Callable[[int, int], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cutter:
-    """Parameters for drawing trees of at most `nodes` nodes by a rule, on `workers` threads (None: all cores)."""
-
-    index: SuffixIndex
-    nodes: int
-    rule: Rule
-    workers: int | None
-
-    def trees(self, ngrams: NDArray[np.int32]) -> Trees:
-        """Return the trees of n-grams int32 [k, n]."""
-        return draw_trees(self.index, self.rule, ngrams, self.nodes, self.workers)
+Draw = Callable[[NDArray[np.int32]], Trees]
+"""Draws the trees of n-grams, int32 [k, n]."""
 
 
 class PackedNgram(NamedTuple):
     """An n-gram of a store, in selection order."""
 
     tokens: list[int]
+    key: bytes
+    value: bytes
     occurrences: int
     distinct: int
     nodes: int
     raw_bytes: int
-    key: bytes
-    value: bytes
 
     @property
     def stored_bytes(self) -> int:
@@ -56,52 +44,49 @@ class PackedNgram(NamedTuple):
 
 
 def pack_best(
-    cutter: Cutter, rank: Callable[[int], Ranking], ngrams: int, max_bytes: int | None, on_packed: OnPacked
+    draw: Draw,
+    rank: Callable[[int], Ranking],
+    key: np.dtype[Any],
+    ngrams: int,
+    max_bytes: int | None,
+    on_packed: OnProgress,
 ) -> tuple[bytes, list[PackedNgram]]:
-    """Return a dictionary and the packed n-grams, best first; with a byte limit, enough of them to reach it.
+    """Return the codes and the packed n-grams, best first; with a byte limit, enough of them to reach it.
 
-    Args:
-        rank: returns a ranking of at most so many n-grams.
-        ngrams: maximum number of n-grams.
-        max_bytes: maximum bytes of their entries.
-        on_packed: receives done and total, in n-grams, or bytes if limited.
+    `rank` returns a ranking of at most so many n-grams, `ngrams` and `max_bytes` limit n-grams and bytes of entries,
+    and `on_packed` receives done and total, in n-grams, or bytes if limited.
     """
     most = ngrams if max_bytes is None else min(ngrams, max_bytes // USUAL_ENTRY_BYTES)
     while True:
         ranking = rank(most)
-        dictionary = _train(cutter, ranking)
-        packed = _pack(cutter, ranking, Envelope(dictionary), max_bytes, on_packed)
+        total = len(ranking.places)
+        samples = np.linspace(0, total - 1, min(total, DICTIONARY_SAMPLES)).astype(np.int64)
+        codes = fit_codes(_draw(draw, ranking, np.unique(samples))[1])
+        packed = _pack(draw, ranking, key, EntryCodec(codes), max_bytes, on_packed)
         size = sum(item.stored_bytes for item in packed)
-        if max_bytes is None or size > max_bytes or len(ranking.places) < most or most == ngrams:
-            return dictionary, packed
+        if max_bytes is None or size > max_bytes or total < most or most == ngrams:
+            return codes, packed
         most = min(ngrams, int(most * max(2.0, 1.2 * max_bytes / max(size, 1))))  # entries are small
 
 
-def _train(cutter: Cutter, ranking: Ranking) -> bytes:
-    """Return a dictionary trained on evenly spaced n-grams of a ranking."""
-    size = len(ranking.places)
-    chosen = np.unique(np.linspace(0, size - 1, min(size, DICTIONARY_SAMPLES)).astype(np.int64))
-    return train_dictionary([entry for _, entry, _ in _cut(cutter, ranking, chosen)])
-
-
 def _pack(
-    cutter: Cutter,
+    draw: Draw,
     ranking: Ranking,
-    envelope: Envelope,
+    key: np.dtype[Any],
+    codec: EntryCodec,
     max_bytes: int | None,
-    on_packed: OnPacked,
+    on_packed: OnProgress,
 ) -> list[PackedNgram]:
-    """Draw and compress the trees of n-grams until `max_bytes` is reached; n-grams without a tree are skipped."""
+    """Draw and encode the trees of n-grams until `max_bytes` is reached."""
     packed: list[PackedNgram] = []
-    dtype = key_dtype(cutter.index.vocab_size)
     size, total = 0, len(ranking.places)
     for start in range(0, total, BLOCK):
         block = np.arange(start, min(start + BLOCK, total))
-        cut = list(_cut(cutter, ranking, block))
-        for (tokens, entry, raw), value in zip(cut, envelope.pack([raw for _, _, raw in cut]), strict=True):
-            key = np.array(tokens, dtype).tobytes()
-            numbers = (entry.occurrences, entry.distinct, len(entry.tree), len(raw))
-            packed.append(PackedNgram(tokens, *numbers, key, value))
+        ngrams, trees = _draw(draw, ranking, block)
+        lengths, _ = DraftBatch.plain(*trees[:3], trees.sizes.astype(np.int32)).encode_trees()
+        numbers = np.stack([trees.counts, trees.distinct, trees.sizes, COUNTS_BYTES + lengths], axis=1)
+        for tokens, row, value in zip(ngrams, numbers.tolist(), codec.encode(trees), strict=True):
+            packed.append(PackedNgram(tokens, np.array(tokens, key).tobytes(), value, *row))
             size += packed[-1].stored_bytes
         if max_bytes is None:
             on_packed(int(block[-1]) + 1, total)
@@ -112,22 +97,18 @@ def _pack(
     return packed
 
 
-def _cut(
-    cutter: Cutter, ranking: Ranking, chosen: NDArray[np.int64]
-) -> Iterator[tuple[list[int], Entry, bytes]]:
-    """Cut the trees of n-grams; yield those with a tree, in order, with their bytes."""
-    found: dict[int, tuple[list[int], Entry, bytes]] = {}
+def _draw(draw: Draw, ranking: Ranking, chosen: NDArray[np.int64]) -> tuple[list[list[int]], Trees]:
+    """Return those of the chosen n-grams that have a tree, in order, and their trees."""
+    ngrams, ranks, parts = [], [], []
     for n, table in enumerate(ranking.tables, 1):
-        ranks = chosen[ranking.lengths[chosen] == n]
-        ngrams = np.ascontiguousarray(table.tokens[ranking.places[ranks]], np.int32)
-        trees = cutter.trees(ngrams)
-        for place, (rank, tokens) in enumerate(zip(ranks.tolist(), ngrams.tolist(), strict=True)):
-            entry = Entry(trees.tree(place), int(trees.counts[place]), int(trees.distinct[place]))
-            if len(entry.tree):
-                found[rank] = (tokens, entry, entry_bytes(entry))
-    for rank in chosen.tolist():
-        if rank in found:
-            yield found[rank]
+        ranks.append(chosen[ranking.lengths[chosen] == n])
+        tokens = np.ascontiguousarray(table.tokens[ranking.places[ranks[-1]]], np.int32)
+        ngrams += tokens.tolist()
+        parts.append(draw(tokens))
+    trees = Trees(*map(np.concatenate, zip(*parts, strict=True)))
+    order = np.argsort(np.concatenate(ranks))
+    order = order[trees.sizes[order] > 0]
+    return [ngrams[place] for place in order.tolist()], Trees._make(array[order] for array in trees)
 
 
 def write_best(path: Path, packed: Sequence[PackedNgram], max_bytes: int | None) -> list[PackedNgram]:

@@ -15,16 +15,17 @@ common. It ranks nearly all tokens before the first bigrams, and bigrams before 
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.jit import kernel
+from draftstore.jit import CORES, kernel
 from draftstore.search.cutting import Trees, cut_trees
-from draftstore.search.documents import count_documents, document_table
+from draftstore.search.expand import Rule
 from draftstore.search.ngrams import NgramTable, count_ngrams
-from draftstore.search.suffix import SuffixIndex
+from draftstore.search.suffix import SuffixIndex, find_rows
 from draftstore.storage.report import OnProgress, ignore
 from draftstore.trees.tree import LEVEL_PROBS
 
@@ -32,6 +33,7 @@ POOL_FACTOR = 4
 """Number of n-grams whose gain is computed, per selected one."""
 SHIFT = 0.1
 """Discount of an n-gram's gain on other texts, per token after its first; 0.3 gives similar results."""
+STRIDE = 64
 GAIN_NODES = 16
 """Nodes of the trees that gains are computed from; 64 give the same top n-grams."""
 
@@ -77,22 +79,12 @@ def _most_common(table: NgramTable, most: int) -> NgramTable:
 
 
 def rank_ngrams(
-    index: SuffixIndex,
-    max_n: int,
-    most: int,
-    *,
-    depth: int,
-    trust: tuple[float, float],
-    on_rows: OnProgress = ignore,
+    index: SuffixIndex, max_n: int, most: int, rule: Rule, on_rows: OnProgress = ignore
 ) -> Ranking:
-    """Rank n-grams of up to `max_n` tokens by their gain.
-
-    `depth` is the maximum tokens of a path in their trees, `trust` alpha and beta of the drafting rule; `on_rows`
-    receives the rows counted so far.
-    """
+    """Rank n-grams of up to `max_n` tokens by their gain, for a rule's depth, alpha and beta."""
     pool = most * POOL_FACTOR
     tables = _candidates(frequent_ngrams(index, max_n, pool, on_rows), pool)
-    scores = _gains(index, tables, depth, trust)
+    scores = _gains(index, tables, rule)
     lengths = np.concatenate([np.full(len(table.counts), n, np.uint8) for n, table in enumerate(tables, 1)])
     places = np.concatenate([np.arange(len(table.counts)) for table in tables])
     best = np.lexsort((places, lengths, -np.concatenate(scores)))[:most]
@@ -109,27 +101,25 @@ def _candidates(tables: Sequence[NgramTable], most: int) -> list[NgramTable]:
     return [NgramTable(*(array[table.counts >= bound] for array in table)) for table, bound in pairs]
 
 
-def _gains(
-    index: SuffixIndex, tables: Sequence[NgramTable], depth: int, trust: tuple[float, float]
-) -> list[NDArray[np.float64]]:
-    alpha, beta = trust
+def _gains(index: SuffixIndex, tables: Sequence[NgramTable], rule: Rule) -> list[NDArray[np.float64]]:
     gains: list[NDArray[np.float64]] = []
     trees: list[Trees] = []
     documents = document_table(index)
     for n, table in enumerate(tables, 1):
-        own = cut_trees(index, np.ascontiguousarray(table.tokens, np.int32), GAIN_NODES, depth)
+        own = cut_trees(index, np.ascontiguousarray(table.tokens, np.int32), GAIN_NODES, rule.depth)
         trees.append(own)
-        sums = node_sums(own.levels, own.sizes)
+        nodes = np.arange(GAIN_NODES) < own.sizes[:, None]
+        sums = np.where(nodes, LEVEL_PROBS[own.levels], 0).sum(axis=1, dtype=np.float64)
         counts = count_documents(index, documents, np.ascontiguousarray(table.tokens, np.int64))
         worth = counts * SHIFT ** (n - 1)
         gain = worth * sums
-        trusted = worth * (counts / (counts + beta * own.distinct + alpha))
+        trusted = worth * (counts / (counts + rule.beta * own.distinct + rule.alpha))
         waiting = np.ones(len(gain), np.bool_)
         for shorter in range(n - 1, 0, -1):
             suffixes = find_ngrams(
                 tables[shorter - 1].tokens, np.ascontiguousarray(table.tokens[:, n - shorter :])
             )
-            shared = shared_sums(*own[:4], *_paths(trees[shorter - 1]), suffixes)
+            shared = shared_sums(own, trees[shorter - 1], suffixes)
             less = trusted * (sums - shared)
             # The suffix replaces the n-gram only if it ranks before it.
             settled = waiting & (suffixes >= 0)
@@ -140,18 +130,61 @@ def _gains(
     return gains
 
 
-def _paths(trees: Trees) -> tuple[NDArray[np.int32], NDArray[np.int16], NDArray[np.int64]]:
-    return trees.tokens, trees.parents, trees.sizes
+class DocumentTable(NamedTuple):
+    """The documents of a store; positions count over all segments.
+
+    The document of a position is the first one that ends at or after it. The table holds it for every 64th position;
+    few documents end between there and the position.
+
+    Attributes:
+        ends: int64 [documents], position of each document's sentinel, ascending.
+        firsts: int64 [ceil(tokens / 64)], first document that ends at or after every 64th position.
+    """
+
+    ends: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+
+def document_table(index: SuffixIndex) -> DocumentTable:
+    """Build the document table of a store."""
+    ends = np.flatnonzero(index.tokens >= index.vocab_size)
+    return DocumentTable(ends, np.searchsorted(ends, np.arange(0, len(index.tokens), STRIDE)))
+
+
+def count_documents(index: SuffixIndex, table: DocumentTable, ngrams: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64 [k]: the number of documents with each n-gram of `ngrams`, int64 [k, n]."""
+    with ThreadPoolExecutor(CORES) as pool:
+        # Threads take interleaved n-grams: neighbours in token order have similar counts.
+        parts = pool.map(lambda thread: _count(index, table, ngrams, thread, CORES), range(CORES))
+        counts: NDArray[np.int64] = np.sum(list(parts), axis=0)
+        return counts
 
 
 @kernel
-def node_sums(levels, sizes):
-    """Return float64 [k], the summed probabilities of each tree's nodes; levels uint8 [k, nodes], sizes int64 [k]."""
-    sums = np.zeros(len(sizes), np.float64)
-    for i in range(len(sizes)):
-        for node in range(sizes[i]):
-            sums[i] += LEVEL_PROBS[levels[i, node]]
-    return sums
+def _count(index, table, ngrams, first, step):
+    """Return int64 [k]: the document counts of every `step`-th n-gram from `first` on, 0 for the others."""
+    counts = np.zeros(len(ngrams), np.int64)
+    stamps = np.full(len(table.ends), -1, np.int64)
+    n = ngrams.shape[1]
+    for i in range(first, len(ngrams), step):
+        for segment in range(len(index.segments)):
+            base = index.segments[segment, 0]
+            lo = np.int64(index.first_rows[segment, ngrams[i, 0]])
+            hi = np.int64(index.first_rows[segment, ngrams[i, 0] + 1])
+            if n > 1 and lo < hi:
+                lo, hi = find_rows(index, segment, lo, hi, ngrams[i], 0, n)
+            for row in range(lo, hi):
+                position = np.int64(index.suffixes[base + row])
+                if position < 0 or position >= index.segments[segment, 1]:
+                    continue  # a damaged store must not crash the process
+                position += base
+                document = table.firsts[position // STRIDE]
+                while document < len(stamps) and table.ends[document] < position:
+                    document += 1
+                if document < len(stamps):
+                    counts[i] += stamps[document] != i
+                    stamps[document] = i
+    return counts
 
 
 @kernel
@@ -178,27 +211,26 @@ def find_ngrams(table, ngrams):
 
 
 @kernel
-def shared_sums(tokens, parents, levels, sizes, other_tokens, other_parents, other_sizes, others):
-    """Return float64 [k], the summed probabilities of those nodes of each tree that are also in another tree.
+def shared_sums(trees, others, places):
+    """Return float64 [k], the summed probabilities of those nodes of each of k Trees that are also in another tree.
 
-    The trees are tokens int32 [k, nodes], parents int16 [k, nodes], levels uint8 [k, nodes] and sizes int64 [k]; those
-    to compare with int32 [m, nodes], int16 [m, nodes] and int64 [m]. `others` int64 [k] is the index of the tree to
-    compare each one with; -1: none.
+    `places` int64 [k] is the index of the tree among `others` to compare each one with; -1: none.
     """
+    tokens, parents, levels, sizes = trees.tokens, trees.parents, trees.levels, trees.sizes
     sums = np.zeros(len(sizes), np.float64)
-    twins = np.empty(other_tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2
+    twins = np.empty(others.tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2
     for i in range(len(sizes)):
-        other = others[i]
+        other = places[i]
         if other < 0:
             continue
-        for node in range(other_sizes[other]):
-            above = other_parents[other, node]
+        for node in range(others.sizes[other]):
+            above = others.parents[other, node]
             parent = np.int64(-1) if above < 0 else twins[above]
             twins[node] = -2
             if parent == -2:
                 continue
             for twin in range(sizes[i]):
-                if parents[i, twin] == parent and tokens[i, twin] == other_tokens[other, node]:
+                if parents[i, twin] == parent and tokens[i, twin] == others.tokens[other, node]:
                     twins[node] = twin
                     sums[i] += LEVEL_PROBS[levels[i, twin]]
                     break

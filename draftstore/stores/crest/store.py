@@ -22,16 +22,15 @@ from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_request
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.stores.crest.codes import ENTRIES_VERSION, UNFITTED, EntryCodec
 from draftstore.stores.crest.entries import (
     LMDB,
     Entries,
-    context_bytes,
     entries_digest,
     first_backend,
     key_dtype,
     open_entries,
 )
-from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope
 from draftstore.stores.kind import Kind, Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH
@@ -47,9 +46,9 @@ STRATEGIES: tuple[str, ...] = ("backoff",)
 class CrestDrafter(ContextDrafter):
     """Drafts from the entries of one store."""
 
-    def __init__(self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int) -> None:
+    def __init__(self, entries: Entries, codec: EntryCodec, max_n: int, vocab_size: int) -> None:
         self._entries = entries
-        self._envelope = envelope
+        self._codec = codec
         self._key = key_dtype(vocab_size)
         self.vocab_size = vocab_size
         self.context_size = max_n
@@ -61,10 +60,10 @@ class CrestDrafter(ContextDrafter):
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
-        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft_batch`.
 
-        All n-grams of all contexts are looked up in one read transaction; the longest one found answers. A
-        damaged entry raises a StoreError.
+        All n-grams of all contexts are looked up in one read transaction; the longest one found answers. A damaged
+        entry raises a StoreError.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -79,17 +78,18 @@ class CrestDrafter(ContextDrafter):
                     rows.append(row)
                     matches[row] = n
                     break
-        tokens, parents, levels, sizes, occurrences, _ = self._envelope.read(
+        tokens, parents, levels, sizes, occurrences, _ = self._codec.decode(
             values, np.array(rows, np.int64), len(contexts), budget, level
         )
         return DraftBatch(tokens, parents, levels, sizes, matches, occurrences)
 
     def _keys(self, contexts: NDArray[np.int32]) -> list[bytes]:
-        """Return the keys of every context, longest first."""
+        """Return the keys of every context, longest first; ids that do not fit become a value that no key contains."""
         size, width = self.context_size, self._key.itemsize
         if contexts.shape[1] < size:
             contexts = np.pad(contexts, ((0, 0), (size - contexts.shape[1], 0)), constant_values=-1)
-        encoded = context_bytes(np.ascontiguousarray(contexts[:, -size:]), self._key).tobytes()
+        ids = np.ascontiguousarray(contexts[:, -size:]).view(np.uint32)
+        encoded = np.minimum(ids, np.iinfo(self._key).max).astype(self._key).tobytes()
         return [
             encoded[stop - n * width : stop]
             for stop in range(size * width, len(encoded) + 1, size * width)
@@ -98,15 +98,11 @@ class CrestDrafter(ContextDrafter):
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""
-        self._envelope.read([], np.empty(0, np.int64), 1, 1, LOWEST_LEVEL)
+        self._codec.decode([], np.empty(0, np.int64), 1, 1, LOWEST_LEVEL)
 
 
-def open_envelope(path: Path, manifest: Manifest) -> Envelope:
-    """Return the envelope that reads the entries of a store.
-
-    Raises:
-        StoreError: the entries have another version or rule, or the codes are missing or damaged.
-    """
+def _read_codec(path: Path, manifest: Manifest) -> EntryCodec:
+    """Return the codec of a store's entries; StoreError if it is missing or damaged, or the entries are others."""
     version = manifest.parameters.get("entries_version")
     if version != ENTRIES_VERSION:
         raise StoreError(
@@ -122,7 +118,7 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
         raise StoreError(
             f"{path} has no dictionary ({error}): the store is damaged, build it again"
         ) from None
-    return Envelope(dictionary)
+    return EntryCodec(dictionary)
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,21 +131,16 @@ class CrestStore:
     path: Path
     manifest: Manifest
     entries: Entries
-    envelope: Envelope
+    codec: EntryCodec
 
     @classmethod
     def open(
         cls, path: Path | str, tokenizer: TokenizerIdentity | None = None, backend: str | None = None
     ) -> "CrestStore":
-        """Open a store.
+        """Open a store; `tokenizer` is the required one, None accepts any; `backend` defaults to the store's first.
 
-        Args:
-            tokenizer: required tokenizer; None accepts any.
-            backend: `lmdb` or `postgres`; default: the first one that it was built for.
-
-        Raises:
-            StoreError: not a CREST store, unknown version, missing or truncated files, or no such backend.
-            TokenizerError: built with another tokenizer.
+        Raises StoreError (not a CREST store, unknown version, missing or truncated files, no such backend) or
+        TokenizerError.
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
@@ -160,15 +151,15 @@ class CrestStore:
             raise StoreError(
                 f"{path} does not record the length of its n-grams: the store is damaged, build it again"
             )
-        envelope = open_envelope(path, manifest)
-        return cls(path, manifest, open_entries(path, manifest, backend), envelope)
+        codec = _read_codec(path, manifest)
+        return cls(path, manifest, open_entries(path, manifest, backend), codec)
 
     def drafter(self, strategy: str = STRATEGIES[0], **_changes: Any) -> CrestDrafter:
         """Return a drafter; DraftstoreError if `strategy` is not in `STRATEGIES`."""
         strategy_named(strategy, dict.fromkeys(STRATEGIES))
         lengths = range(1, self.manifest.parameters["max_n"] + 1)
         longest = max((n for n in lengths if self.manifest.counts.get(f"n{n}")), default=1)
-        return CrestDrafter(self.entries, self.envelope, longest, self.manifest.vocab_size)
+        return CrestDrafter(self.entries, self.codec, longest, self.manifest.vocab_size)
 
     def samples(self, number: int) -> Samples:
         """Return n-grams of the store; see `Store.samples`."""
@@ -212,7 +203,7 @@ class CrestKind(Kind):
 
     def load_kernels(self) -> None:
         """Compile the kernels."""
-        CrestDrafter(cast("Entries", None), Envelope(b""), 1, 1).warm_up()  # reads no entries
+        CrestDrafter(cast("Entries", None), EntryCodec(UNFITTED), 1, 1).warm_up()  # reads no entries
 
 
 STORE_KIND = CrestKind(KIND)

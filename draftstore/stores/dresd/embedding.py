@@ -11,9 +11,10 @@ a value beyond the range of float16 counts as not finite. The vectors of a block
 builds give the same bytes on the same device and with the same batch size, which determines rounding.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from draftstore.storage.files import fsync_path, map_file, remove, write_atomic
 from draftstore.storage.report import OnProgress
 from draftstore.storage.staging import once, require_space
 from draftstore.stores.dresd.kernels.passages import Passages
-from draftstore.stores.dresd.projection import Moments, Projection, fit, unit
+from draftstore.stores.dresd.projection import Projection, fit, unit
 
 STATES = "states.bin"
 PROJECTION = "projection.bin"
@@ -38,11 +39,7 @@ Parts = Iterator[tuple[int, NDArray[np.float32]]]
 class StateSource(Protocol):
     """A model whose states are the keys of a store, such as `draftstore.hf.states.ModelStates`.
 
-    Attributes:
-        name: name of the model.
-        vocab_size: size of its vocabulary.
-        hidden_size: dimensions of a state.
-        positions: maximum tokens that it can read at once; None: unlimited.
+    It reads at most `positions` tokens at once; None: any number.
     """
 
     name: str
@@ -60,23 +57,6 @@ class StateSource(Protocol):
         """
 
 
-class Reader(NamedTuple):
-    """Reads the blocks of a corpus with a model."""
-
-    source: StateSource
-    passages: Passages
-    tokens: NDArray[Any]
-    bos: tuple[int, ...]
-
-    def read(self, block: int, projection: Projection | None = None) -> Parts:
-        """Yield the states of a block's entries."""
-        texts, rows = self.passages.texts(block, self.tokens, self.bos)
-        sizes = np.array([len(text) for text in texts]) - rows
-        begins = np.cumsum(sizes) - sizes
-        for index, states in self.source.states(texts, projection):
-            yield int(begins[index]), states[rows[index] :]
-
-
 def sampled_blocks(passages: Passages, sample: int) -> list[int]:
     """Return blocks of about `sample` entries to fit the projection to: whole, evenly spaced, at least one."""
     blocks = len(passages.blocks) - 1
@@ -84,94 +64,104 @@ def sampled_blocks(passages: Passages, sample: int) -> list[int]:
     return [(2 * number + 1) * blocks // (2 * wanted) for number in range(wanted)]
 
 
-def sample_states(
-    partial: Path, reader: Reader, sampled: Sequence[int], dims: int, on_progress: OnProgress
-) -> None:
-    """Write the states of the sampled blocks, if the disk has space for the whole build."""
-    passages, size = reader.passages, reader.source.hidden_size
+@dataclasses.dataclass(frozen=True)
+class Embedding:
+    """The steps of a build that compute its vectors, in the working directory `partial`.
 
-    def write() -> None:
-        remove(partial / STATES)
-        states = passages.entries_of(sampled) * size * HALF.itemsize
-        vectors = passages.total * dims * HALF.itemsize
-        require_space(partial, states + 2 * vectors + 8 * passages.total)
-        _write_blocks(partial / STATES, passages, sampled, size, reader.read, on_progress)
+    `bos` precedes each window of `tokens`, the corpus. The projection to `dims` dimensions is fitted to the states of
+    the blocks `sampled`.
+    """
 
-    once(partial / "sampled.json", write)
+    partial: Path
+    source: StateSource
+    passages: Passages
+    tokens: NDArray[Any]
+    bos: tuple[int, ...]
+    dims: int
+    sampled: Sequence[int]
 
+    def sample(self, on_progress: OnProgress) -> None:
+        """Write the states of the sampled blocks, if the disk has space for the whole build."""
+        size = self.source.hidden_size
 
-def map_states(partial: Path, hidden_size: int) -> NDArray[np.float16]:
-    """Map the states of the sampled blocks: float16 [entries, hidden size]."""
-    return map_file(partial / STATES, HALF).reshape(-1, hidden_size)
+        def write() -> None:
+            remove(self.partial / STATES)
+            states = self.passages.entries_of(self.sampled) * size * HALF.itemsize
+            vectors = self.passages.total * self.dims * HALF.itemsize
+            require_space(self.partial, states + 2 * vectors + 8 * self.passages.total)
+            self._write_blocks(STATES, self.sampled, size, self._read, on_progress)
 
+        once(self.partial / "sampled.json", write)
 
-def fit_projection(
-    partial: Path, hidden_size: int, dims: int, on_progress: OnProgress
-) -> tuple[Projection, float]:
-    """Return the projection fitted to the stored states, and the share of explained variance."""
+    def states(self) -> NDArray[np.float16]:
+        """Map the states of the sampled blocks: float16 [entries, hidden size]."""
+        return map_file(self.partial / STATES, HALF).reshape(-1, self.source.hidden_size)
 
-    def fit_states() -> dict[str, float]:
-        states = map_states(partial, hidden_size)
-        moments = Moments(hidden_size)
-        for start in range(0, len(states), PART):
-            on_progress(start, len(states))
-            moments.add(states[start : start + PART])
-        on_progress(len(states), len(states))
-        projection, explained = fit(moments, dims)
-        write_atomic(partial / PROJECTION, projection.to_bytes())
-        return {"explained_variance": explained}
+    def fit(self, on_progress: OnProgress) -> tuple[Projection, float]:
+        """Return the projection fitted to the stored states, and the share of explained variance."""
 
-    explained = once(partial / "projected.json", fit_states)["explained_variance"]
-    return Projection.from_bytes((partial / PROJECTION).read_bytes(), dims), explained
+        def write() -> dict[str, float]:
+            projection, explained = fit(self.states(), self.dims, on_progress)
+            write_atomic(self.partial / PROJECTION, projection.to_bytes())
+            return {"explained_variance": explained}
 
+        explained = once(self.partial / "projected.json", write)["explained_variance"]
+        return Projection.from_bytes((self.partial / PROJECTION).read_bytes(), self.dims), explained
 
-def embed(
-    partial: Path, reader: Reader, sampled: Sequence[int], projection: Projection, on_progress: OnProgress
-) -> None:
-    """Write the vectors of all blocks; the model reads only those without stored states."""
-    passages = reader.passages
-    stored = {block: passages.entries_of(sampled[:rank]) for rank, block in enumerate(sampled)}
-    states = map_states(partial, projection.hidden_size)
+    def embed(self, projection: Projection, on_progress: OnProgress) -> NDArray[np.float16]:
+        """Map the vectors of all blocks, written before; the model reads only blocks without stored states."""
+        stored = {
+            block: self.passages.entries_of(self.sampled[:rank]) for rank, block in enumerate(self.sampled)
+        }
+        states = self.states()
 
-    def vectors(block: int) -> Parts:
-        if block in stored:
-            rows = states[stored[block] : stored[block] + passages.entries_of([block])]
-            parts = _projected(rows, projection)
-        else:
-            parts = reader.read(block, projection)
-        for first, part in parts:
-            yield first, _finite_units(part)
+        def vectors(block: int) -> Parts:
+            if block in stored:
+                rows = states[stored[block] : stored[block] + self.passages.entries_of([block])]
+                parts = _projected(rows, projection)
+            else:
+                parts = self._read(block, projection)
+            for first, part in parts:
+                yield first, _finite_units(part)
 
-    def write() -> None:
-        blocks = range(len(passages.blocks) - 1)
-        _write_blocks(partial / VECTORS, passages, blocks, projection.dims, vectors, on_progress)
+        def write() -> None:
+            blocks = range(len(self.passages.blocks) - 1)
+            self._write_blocks(VECTORS, blocks, self.dims, vectors, on_progress)
 
-    once(partial / "embedded.json", write)
+        once(self.partial / "embedded.json", write)
+        return map_file(self.partial / VECTORS, HALF).reshape(-1, self.dims)
 
+    def _read(self, block: int, projection: Projection | None = None) -> Parts:
+        """Yield the states of a block's entries, as the model reads it."""
+        texts, rows = self.passages.texts(block, self.tokens, self.bos)
+        sizes = np.array([len(text) for text in texts]) - rows
+        begins = np.cumsum(sizes) - sizes
+        for index, states in self.source.states(texts, projection):
+            yield int(begins[index]), states[rows[index] :]
 
-def _write_blocks(
-    path: Path,
-    passages: Passages,
-    blocks: Sequence[int],
-    width: int,
-    rows_of: Callable[[int], Parts],
-    on_progress: OnProgress,
-) -> None:
-    """Write a row of float16 for each entry of some blocks; report the tokens done, even within a block."""
-    done, total = 0, passages.tokens_of(blocks)
-    on_progress(done, total)
-    with path.open("wb") as file:
-        for block in blocks:
-            tokens, entries, seen = passages.tokens_of([block]), passages.entries_of([block]), 0
-            rows = np.empty((entries, width), HALF)
-            for first, part in rows_of(block):
-                with np.errstate(over="ignore"):  # values beyond float16 are not finite; counted later
-                    rows[first : first + len(part)] = part
-                seen += len(part)
-                on_progress(done + tokens * seen // entries, total)
-            file.write(rows.data)
-            done += tokens
-    fsync_path(path)
+    def _write_blocks(
+        self,
+        name: str,
+        blocks: Sequence[int],
+        width: int,
+        rows_of: Callable[[int], Parts],
+        on_progress: OnProgress,
+    ) -> None:
+        """Write a row of float16 for each entry of some blocks; report the tokens done, even within a block."""
+        done, total = 0, self.passages.tokens_of(blocks)
+        on_progress(done, total)
+        with (self.partial / name).open("wb") as file:
+            for block in blocks:
+                tokens, entries, seen = self.passages.tokens_of([block]), self.passages.entries_of([block]), 0
+                rows = np.empty((entries, width), HALF)
+                for first, part in rows_of(block):
+                    with np.errstate(over="ignore"):  # values beyond float16 are not finite; counted later
+                        rows[first : first + len(part)] = part
+                    seen += len(part)
+                    on_progress(done + tokens * seen // entries, total)
+                file.write(rows.data)
+                done += tokens
+        fsync_path(self.partial / name)
 
 
 def _projected(states: NDArray[np.float16], projection: Projection) -> Parts:

@@ -94,7 +94,6 @@ def _cut(
 
 
 def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:
-    """Return the rows of the finite vectors, int64 [rows]."""
     parts = range(0, len(vectors), PART)
     finite = [np.isfinite(vectors[start : start + PART]).all(axis=1) for start in parts]
     return np.flatnonzero(np.concatenate(finite))
@@ -120,15 +119,10 @@ def lists_for(entries: int) -> int:
 def cluster(
     vectors: NDArray[np.float32], lists: int, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Cluster vectors into lists by spherical k-means on a sample.
+    """Cluster vectors, float32 [n, dims], of unit length, into at most n lists by spherical k-means on a sample.
 
-    Args:
-        vectors: float32 [n, dims], of unit length, n at least `lists`.
-        lists: number of lists, at least one; some may stay empty.
-        seed: seed for the choice of initial centroids.
-
-    Returns:
-        Centroids float32 [lists, dims], of unit length, and the list of each vector, int32 [n].
+    Returns centroids float32 [lists, dims], of unit length, and the list of each vector, int32 [n]; some lists may be
+    empty. `seed` chooses the initial centroids.
     """
     rng = np.random.default_rng(seed)
     chosen = rng.choice(len(vectors), min(len(vectors), SAMPLE * lists), replace=False)

@@ -1,8 +1,6 @@
 """Projection of hidden states to short queries for dense stores: z-score, then PCA, as one linear map.
 
-    moments = Moments(hidden_size)
-    moments.add(states)                     # once for each part
-    projection, explained = fit(moments, dims=64)
+    projection, explained = fit(states, dims=64)
     vectors = unit(projection.apply(states))
 
 A dense store holds the unit vectors of its entries in this space, and compares by cosine. Queries are projected by
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, DraftstoreError, counted
+from draftstore.storage.report import OnProgress, ignore
 
 PART = 4096
 """States per part: products within a part are summed in float32, parts in float64."""
@@ -26,22 +25,15 @@ PART = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """The linear map of a dense store: `weights @ hidden + bias`.
+    """The linear map of a dense store: `weights @ hidden + bias`, float32 [dims, hidden_size] and [dims].
 
-    Attributes:
-        weights: float32 [dims, hidden_size], principal components divided by standard deviations.
-        bias: float32 [dims], moves the mean to zero.
+    The weights are principal components divided by standard deviations; the bias moves the mean to zero.
     """
 
     weights: NDArray[np.float32]
     bias: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        if self.weights.ndim != 2 or self.bias.shape != self.weights.shape[:1]:
-            raise DraftstoreError(
-                f"a projection of weights {self.weights.shape} and bias {self.bias.shape}: expected [dims, "
-                "hidden_size] and [dims]"
-            )
         if not (np.isfinite(self.weights).all() and np.isfinite(self.bias).all()):
             raise DraftstoreError("a projection with values that are not finite: build its store again")
 
@@ -63,11 +55,6 @@ class Projection:
 
     def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Project hidden states, float [..., hidden_size], to float32 [..., dims]; `unit` normalises them."""
-        if states.shape[-1:] != (self.hidden_size,):
-            raise DraftstoreError(
-                f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: use "
-                "a store of this model"
-            )
         projected: NDArray[np.float32] = states.astype(np.float32, copy=False) @ self.weights.T + self.bias
         return projected
 
@@ -91,72 +78,53 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return scaled
 
 
-class Moments:
-    """Mean and covariance of hidden states, accumulated in parts; the same parts in the same order give the same bits.
+def fit(
+    states: NDArray[np.floating[Any]], dims: int, on_progress: OnProgress = ignore
+) -> tuple[Projection, float]:
+    """Fit z-score and PCA to states, float [n, size], as one map; return it and the share of explained variance.
 
-    States are centred on the mean of the first part, so that large means do not swamp small variances; those that are
-    not finite are skipped.
+    States that are not finite are skipped. The largest value of each component is positive, so that signs are
+    deterministic. A dimension that is constant over all states gets no weight. Raises BuildError unless there are more
+    than `dims` states.
     """
-
-    def __init__(self, size: int) -> None:
-        """Start without states, of `size` dimensions."""
-        self.count = 0
-        self._origin: NDArray[np.float64] | None = None
-        self._sums = np.zeros(size, np.float64)
-        self._products = np.zeros((size, size), np.float64)
-
-    def add(self, states: NDArray[np.floating[Any]]) -> None:
-        """Add float [n, size]."""
-        for start in range(0, len(states), PART):
-            part = states[start : start + PART]
-            part = part[np.isfinite(part).all(axis=1)].astype(np.float64)
-            if len(part) == 0:
-                continue
-            if self._origin is None:
-                self._origin = part.mean(axis=0)
-            part -= self._origin
-            self.count += len(part)
-            self._sums += part.sum(axis=0)
-            single = part.astype(np.float32)
-            self._products += single.T @ single
-
-    def mean(self) -> NDArray[np.float64]:
-        """Return the mean, float64 [size]; at least one state is required."""
-        assert self._origin is not None
-        mean: NDArray[np.float64] = self._origin + self._sums / self.count
-        return mean
-
-    def covariance(self) -> NDArray[np.float64]:
-        """Return the population covariance, float64 [size, size]."""
-        offset = self._sums / self.count
-        covariance: NDArray[np.float64] = self._products / self.count - np.outer(offset, offset)
-        return covariance
-
-
-def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
-    """Fit z-score and PCA to `dims` dimensions as one map; return it and the share of explained variance.
-
-    The largest value of each component is positive, so that signs are deterministic. A dimension that is constant over
-    all states gets no weight. Raises BuildError unless there are more than `dims` states of at least `dims` dimensions.
-    """
-    size = len(moments._sums)
-    if not 1 <= dims <= size:
+    size = states.shape[1]
+    count, mean, covariance = moments(states, on_progress)
+    if count <= dims:
         raise BuildError(
-            f"vectors of {counted(dims, 'dimension')} from states of {size:,}: expected 1 to {size:,}"
-        )
-    if moments.count <= dims:
-        raise BuildError(
-            f"{counted(moments.count, 'hidden state')} for {counted(dims, 'dimension')}: give more text, or fewer "
-            "dimensions",
+            f"{counted(count, 'hidden state')} for {counted(dims, 'dimension')}: give more text, or fewer dimensions",
             "dims",
         )
-    covariance = moments.covariance()
     deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
     scale = np.divide(1.0, deviation, out=np.zeros(size), where=deviation > 0.0)
     values, vectors = np.linalg.eigh(covariance * scale * scale[:, None])
     components = vectors[:, ::-1][:, :dims].T  # eigh returns ascending eigenvalues
     largest = components[np.arange(dims), np.abs(components).argmax(axis=1)]
     weights = components * np.sign(largest)[:, None] * scale
-    bias = -weights @ moments.mean()
+    bias = -weights @ mean
     explained = float(values[::-1][:dims].sum() / max(values.sum(), np.finfo(np.float64).tiny))
     return Projection(weights.astype(np.float32), bias.astype(np.float32)), explained
+
+
+def moments(
+    states: NDArray[np.floating[Any]], on_progress: OnProgress = ignore
+) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the number of finite states, their mean [size] and their population covariance [size, size].
+
+    States are centred on the mean of the first part, so that large means do not swamp small variances.
+    """
+    count, size = 0, states.shape[1]
+    origin, sums, products = np.zeros(size), np.zeros(size), np.zeros((size, size))
+    for start in range(0, len(states), PART):
+        on_progress(start, len(states))
+        part = states[start : start + PART]
+        part = part[np.isfinite(part).all(axis=1)].astype(np.float64)
+        if count == 0 < len(part):
+            origin = part.mean(axis=0)
+        part -= origin
+        count += len(part)
+        sums += part.sum(axis=0)
+        single = part.astype(np.float32)
+        products += single.T @ single
+    on_progress(len(states), len(states))
+    offset = sums / max(count, 1)
+    return count, origin + offset, products / max(count, 1) - np.outer(offset, offset)

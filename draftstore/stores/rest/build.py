@@ -65,30 +65,15 @@ def build_rest(
     workers: int | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build a REST store, or resume an interrupted build of it.
+    """Build a REST store at `out`, or resume an interrupted build of it.
 
-    Args:
-        options: what to build.
-        tokenizer: its tokenizer; a copy goes into the store.
-        out: directory of the store; its parent is created if missing.
-        texts: the corpus; None: that of the options.
-        overwrite: whether to replace an existing store, even one of the same build.
-        workers: processes that sort segments; default: all cores.
-        progress: receives the progress of each step.
-
-    Raises:
-        BuildError: `out` holds something else, another build is running there, no space, or a worker died.
-        CorpusError: the corpus cannot be read or has no text.
+    `texts` is the corpus, by default that of the options; `workers` processes sort segments, by default one per core.
+    Raises BuildError (see `build_store`; no space; a worker died) or CorpusError.
     """
     parameters = {"segment_tokens": options.segment_tokens}
     texts = texts or options.texts()
-    build = TextBuild(
-        texts,
-        options.name,
-        tokenizer,
-        {"kind": KIND, **parameters},
-        on_progress=progress("tokenizing", "tokens"),
-    )
+    plan, on_tokens = {"kind": KIND, **parameters}, progress("tokenizing", "tokens")
+    build = TextBuild(texts, options.name, tokenizer, plan, on_progress=on_tokens)
 
     def fill(partial: Path) -> ReadReport:
         shards, store = build.fill(partial), partial / STORE

@@ -2,9 +2,10 @@
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +26,7 @@ SMALL_TOKENS = 1 << 22
 
 
 class Piece(NamedTuple):
-    """Consecutive documents of a segment.
-
-    Attributes:
-        tokens: uint16 or uint32 [n], contiguous, every document ended by the sentinel.
-        digests: uint8 [documents, 16], contiguous.
-    """
+    """Consecutive documents of a segment, each ended by the sentinel, and their digests, uint8 [documents, 16]."""
 
     tokens: NDArray[Any]
     digests: NDArray[np.uint8]
@@ -54,7 +50,6 @@ def lay_out(store: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, s
 
 
 def _write_tokens(segments: Iterable[Iterable[Piece]], store: Path) -> NDArray[np.int64]:
-    """Write tokens.bin, documents.bin and segments.bin; return the `segment_table`."""
     lengths = []
     with (store / "tokens.bin").open("wb") as file, (store / "documents.bin").open("wb") as documents:
         for segment in segments:
@@ -130,10 +125,10 @@ def sort_segments(
     done = total - int(lengths[pending].sum())
     on_sorted(done, total)
     workers = min(workers, len(pending))
+    sort = partial(sort_segment, store, vocab_size)
     here = workers <= 1 and total - done <= SMALL_TOKENS
     try:
-        work = store, pending, vocab_size
-        for segment in _sort_here(*work) if here else _sort_apart(*work, workers):
+        for segment in map(sort, pending) if here else _sort_apart(sort, pending, workers):
             done += int(lengths[segment])
             on_sorted(done, total)
     except (BrokenProcessPool, MemoryError):
@@ -145,30 +140,17 @@ def sort_segments(
         ) from None
 
 
-def _sort_here(store: Path, pending: Sequence[int], vocab_size: int) -> Iterator[int]:
-    """Sort segments in this process; yield each when it is done."""
-    for segment in pending:
-        sort_segment(store, segment, vocab_size)
-        yield segment
-
-
-def _sort_apart(store: Path, pending: Sequence[int], vocab_size: int, workers: int) -> Iterator[int]:
-    """Sort segments in processes; yield each when it is done."""
-    with sorting_processes(workers) as processes:
-        futures = {processes.submit(sort_segment, store, each, vocab_size): each for each in pending}
+def _sort_apart(sort: Callable[[int], int], pending: Sequence[int], workers: int) -> Iterator[int]:
+    # Forking with threads (tokenizers) may deadlock.
+    with ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),)) as processes:
+        futures = [processes.submit(sort, segment) for segment in pending]
         try:
             for future in as_completed(futures):
-                future.result()
-                yield futures[future]
+                yield future.result()
         except BaseException:  # else they would finish their segments, minutes after Ctrl-C
             for process in list((processes._processes or {}).values()):
                 process.kill()
             raise
-
-
-def sorting_processes(workers: int) -> ProcessPoolExecutor:
-    """Return processes that end with this one. They are spawned: forking with threads (tokenizers) may deadlock."""
-    return ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
 
 
 def _end_with_parent(parent: int) -> None:
@@ -179,8 +161,8 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
-    """Sort one segment of tokens.bin and write its part of the other arrays."""
+def sort_segment(store: Path, vocab_size: int, segment: int) -> int:
+    """Sort one segment of tokens.bin and write its part of the other arrays; return its number."""
     start, length, first_key = read_segments(store)[segment].tolist()
     dtype = token_dtype(vocab_size)
     tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
@@ -188,3 +170,4 @@ def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
     write_at(store / "suffixes.bin", suffixes, start)
     write_at(store / "keys.bin", keys, first_key)
     write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))
+    return segment

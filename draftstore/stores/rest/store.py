@@ -14,6 +14,7 @@ All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids),
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,8 +29,9 @@ from draftstore.errors import StoreError, require_limits
 from draftstore.jit import read_only
 from draftstore.search.expand import Rule, draft_batch
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.storage.files import map_file
-from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.storage.files import map_file, remove
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, TokenizerIdentity, load_manifest
+from draftstore.storage.staging import STORE, build_time
 from draftstore.stores.kind import CONTEXT_TOKENS, Kind, Samples, sample_contexts, strategy_named
 from draftstore.text.digests import DIGEST_BYTES
 from draftstore.text.tokens import sentinel, token_dtype
@@ -63,11 +65,7 @@ DOCUMENTS_FILE = "documents.bin"
 
 
 def read_digests(path: Path) -> NDArray[np.uint8]:
-    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens.
-
-    Raises:
-        StoreError: the file is missing or damaged.
-    """
+    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens."""
     digests: NDArray[np.uint8] = map_file(path / DOCUMENTS_FILE, np.dtype((np.uint8, DIGEST_BYTES)))
     return digests.reshape(-1, DIGEST_BYTES)
 
@@ -82,8 +80,7 @@ class RestDrafter(ContextDrafter):
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
-        self._rule = rule.pack()
-        self._arrays = *index, self._rule
+        self._arrays = *index, rule.pack()
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
 
@@ -94,7 +91,7 @@ class RestDrafter(ContextDrafter):
         min_prob: float = 0.0,
         hidden: NDArray[np.float16] | None = None,  # noqa: ARG002
     ) -> DraftBatch:
-        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft_batch`.
 
         An id outside the vocabulary hides all ids before it; a context without a match gets an empty tree.
         """
@@ -133,14 +130,10 @@ class RestStore:
 
     @classmethod
     def open(cls, path: Path | str, tokenizer: TokenizerIdentity | None = None) -> "RestStore":
-        """Open a store.
+        """Open a store; `tokenizer` is the required one, None accepts any.
 
-        Args:
-            tokenizer: required tokenizer; None accepts any.
-
-        Raises:
-            StoreError: not a REST store, unknown version, or missing, truncated or inconsistent files.
-            TokenizerError: built with another tokenizer.
+        Raises StoreError (not a REST store, unknown version, or missing, truncated or inconsistent files) or
+        TokenizerError.
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
@@ -149,16 +142,7 @@ class RestStore:
         return cls(path, manifest, _map_index(path, manifest))
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, *, threads: int = 1, **changes: Any) -> RestDrafter:
-        """Return a drafter.
-
-        Args:
-            strategy: one of `STRATEGIES`.
-            threads: maximum threads for a batch, see `RestDrafter`.
-            changes: fields of its `Rule` to override, for experiments.
-
-        Raises:
-            DraftstoreError: no such strategy, or an invalid value.
-        """
+        """Return a drafter with a strategy and a maximum of threads for a batch; `changes` are fields of its `Rule`."""
         return RestDrafter(self.index, strategy_named(strategy, STRATEGIES)._replace(**changes), threads)
 
     def samples(self, number: int) -> Samples:
@@ -204,7 +188,6 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
         or len(index.keys) != keys
     ):
         raise StoreError(f"the files of {path} do not match each other: the store is damaged, build it again")
-    sentinel = np.iinfo(index.tokens.dtype).max
     for segment, (base, length, _) in enumerate(index.segments.tolist()):
         rows = index.first_rows[segment]
         if rows[0] < 0 or np.any(rows[1:] < rows[:-1]) or rows[-1] >= length:
@@ -214,11 +197,39 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
             )
         position = int(index.suffixes[base + rows[-1]])
         found = int(index.tokens[base + position]) if 0 <= position < length else -1
-        if found != sentinel:
+        if found != sentinel(index.tokens.dtype):
             raise StoreError(
                 f"segment {segment} of {path} holds id {found}, expected ids below {index.vocab_size:,}: "
                 "the store is damaged, build it again"
             )
+
+
+def derived_store(partial: Path, source: Path) -> Path:
+    """Return an empty directory for a store derived from another one, with a copy of its tokenizer."""
+    directory = partial / STORE
+    remove(directory)
+    directory.mkdir()
+    shutil.copytree(source / TOKENIZER_FOLDER, directory / TOKENIZER_FOLDER)
+    return directory
+
+
+def derive_manifest(
+    source: RestStore, kind: str, name: str, plan: dict[str, Any], parameters: dict[str, Any]
+) -> Manifest:
+    """Return the manifest of a store derived from a REST store, which it names; no entries or files yet."""
+    origin = source.manifest
+    return Manifest(
+        kind=kind,
+        name=name,
+        created=build_time(),
+        vocab_size=origin.vocab_size,
+        token_dtype=origin.token_dtype,
+        tokenizer=origin.tokenizer,
+        parameters={"plan": plan, "source": str(source.path.resolve()), **parameters},
+        corpus=origin.corpus,
+        counts={"documents": origin.counts["documents"], "tokens": origin.counts["tokens"], "entries": 0},
+        files={},
+    )
 
 
 class RestKind(Kind):
@@ -238,7 +249,6 @@ class RestKind(Kind):
         for vocab_size in (1, 1 << 16):
             for rule in STRATEGIES.values():
                 drafter = RestDrafter(_smallest_index(vocab_size), rule)
-                drafter.warm_up()
                 for count in (1, 2):
                     drafter.draft_batch(contexts[:count]).encode_trees()
 

@@ -40,11 +40,9 @@ class Contents(NamedTuple):
     """What a store is to hold.
 
     Attributes:
-        name: display name of the store.
         digests: uint8 [n, 16], its documents, each once, in any order.
         corpus: facts for the manifest, see `Manifest.corpus`; the fingerprint is added.
         sources: files that the documents come from: users who may not read them may not read the store.
-        segment_tokens: maximum tokens of a segment.
     """
 
     name: str
@@ -80,19 +78,11 @@ def update_rest(
 ) -> BuildResult:
     """Build a REST store from documents of an older one and new ones, or resume an interrupted call.
 
-    Args:
-        contents: what it is to hold.
-        tokenizer: tokenizer of all documents; a copy goes into the store.
-        out: directory of the store; its parent is created if missing.
-        base: store that holds the older documents; those not in `contents` are dropped.
-        added: the other documents, each once.
-        workers: threads that merge and processes that sort; default: all cores.
-        progress: receives the progress of each step.
+    Documents of `base` that are not in `contents` are dropped; `added` has the other documents, each once. All have
+    this tokenizer. `workers` threads merge and processes sort, by default one per core.
 
-    Raises:
-        BuildError: a document is neither in `base` nor in `added`, or see `build_store`.
-        StoreError: the base cannot be opened, or has other digests or ids for its documents.
-        TokenizerError: the base was built with another tokenizer.
+    Raises BuildError (see `build_store`) if a document is neither in `base` nor in `added`, StoreError if the base
+    cannot be opened, or has other digests or ids for its documents, and TokenizerError if it has another tokenizer.
     """
     threads = workers or os.cpu_count() or 1
     segments = [] if base is None else _segments_of(_open_base(base, tokenizer), contents.digests)
@@ -146,7 +136,7 @@ class _OldSegment(NamedTuple):
 
     @property
     def digests(self) -> NDArray[np.uint8]:
-        """Digests of the remaining documents, uint8 [documents, 16]."""
+        """Digests of the remaining documents."""
         return self.all_digests[self.remain]
 
     def pieces(self) -> Iterator[Piece]:
@@ -194,7 +184,6 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegmen
 def _require_all(
     contents: Contents, remaining: Iterable[NDArray[np.uint8]], added: TokenShards | None
 ) -> None:
-    """Refuse a store that would lack documents or have some twice."""
     wanted = digest_keys(contents.digests)
     new = [digest_keys(digests) for digests in added.digests()] if added else []
     old = [digest_keys(digests) for digests in remaining]

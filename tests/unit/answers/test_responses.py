@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +75,8 @@ def answer_alone(loaded: LoadedModel, prompt: str, tokens: int = NEW) -> str:
     """Return what plain greedy `generate` says to one prompt, special tokens left out."""
     model: Any = loaded.model
     ids = torch.from_numpy(loaded.text.encode(prompt, bos=True).astype(np.int64))[None]
-    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
-    kept = [token for token in told[0].tolist() if token not in loaded.text.special_ids]
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+    kept = [token for token in output[0].tolist() if token not in loaded.text.special_ids]
     before = loaded.text.decode([token for token in ids[0].tolist() if token not in loaded.text.special_ids])
     return whole(loaded.text.decode(kept).removeprefix(before))
 
@@ -177,7 +176,7 @@ def test_draws_depend_on_the_seed_alone(model_folder: Path, prompts: Path, tmp_p
     assert ids[:3] == ["prompts.jsonl#1#0", "prompts.jsonl#1#1", "prompts.jsonl#2#0"]
 
 
-def test_what_cannot_be_answered_is_counted(model_folder: Path, tmp_path: Path) -> None:
+def test_unanswerable_prompts_are_counted(model_folder: Path, tmp_path: Path) -> None:
     questions = write_records(
         tmp_path / "q.jsonl",
         {"prompt": "The quick"},
@@ -221,7 +220,7 @@ def say(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Sequence[int]]) -> No
     monkeypatch.setattr(responses, "_together", decode)
 
 
-def test_empty_answers_and_special_tokens_are_left_out(
+def test_empty_answers_and_special_tokens_are_skipped(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load_tokenizer(model_folder)
@@ -246,7 +245,7 @@ class Killed(BaseException):
     """What a test ends a run with."""
 
 
-def test_a_run_that_was_cut_off_goes_on_and_writes_the_same_bytes(
+def test_an_interrupted_run_resumes_and_writes_the_same_bytes(
     model_folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
     options = ResponseOptions(prompts=(prompts,), max_tokens=NEW, temperature=0.8, top_p=0.9)
@@ -297,15 +296,14 @@ def test_other_settings_start_anew_if_asked_to(
 def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     first, second = (StoredAnswer(number, "text é\n", 3, True) for number in range(2))
-    with closing(Journal(path)) as journal:
-        journal.add(first)
-        journal.add(second)
+    journal = Journal(path)
+    journal.add(first)
+    journal.add(second)
     data = path.read_bytes()
     for cut in range(len(data) + 1):
         whole = data[:cut].count(b"\n")
         path.write_bytes(data[:cut] if whole < 2 else data + b"\xff\x00\n")
-        with closing(Journal(path)) as journal:
-            assert list(journal.answers.values()) == [first, second][:whole]
-            journal.add(second)
-        with closing(Journal(path)) as journal:
-            assert journal.answers[1] == second
+        journal = Journal(path)
+        assert list(journal.answers.values()) == [first, second][:whole]
+        journal.add(second)
+        assert Journal(path).answers[1] == second

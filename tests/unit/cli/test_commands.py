@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from draftstore.cli import Commands, cli, main
+from draftstore.cli.query import draw_tree
 from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import load_manifest
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests.conftest import write_texts
+from tests.fakes.llama_cpp import read_cache
 from tests.fakes.waiting import until
 
 COMMAND = [sys.executable, "-m", "draftstore"]
@@ -117,7 +121,7 @@ def test_help_holds_an_example_that_parses(path: tuple[str, ...], run: Runner) -
         command.make_context("example", words, parent=click.Context(cli, **cli.context_settings))
 
 
-def test_help_lists_each_command_under_a_title_with_its_whole_summary(run: Runner) -> None:
+def test_help_lists_commands_by_title_with_full_summaries(run: Runner) -> None:
     listed = run("-h").out
     assert listed.index("\nFirst steps:\n  quickstart ") < listed.index(
         "\nCatalogue and renewal:\n  catalogue "
@@ -180,7 +184,7 @@ def build(run: Runner, tmp_path: Path, tokenizer: Path, *more: object, corpus: P
     return run("build", "rest", "--corpus", corpus, "--tokenizer", tokenizer, "--out", out, *more)
 
 
-def test_build_says_what_it_made_and_left_out(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
+def test_build_reports_the_store_and_skipped_texts(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     write_texts(folder / "data.jsonl", 3)
@@ -274,6 +278,21 @@ def test_query(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None
         assert 0 < node["prob"] <= 1
 
 
+def test_a_tree_is_drawn_as_lines(small_tokenizer: TextTokenizer) -> None:
+    ids = [int(small_tokenizer.encode(letter, bos=False)[0]) for letter in "abcdefgh"]
+    parents, levels = [-1, 0, 1, 1, 2, 2, 4, -1], [0, 16, 32, 48, 64, 80, 96, 112]
+    tree = DraftTree(np.array(ids, np.int32), np.array(parents, np.int16), np.array(levels, np.uint8))
+    assert LEVEL_PROBS[16] == 0.5
+    assert draw_tree(tree, small_tokenizer).splitlines() == [
+        "1.000…0.500  a·b",
+        "├─ 0.250  c",
+        "│  ├─ 0.062…0.016  e·g",
+        "│  └─ 0.031  f",
+        "└─ 0.125  d",
+        "0.008  h",
+    ]
+
+
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
     assert (found["store"], found["strategy"], found["budget"]) == (str(store), "backoff", 9)
@@ -293,7 +312,9 @@ def echoes(tmp_path: Path) -> Path:
     return path
 
 
-def test_replay_with_the_request(run: Runner, store: Path, small_crest: Path, echoes: Path) -> None:
+def test_replay_with_the_request(
+    run: Runner, store: Path, small_crest: Path, tokenizer: Path, echoes: Path
+) -> None:
     """It joins the drafts of every store."""
     arguments = ["replay", store, small_crest, "--replays", echoes, "--json"]
     alone = [json.loads(line) for line in run(*arguments).out.splitlines()]
@@ -305,9 +326,6 @@ def test_replay_with_the_request(run: Runner, store: Path, small_crest: Path, ec
         assert after["tokens"] == before["tokens"]
     ran = run("replay", store, "--replays", echoes, "--request", "--strategy", "longest")
     assert re.search(r"small +│ longest \+ request +│ +64 ", ran.out)
-
-
-def test_replay_of_the_request_alone(run: Runner, tokenizer: Path, echoes: Path) -> None:
     ran = run("replay", "--request", "--tokenizer", tokenizer, "--replays", echoes)
     assert re.search(r"none +│ request +│ +64 ", ran.out)
 
@@ -327,6 +345,35 @@ def test_replay_learns_from_the_outputs_before(
     assert after["passes"] < before["passes"]
     assert before["live"] is None
     assert re.search(r"small +│ backoff \+ request \+ live +│ +64 ", run(*asked, "--live").out)
+
+
+def test_a_cache_for_llama_cpp(run: Runner, small_store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cache.bin"
+    found = run("export", "llama-cpp", small_store, "--out", out, "--max-bytes", "2kB", "--json").json()
+    assert (found["path"], found["bytes"]) == (str(out), out.stat().st_size)
+    assert found["ngrams"] == len(read_cache(out)) == 2000 // 28
+    assert found["left_out"] > 0
+    assert "exists" in run("export", "llama-cpp", small_store, "--out", out).error()
+    ran = run("export", "llama-cpp", small_store, "--out", out, "--overwrite", "--min-count", 3)
+    assert (ran.status, ran.out) == (0, f"{out}\n")
+    assert f"{len(read_cache(out)):,} pairs" in ran.err
+
+
+@pytest.mark.data
+def test_ten_answers_are_compared(
+    run: Runner, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["demo", "--model", data / "models" / "stories260K", "--max-tokens", 12]
+    found = run(*arguments, "--json").json()
+    answers = found["answers"]
+    assert [row["kind"] for row in answers] == ["edit"] * 5 + ["question"] * 5
+    for row in answers:
+        assert row["same_text"]
+        assert row["passes"] <= row["plain_passes"] == row["tokens"] - 1
+        assert row["gain"] == pytest.approx(row["plain_seconds"] / row["seconds"], rel=0.5)
+    assert found["median_gain"].keys() == {"edit", "question"}
+    assert list(tmp_path.iterdir()) == []  # neither a model nor a curve is left
 
 
 def test_not_a_store(run: Runner, tmp_path: Path, replays: Path) -> None:
@@ -378,7 +425,7 @@ def test_a_reader_that_has_gone(store: Path) -> None:
     assert set(ran.stderr.splitlines()) <= {"compiling kernels (once per installation)"}
 
 
-def test_a_command_of_an_absent_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     entry_point = EntryPoint("serve", "no_such_package.commands:serve", "draftstore.commands")
     monkeypatch.setattr(Commands, "added", {"serve": entry_point})
     assert CliRunner().invoke(cli, ["--help"]).exit_code == 0

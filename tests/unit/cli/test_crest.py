@@ -54,7 +54,7 @@ def test_usage(run: Runner, small_store: Path, out: Path, arguments: list[str], 
     assert names(out.parent) == []
 
 
-def test_count_writes_what_it_says(run: Runner, small_store: Path, small_crest: Path, out: Path) -> None:
+def test_count_writes_its_report(run: Runner, small_store: Path, small_crest: Path, out: Path) -> None:
     found = run("count", small_store, "--out", out, "--max-n", "2", "--json").json()
     tables = [pl.read_parquet(out / f"n{n}.parquet") for n in (1, 2)]
     assert found["counts"]["entries"] == sum(table.height for table in tables)
@@ -66,7 +66,7 @@ def test_count_writes_what_it_says(run: Runner, small_store: Path, small_crest: 
     assert "is a store of kind 'crest', expected 'rest'" in run("count", small_crest, "--out", out).error()
 
 
-def test_a_backend_that_the_store_is_not_in(
+def test_a_backend_without_the_store_is_refused(
     run: Runner, small_crest: Path, store: Path, replays: Path
 ) -> None:
     for command in (["query", small_crest, "--text", "a"], ["replay", small_crest, "--replays", replays]):

@@ -22,7 +22,7 @@ def build(run: Runner, model: Path, corpus: Path, out: Path, *more: object) -> R
     return run("build", "dresd", "--model", model, "--corpus", corpus, "--out", out, "--dims", 8, *more)
 
 
-def test_build_says_what_it_made(run: Runner, model_folder: Path, small_corpus: Path, out: Path) -> None:
+def test_build_reports_the_store(run: Runner, model_folder: Path, small_corpus: Path, out: Path) -> None:
     found = build(run, model_folder, small_corpus, out, "--json").json()
     manifest = load_manifest(out)
     assert (found["path"], found["name"], found["reused"]) == (str(out), "dresd", False)

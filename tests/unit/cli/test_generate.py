@@ -38,8 +38,8 @@ def plain_story(data: Path) -> str:
     loaded = load_model(data / "models" / "stories260K")
     model: Any = loaded.model
     ids = torch.from_numpy(loaded.text.encode(ONCE, bos=True).astype(np.int64))[None]
-    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
-    return loaded.text.decode(told[0, ids.shape[1] :].tolist())
+    output_ids = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    return loaded.text.decode(output_ids[0, ids.shape[1] :].tolist())
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_prompt_comes_from_one_place(
     assert "no prompt" in ran.err
 
 
-def test_what_cannot_be_answered_is_refused(run: Runner, model_folder: Path, tmp_path: Path) -> None:
+def test_invalid_questions_are_refused(run: Runner, model_folder: Path, tmp_path: Path) -> None:
     assert "no model at" in run("generate", "--model", tmp_path / "none", "--prompt", "x").error()
     arguments = ["generate", "--model", model_folder]
     assert "takes at most 511" in run(*arguments, "--prompt", "x" * 2000).error()
@@ -188,7 +188,7 @@ def test_accepted_tokens_stand_out_on_a_terminal_and_control_characters_are_show
     assert capsys.readouterr().out == said + "\n"
 
 
-def test_the_prefill_is_no_pass() -> None:
+def test_the_prefill_does_not_count_as_a_pass() -> None:
     answer = TimedAnswer()
     for each in (step([5], 0), step([6, 7, 8], 2), step([9], 0)):
         answer.take(each)

@@ -49,9 +49,7 @@ def test_rows_are_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "nothing here\n"
 
 
-def test_a_log_shows_what_takes_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_shows_long_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(common, "LINE_SECONDS", 0.01)
     shown = ""
 
@@ -83,7 +81,7 @@ def test_a_table_wider_than_the_terminal_is_a_block_for_each_row(
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
-def test_terminals_of_other_encodings_get_what_they_can_show(encoding: str) -> None:
+def test_output_fits_the_encoding_of_the_terminal(encoding: str) -> None:
     code = """
 from draftstore.cli import output
 output.fit_terminal()

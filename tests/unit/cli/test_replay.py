@@ -96,7 +96,7 @@ def test_generate_drafts_from_it(run: Runner, model_folder: Path, dense: Path, s
     assert mixed["text"] == alone["text"]
 
 
-def test_what_does_not_fit_is_refused(
+def test_incompatible_options_are_refused(
     run: Runner, dense: Path, small_store: Path, replays: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     named = ["--replays", replays, "--target-model"]

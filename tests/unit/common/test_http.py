@@ -5,18 +5,16 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from services.common import http
 from services.common.addresses import ListenAddress
-from services.common.http import Guard, ProblemError, is_own_host, own_names, read_body
+from services.common.http import ProblemError, is_own_host, make_app, own_names, read_body
 from tests.fakes.sites import browse, connect, hold, serving
 from tests.fakes.waiting import SECONDS, until
 
@@ -38,25 +36,14 @@ async def health(_: Request) -> Response:
     return Response("alive")
 
 
-async def on_problem(_: Request, problem: Any) -> Response:
-    return refuse(problem.status, problem.message)
-
-
-def refuse(status: int, message: str) -> Response:
-    return Response(message, status)
+def show(problem: ProblemError) -> Response:
+    return Response(problem.message, problem.status, problem.headers)
 
 
 @pytest.fixture
 def app() -> Starlette:
-    return Starlette(
-        routes=[
-            Route("/", echo, methods=["POST"]),
-            Route("/wait", wait, methods=["POST"]),
-            *(Route(path, health) for path in http.HEALTH),
-        ],
-        middleware=[Middleware(Guard, refusal=refuse, hosts=("box",))],
-        exception_handlers={ProblemError: on_problem},
-    )
+    routes = [Route("/", echo, methods=["POST"]), Route("/wait", wait, methods=["POST"])]
+    return make_app(routes + [Route(path, health) for path in http.HEALTH], show, hosts=("box",))
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_a_token_identifies_its_bearer() -> None:
     permissions = Permissions([ONE, ALL])
     assert permissions.identify("secret-1") == permissions.identify(b"secret-1") == ONE
     assert permissions.identify("secret-2") == ALL
-    for token in (None, "", b"", "secret", "secret-1 ", "\ud800", b"\xff\0", ONE.digest):
+    for token in (None, "", b"", "secret", "secret-1 ", "\ud800", b"\xff\0", ONE.sha256):
         assert permissions.identify(token) is None
 
 
@@ -72,7 +72,7 @@ def test_no_token_file_allows_all_an_empty_one_none() -> None:
 
 
 def test_grants_are_renewed_by_token_not_by_name() -> None:
-    changed = Grant("renamed", frozenset(["rest"]), ONE.digest)
+    changed = Grant("renamed", frozenset(["rest"]), ONE.sha256)
     taken_over = Grant("one", frozenset([EVERY]), hash_token("another"))
     assert Permissions([changed]).renew(ONE) == changed
     assert Permissions([taken_over]).renew(ONE) is None

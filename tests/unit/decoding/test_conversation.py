@@ -51,7 +51,7 @@ def test_pieces_of_a_tokenizer_with_spaces_before_words(
     check_pieces(stories, prompt, text)
 
 
-def test_any_tokens_give_what_decoding_gives(small_tokenizer: TextTokenizer) -> None:
+def test_pieces_of_any_tokens_equal_their_decoding(small_tokenizer: TextTokenizer) -> None:
     """Tokens that a model makes up may be no text at all."""
     draw = np.random.default_rng(3)
     for _ in range(200):
@@ -60,7 +60,7 @@ def test_any_tokens_give_what_decoding_gives(small_tokenizer: TextTokenizer) -> 
         assert "".join(pieces_of(small_tokenizer, [], tokens)) == text.rstrip(BROKEN)
 
 
-def test_an_unfinished_character_is_left_out_at_the_end(small_tokenizer: TextTokenizer) -> None:
+def test_an_unfinished_character_is_dropped_at_the_end(small_tokenizer: TextTokenizer) -> None:
     tokens = small_tokenizer.encode("ok 😁", bos=False).tolist()
     whole = pieces_of(small_tokenizer, [], tokens)
     assert "".join(whole) == "ok 😁"
@@ -74,7 +74,7 @@ def test_a_character_that_the_prompt_began(small_tokenizer: TextTokenizer) -> No
     assert "".join(pieces_of(small_tokenizer, tokens[:inside], tokens[inside:])) == "😁!"
 
 
-def test_special_tokens_are_no_text(small_tokenizer: TextTokenizer) -> None:
+def test_special_tokens_add_no_text(small_tokenizer: TextTokenizer) -> None:
     [bos], eos = small_tokenizer.bos_ids, small_tokenizer.eos_id
     tokens = small_tokenizer.encode("one two", bos=False).tolist()
     assert eos is not None

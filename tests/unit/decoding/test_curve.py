@@ -29,7 +29,7 @@ def test_the_ascending_numbers_are_the_nearest(seconds: list[float]) -> None:
         assert found == pytest.approx(max(least))
 
 
-def test_costs_between_and_beyond_what_was_measured() -> None:
+def test_costs_are_interpolated_and_extrapolated() -> None:
     curve = CostCurve((1, 4, 8), (1.0, 4.0, 6.0))
     assert [curve.cost(rows) for rows in (1, 2, 3, 4, 6, 8, 10)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert CostCurve((1,), (2.0,)).cost(50) == 2.0
@@ -95,7 +95,7 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: Any, words: str) -> N
         CostCurve.load(tmp_path / "none.json")
 
 
-def test_a_curve_holds_for_what_was_measured() -> None:
+def test_a_curve_holds_for_its_conditions() -> None:
     curve = dataclasses.replace(CPU, conditions=WHERE)
     curve.require(WHERE)
     curve.require(dataclasses.replace(WHERE, model="the same under another name"))
@@ -109,7 +109,7 @@ def test_a_curve_holds_for_what_was_measured() -> None:
         curve.require(other)
 
 
-def test_a_pass_over_several_texts_costs_what_its_rows_cost() -> None:
+def test_a_pass_over_several_texts_costs_as_much_as_its_rows() -> None:
     costs = CPU.costs(4, 3)
     assert costs.tolist() == [CPU.cost(4), CPU.cost(8), CPU.cost(12)]
     padded = CostCurve((1, 4, 8), (1.0, 2.0, 4.0), padded=True)

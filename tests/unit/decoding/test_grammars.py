@@ -43,7 +43,7 @@ def grammars(tokenizer: TextTokenizer) -> Grammars:
 
 
 @given(document=documents)
-def test_a_document_is_allowed_and_what_is_forced_is_in_it(
+def test_documents_are_allowed_and_contain_the_forced_tokens(
     tokenizer: TextTokenizer, grammars: Grammars, document: dict[str, Any]
 ) -> None:
     document = {name: document[name] for name in SCHEMA["properties"]}
@@ -63,7 +63,7 @@ def test_a_document_is_allowed_and_what_is_forced_is_in_it(
     assert not grammar.start().allowed()[tokenizer.encode("[1]", bos=False)].any()
 
 
-def test_what_a_grammar_does_not_know_is_refused(grammars: Grammars, tokenizer: TextTokenizer) -> None:
+def test_unsupported_schemas_are_refused(grammars: Grammars, tokenizer: TextTokenizer) -> None:
     with pytest.raises(GrammarError, match="nonsense"):
         grammars.compiled({"type": "nonsense"})
     with pytest.raises(GrammarError, match="no token that ends"):

@@ -197,7 +197,7 @@ def test_good_drafts_save_passes_and_bad_ones_cost_none() -> None:
 # --- the planner ---
 
 
-def test_the_planner_trims_what_was_proposed_and_learns_how_it_fared() -> None:
+def test_the_planner_trims_the_draft_and_learns_its_outcome() -> None:
     truth = plain([1], 30)[1:]
     first = tree_of([tuple(truth[:6])])
     session = Scripted(first, DraftTree.empty())
@@ -216,7 +216,7 @@ def test_the_planner_trims_what_was_proposed_and_learns_how_it_fared() -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 4, 5, 64])
-def test_a_fixed_planner_asks_for_its_budget_and_cuts_what_is_above_it(budget: int) -> None:
+def test_a_fixed_planner_asks_for_its_budget_and_cuts_to_it(budget: int) -> None:
     planner = Fixed(budget)
     tree = tree_of([(1, 2, 3, 4, 5)])
     assert planner.budget() == budget

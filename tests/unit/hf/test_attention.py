@@ -40,7 +40,7 @@ def attend(**given: Any) -> torch.Tensor:
         {"position_bias": torch.zeros(1, 4, 3, 21, dtype=torch.float64)},
     ],
 )
-def test_what_else_a_layer_may_ask_for_is_left_to_transformers(changes: dict[str, Any]) -> None:
+def test_other_attention_arguments_are_left_to_transformers(changes: dict[str, Any]) -> None:
     given = arguments() | changes
     with shared_keys():
         torch.manual_seed(0)

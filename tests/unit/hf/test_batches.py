@@ -18,8 +18,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import generate, pools
 from draftstore.hf.batches import Batch
-from draftstore.hf.members import Member
-from draftstore.hf.preparing import prepare_text
+from draftstore.hf.members import Member, prepare_text
 from draftstore.hf.runner import MAX_ROWS, Runner
 from tests.fakes.adversaries import Adversary, Prophet, Prophets, RandomTrees, Silent
 from tests.unit.hf.test_matrix import GO_ON, MODELS, SETTINGS, VOCAB, Known, known, model_of
@@ -53,7 +52,7 @@ def text_of(member: Member) -> tuple[int, ...]:
 
 
 class Failing(Silent):
-    """Fails where it is told to."""
+    """Fails in one place."""
 
     def __init__(self, where: str) -> None:
         super().__init__(VOCAB)
@@ -68,9 +67,9 @@ class Failing(Silent):
             raise RuntimeError("session")
         return super().session(prompt_ids)
 
-    def observe(self, accepted_ids: Any, **told: Any) -> None:
+    def observe(self, accepted_ids: Any, **feedback: Any) -> None:
         self._fail("observe")
-        super().observe(accepted_ids, **told)
+        super().observe(accepted_ids, **feedback)
 
 
 class Breaking(LogitsProcessor):
@@ -83,8 +82,8 @@ class Breaking(LogitsProcessor):
 
 
 @pytest.mark.parametrize("where", ["prompt", "session", "observe", "processor"])
-def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, read, read_together = greedy()[:6], Runner.read, Runner.read_together
+def test_a_failing_text_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, read = greedy()[:6], Runner.read
     drafters: list[Adversary] = [Prophet(VOCAB, [text.text + GO_ON]) for text in texts]
     options: list[dict[str, Any]] = [{} for _ in texts]
     if where == "processor":
@@ -92,18 +91,12 @@ def test_what_fails_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> 
     elif where != "prompt":
         drafters[3] = Failing(where)
 
-    def scarce(runner: Runner, slot: int, tokens: Any, *rest: Any) -> Any:
-        if where == "prompt" and tokens.tolist() == list(texts[3].prompt):
-            raise MemoryError(where)
-        return read(runner, slot, tokens, *rest)
-
-    def scarce_together(runner: Runner, slot: int, prompts: Any, *rest: Any) -> Any:
+    def scarce(runner: Runner, slot: int, prompts: Any, *rest: Any) -> Any:
         if where == "prompt" and texts[3].prompt in [tuple(prompt.tolist()) for prompt in prompts]:
             raise MemoryError(where)
-        return read_together(runner, slot, prompts, *rest)
+        return read(runner, slot, prompts, *rest)
 
     monkeypatch.setattr(Runner, "read", scarce)
-    monkeypatch.setattr(Runner, "read_together", scarce_together)
     batch = Batch(model_of("llama"))
     members = [
         member_of(text, drafter, **rest) for text, drafter, rest in zip(texts, drafters, options, strict=True)
@@ -211,7 +204,7 @@ def test_memory_that_cannot_be_had_leaves_no_half_of_a_pool(monkeypatch: pytest.
     assert text_of(members[2]) == texts[2].text
 
 
-def test_what_a_text_leaves_behind_spoils_no_other() -> None:
+def test_leftover_keys_do_not_affect_the_next_text() -> None:
     alone, late = greedy()[:2]
     batch, member = Batch(model_of("llama")), member_of(late)
     batch.join(member_of(alone, max_new_tokens=40))
@@ -240,9 +233,9 @@ def test_greedy_batches_are_their_rows_alone(name: str) -> None:
     """Plain generate is no judge: with `eager` it gives other texts to padded prompts than to the same alone."""
     texts = [text for text in known(name) if not text.sampled][:8]
     inputs = padded(texts)
-    told = [list(text.text[len(text.prompt) :]) for text in texts]
-    longest = max(map(len, told))
-    filled = [[*row, *[0] * (longest - len(row))] for row in told]
+    outputs = [list(text.text[len(text.prompt) :]) for text in texts]
+    longest = max(map(len, outputs))
+    filled = [[*row, *[0] * (longest - len(row))] for row in outputs]
     expected = torch.cat([inputs["input_ids"], torch.tensor(filled)], dim=1)
     steps: list[Step] = []
     drafter = Prophets(VOCAB, [text.text for text in texts], 0.2)
@@ -250,7 +243,7 @@ def test_greedy_batches_are_their_rows_alone(name: str) -> None:
     output: Any = generate(model_of(name), **inputs, drafter=drafter, on_step=steps.append, **options)
     assert torch.equal(output.sequences, expected)
     came = [sum(len(step.tokens) for step in steps if step.text == row) for row in range(len(texts))]
-    assert came == list(map(len, told))
+    assert came == list(map(len, outputs))
     assert len(steps) < 0.7 * sum(came)
 
 
@@ -272,8 +265,8 @@ def test_seeds_make_a_row_that_of_its_prompt_alone() -> None:
     for row, text in zip(output[:, start:].tolist(), texts, strict=True):
         torch.manual_seed(text.seed)
         alone = model_of("llama").generate(torch.tensor([text.prompt]), **options)
-        told = alone[0, len(text.prompt) :].tolist()
-        assert row == told + [0] * (len(row) - len(told))
+        expected = alone[0, len(text.prompt) :].tolist()
+        assert row == expected + [0] * (len(row) - len(expected))
 
 
 def test_torchs_seed_settles_a_sampled_batch() -> None:

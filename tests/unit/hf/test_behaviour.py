@@ -101,7 +101,7 @@ def test_drafts_end_with_the_text_and_with_the_positions() -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 500])
-def test_a_budget_and_the_rows_of_a_pass_bound_what_is_verified(budget: int) -> None:
+def test_budget_and_pass_rows_bound_the_verified_nodes(budget: int) -> None:
     steps: list[Step] = []
     options: dict[str, Any] = {"budget": budget, "max_new_tokens": 30, "on_step": steps.append}
     generate(model_(), PROMPT, drafter=OverBudget(VOCAB), do_sample=False, **options)
@@ -226,7 +226,7 @@ def everything(run: Callable[..., Any], **options: Any) -> tuple[Any, list[Any]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_criteria_processors_and_streamers_see_what_they_see_plainly(kind: str) -> None:
+def test_criteria_processors_and_streamers_see_the_same_as_plainly(kind: str) -> None:
     """Each once for every token in order, although many rows are computed at a time; and the same is returned."""
     make, options = KINDS[kind]
     model = make()
@@ -256,7 +256,7 @@ def test_criteria_processors_and_streamers_see_what_they_see_plainly(kind: str) 
         {"output_hidden_states": True, "output_router_logits": False},
     ],
 )
-def test_what_generate_accepts_besides_changes_nothing(options: dict[str, Any]) -> None:
+def test_other_arguments_of_generate_change_nothing(options: dict[str, Any]) -> None:
     model = model_()
     text = ids_of(plain(model, max_new_tokens=20))
     drafter = prophet(model, text, error_rate=0.2)
@@ -296,7 +296,7 @@ def test_a_streamer_and_a_tokenizer_reach_the_custom_function(data: Path) -> Non
 # --- steps and errors ---
 
 
-def test_steps_tell_the_whole_text_as_soon_as_their_pass_is_made() -> None:
+def test_steps_report_all_tokens_after_each_pass() -> None:
     model, streamer, steps, counts = model_(), Recording(), list[Step](), list[int]()
     text, threads = ids_of(plain(model, max_new_tokens=20)), set()
 

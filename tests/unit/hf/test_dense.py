@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from draftstore.decoding.loop import Step, Tally
 from draftstore.decoding.replay import Recording, replay
 from draftstore.errors import DraftstoreError
 from draftstore.hf import generate
-from draftstore.hf.passes import Rows
+from draftstore.hf.passes import Pass, Rows, Wants
 from draftstore.hf.states import StateReader, with_states
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.trees.tree import DraftTree
@@ -24,20 +25,21 @@ from tests.fakes.hf_models import build, needs_gpu, tiny
 
 VOCAB = 40
 
-# --- what sessions are told ---
+# --- feedback of sessions ---
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_state_is_rounded_to_float16(dtype: torch.dtype) -> None:
     hidden = torch.tensor([[0.0], [1.0078125], [1e5], [-1e5], [float("nan")]]).to(dtype)
-    rows = Rows(torch.zeros(5, 3), hidden, lambda: np.empty((0, 1), np.int64), slice(0, 5), 0)
+    whole = Pass(SimpleNamespace(logits=torch.zeros(1, 5, 3)), 5, Wants(best=False), [hidden[None]])
+    rows = Rows(whole, whole.fetch, slice(0, 5))
     found = [rows.hidden(row) for row in range(5)]
     expected = np.array([[0.0], [1.0078125], [np.inf], [-np.inf], [np.nan]], np.float16)
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
 class Curious(Knowing):
-    """A prophet of one text that wants to be told everything, and checks it against passes without a cache."""
+    """A prophet of one text that asks for all feedback, and checks it against passes without a cache."""
 
     needs_candidates = needs_hidden = True
 
@@ -57,10 +59,10 @@ class Curious(Knowing):
         truth = self.ahead(3)
         return [(self.other_than(truth[0]), *truth), truth]
 
-    def observe(self, accepted_ids: ArrayLike, **told: Any) -> None:
+    def observe(self, accepted_ids: ArrayLike, **feedback: Any) -> None:
         before = list(self.text)
-        super().observe(accepted_ids, **told)
-        self.check(before, told["tree"], told["candidates"], told["hidden"], self.text[:-1])
+        super().observe(accepted_ids, **feedback)
+        self.check(before, feedback["tree"], feedback["candidates"], feedback["hidden"], self.text[:-1])
 
     @torch.no_grad()
     def check(self, text: list[int], tree: DraftTree, candidates: Any, hidden: Any, last: list[int]) -> None:
@@ -95,7 +97,7 @@ class CuriousDrafter:
 
 
 def check_told(model: Any, prompts: Sequence[Sequence[int]], **options: Any) -> None:
-    """Decode texts together with drafters that check what they are told."""
+    """Decode texts together with drafters that check their feedback."""
     ids = torch.tensor(prompts, device=model.device)
     options = {"max_new_tokens": 22, "do_sample": False} | options
     texts = [model.generate(ids[row : row + 1], **options)[0].tolist() for row in range(len(prompts))]
@@ -114,7 +116,7 @@ def check_told(model: Any, prompts: Sequence[Sequence[int]], **options: Any) -> 
         ("gpt2", {}, {}),
     ],
 )
-def test_drafters_are_told_the_candidates_of_every_row_and_the_state_of_the_last(
+def test_drafters_get_the_candidates_of_every_row_and_the_last_state(
     architecture: str, changes: dict[str, Any], options: dict[str, Any]
 ) -> None:
     model = tiny(architecture, vocab_size=VOCAB, **changes)
@@ -123,7 +125,7 @@ def test_drafters_are_told_the_candidates_of_every_row_and_the_state_of_the_last
 
 
 @needs_gpu
-def test_drafters_are_told_the_states_of_a_gpu() -> None:
+def test_drafters_get_the_states_of_a_gpu() -> None:
     model = torch.nn.Module.to(build(vocab_size=VOCAB, dtype=torch.float32), "cuda")
     check_told(model, [[5, 7, 11], [12, 3, 9]])
 
@@ -146,7 +148,7 @@ def test_a_store_of_another_model_is_refused_at_the_prefill(tmp_path: Path) -> N
 # --- replays ---
 
 
-def test_a_replay_is_what_live_decoding_was(tmp_path: Path) -> None:
+def test_a_replay_equals_live_decoding(tmp_path: Path) -> None:
     model: Any = tiny(vocab_size=VOCAB)
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 70}
     prompts = [torch.tensor([[start, start + 2, start + 5]]) for start in range(6)]

@@ -19,7 +19,7 @@ from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import PROMPT as READ
 from draftstore.hf.exactness import examine, require_exact
 from draftstore.hf.generation import decode_all
-from draftstore.hf.preparing import prepare_text
+from draftstore.hf.members import prepare_text
 from tests.fakes.adversaries import Prophets, Silent
 from tests.fakes.hf_models import build, tiny
 
@@ -58,14 +58,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 MOSHI: dict[str, Any] = {"sliding_window": 8, "ffn_dim": 64, "audio_vocab_size": 8}
 
 
-def told(model: Any, ids: torch.Tensor, count: int, **options: Any) -> Any:
+def plain_text(model: Any, ids: torch.Tensor, count: int, **options: Any) -> Any:
     return model.generate(ids, do_sample=False, max_new_tokens=count, pad_token_id=0, **options)
 
 
 def require_the_same(model: Any, length: int, count: int) -> None:
     """Check that texts alone and together are those of plain generate, whoever drafts."""
     prompts = torch.randint(1, VOCAB, (3, length), generator=torch.Generator().manual_seed(3))
-    expected = told(model, prompts, count)
+    expected = plain_text(model, prompts, count)
     for ids, text in ((prompts, expected), (prompts[:1], expected[:1])):
         prophets = Prophets(VOCAB, text.tolist(), error_rate=0.3)
         for drafter in (prophets, RequestDrafter(VOCAB)):
@@ -87,7 +87,7 @@ def quick(names: Iterable[str], few: Container[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("architecture", quick(WINDOWS, ("gemma3_text",)))
-def test_families_say_the_same_beyond_their_windows(architecture: str) -> None:
+def test_families_give_the_same_text_beyond_their_windows(architecture: str) -> None:
     """Of 32 tokens, in texts of 200."""
     model = build(architecture, vocab_size=VOCAB, **WINDOWS[architecture])
     require_the_same(model, 60, 140)
@@ -96,7 +96,7 @@ def test_families_say_the_same_beyond_their_windows(architecture: str) -> None:
 @pytest.mark.parametrize(
     "architecture", quick({**dict.fromkeys(SMALL), **OTHERS}, ("mixtral", "opt", "deepseek_v3"))
 )
-def test_other_families_say_the_same(architecture: str) -> None:
+def test_other_families_give_the_same_text(architecture: str) -> None:
     model = build(architecture, vocab_size=VOCAB, **({"attention": "eager"} | OTHERS.get(architecture, {})))
     found = examine(model)
     assert not found.fault
@@ -169,7 +169,7 @@ def test_models_that_take_one_text_at_a_time(rope: dict[str, Any]) -> None:
     model = build(vocab_size=VOCAB, max_position_embeddings=size, rope_parameters=rope)
     assert Batch(model).most == 1
     prompts = torch.tensor([[5, 7, 11], [3, 3, 9]])
-    texts = [told(model, prompts[row : row + 1], 30)[0].tolist() for row in range(2)]
+    texts = [plain_text(model, prompts[row : row + 1], 30)[0].tolist() for row in range(2)]
 
     require(model, prompts, Prophets(VOCAB, texts, 0.1), texts, max_new_tokens=30)
 
@@ -179,7 +179,7 @@ def test_models_that_take_one_text_at_a_time(rope: dict[str, Any]) -> None:
     )
     member = prepare_text(first, long, max_new_tokens=9, do_sample=False).draft(None, Fixed(0))
     decode_all(Batch(first, tokens=2000, chunk=8), [member], lambda _: None)
-    assert member.text.ids.tolist() == told(second, long, 9)[0].tolist()
+    assert member.text.ids.tolist() == plain_text(second, long, 9)[0].tolist()
 
 
 @pytest.mark.skipif(
@@ -195,7 +195,7 @@ def test_a_text_is_read_anew_where_plain_generate_does_so(length: int) -> None:
     }  # fmt: skip
     model = build("phi3", rope_parameters=rope, original_max_position_embeddings=32)
     prompt = torch.randint(1, 64, (1, length), generator=torch.Generator().manual_seed(3))
-    text = told(model, prompt, 20)[0].tolist()
+    text = plain_text(model, prompt, 20)[0].tolist()
     drafter = Prophets(64, [[*text, *range(8)]], 0.2)
     output: Any = generate(model, prompt, drafter=drafter, max_new_tokens=20, do_sample=False)
     assert output[0].tolist() == text
@@ -267,4 +267,4 @@ def test_a_model_that_fails_in_the_check_is_refused() -> None:
 
 def test_a_model_that_leaves_the_cache_off_is_decoded_with_one() -> None:
     model: Any = tiny(vocab_size=VOCAB, use_cache=False)
-    require(model, PROMPT, Silent(VOCAB), told(model, PROMPT, 9).tolist(), max_new_tokens=9)
+    require(model, PROMPT, Silent(VOCAB), plain_text(model, PROMPT, 9).tolist(), max_new_tokens=9)

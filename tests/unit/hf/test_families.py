@@ -137,7 +137,7 @@ def test_the_check_and_the_call_agree(family: str) -> None:
         assert greedily(generate, model, prompt, drafter=Prophets(VOCAB, [text], 0.3)) == [text]
 
 
-def test_the_page_lists_what_is_tested() -> None:
+def test_the_page_lists_the_tested_families() -> None:
     families = on_page()
     assert len(families) > 45
     assert families["llama4_text"]

@@ -35,7 +35,7 @@ def test_a_directory_gives_model_and_tokenizer(model_folder: Path, small_tokeniz
     assert not model.training
 
 
-def test_what_is_asked_for_is_done(model_folder: Path) -> None:
+def test_dtype_device_and_attention_are_respected(model_folder: Path) -> None:
     for dtype in ("float64", torch.float64):
         model = load_model(str(model_folder), dtype=dtype, device="cpu", attention="eager").model
         assert (model.dtype, model.config._attn_implementation) == (torch.float64, "eager")
@@ -48,7 +48,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
+def test_only_models_are_loaded(tmp_path: Path, model_folder: Path) -> None:
     write(tmp_path / "empty" / "notes.txt", "")
     write(tmp_path / "broken" / "config.json", "{")
     write(tmp_path / "encoder" / "config.json", json.dumps({"model_type": "t5"}))

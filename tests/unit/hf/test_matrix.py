@@ -22,8 +22,8 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate
 from draftstore.hf.batches import Batch
+from draftstore.hf.members import prepare_text
 from draftstore.hf.planning import TYPICAL
-from draftstore.hf.preparing import prepare_text
 from draftstore.recycling.drafter import RecyclingDrafter
 from tests.fakes.adversaries import (
     Adversary,

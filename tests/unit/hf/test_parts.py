@@ -7,7 +7,7 @@ import torch
 from draftstore.hf import attention
 from draftstore.hf.attention import FULL, SLIDING, views_of
 from draftstore.hf.checks import depth_limit
-from draftstore.hf.choosing import Ids
+from draftstore.hf.members import Ids
 from draftstore.hf.passes import CHUNK, Wants, choices
 from tests.fakes.hf_models import build, tiny
 
@@ -23,9 +23,9 @@ def test_the_depth_of_drafts() -> None:
     assert [limit(position) for position in (0, 18, 19, 20, 99)] == [19, 1, 0, 79, 0]
 
 
-def test_ranges_of_layers_as_transformers_before_5_19_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = [FULL, SLIDING, FULL], {"sliding_window": 8}
-    monkeypatch.setattr(attention, "get_layer_types_and_kwargs", lambda _config: told)
+def test_ranges_of_layers_before_transformers_5_19(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [FULL, SLIDING, FULL], {"sliding_window": 8}
+    monkeypatch.setattr(attention, "get_layer_types_and_kwargs", lambda _config: known)
     assert views_of(None) == {FULL: None, SLIDING: 8}
 
 
@@ -65,7 +65,7 @@ def test_the_most_likely_tokens(size: int, rows: int) -> None:
     assert choices(logits, Wants(best=False)) is None
 
 
-def test_what_is_equal_as_float32_is_equal() -> None:
+def test_logits_equal_in_float32_are_ties() -> None:
     """Plain generate compares float32 copies, so that the first of two logits wins that differ in float64 only."""
     found = choices(torch.tensor([[0.0, 1.0, 1.0 + 1e-12]], dtype=torch.float64), Wants())
     assert found is not None

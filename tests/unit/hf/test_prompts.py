@@ -14,8 +14,8 @@ from draftstore.decoding.budget import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf import generate
 from draftstore.hf.batches import Batch
+from draftstore.hf.members import prepare_text
 from draftstore.hf.passes import gathering
-from draftstore.hf.preparing import prepare_text
 from draftstore.recycling import prompts
 from draftstore.recycling.prompts import PromptCandidates
 from tests.fakes.adversaries import Adversary, Silent
@@ -71,7 +71,7 @@ some_prompts = st.lists(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size
     st.sampled_from([1, 3, 512]),
     st.sampled_from([24, 72, 2**23]),
 )
-def test_each_row_is_what_the_model_says_after_its_token(
+def test_each_row_has_the_logits_after_its_token(
     texts: list[Row], architecture: str, chunk: int, logits: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,7 @@ def test_each_row_is_what_the_model_says_after_its_token(
             assert [rows.tolist() for _, rows in drafter.given] == [expected(prompt, architecture)]
 
 
-def test_padding_is_no_part_of_a_prompt() -> None:
+def test_padding_is_removed_from_prompts() -> None:
     prompt, other = [3, 5, 3, 9], [1, 2, 3, 4, 5, 6]
     drafter = Listening()
     ask([[5, 0, *prompt]], drafter, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]))
@@ -102,7 +102,7 @@ def test_padding_is_no_part_of_a_prompt() -> None:
     assert [rows.tolist() for _, rows in drafter.given] == [expected(ids) for ids in (prompt, prompt, other)]
 
 
-def test_a_head_that_meets_other_rows_tells_of_the_last_token() -> None:
+def test_a_head_over_other_rows_gives_only_the_last_candidates() -> None:
     model, gathered = model_of(), PromptCandidates(np.arange(5), VOCAB)
     last = np.arange(8, dtype=np.int32)[None]
     with torch.no_grad(), gathering(gathered, model):

@@ -24,9 +24,8 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate, pools, runner
 from draftstore.hf.attention import FULL, SLIDING, views_of
 from draftstore.hf.batches import Batch
-from draftstore.hf.members import Member
+from draftstore.hf.members import Member, prepare_text
 from draftstore.hf.passes import Wants
-from draftstore.hf.preparing import prepare_text
 from draftstore.hf.runner import BUCKETS, MAX_ROWS, PassShape, Runner
 from tests.fakes.adversaries import Prophet, RandomTrees
 from tests.fakes.hf_models import STORIES, needs_gpu, shapes_of_graphs, stories, story_ids, tiny
@@ -52,7 +51,7 @@ def padding(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PassShape]]:
         yield shapes
 
 
-def told(model: Any, ids: torch.Tensor, **options: Any) -> list[int]:
+def plain_text(model: Any, ids: torch.Tensor, **options: Any) -> list[int]:
     """Return what plain generate returns."""
     text: list[int] = model.generate(ids.to(model.device), **(OPTIONS | options))[0].tolist()
     return text
@@ -69,7 +68,7 @@ def drafted(model: Any, ids: torch.Tensor, drafter: Drafter | None, **options: A
 
 def test_attention_sees_more_columns_as_the_text_grows(padding: list[PassShape]) -> None:
     model, longer = tiny(vocab_size=VOCAB), {"max_new_tokens": 300}
-    truth = told(model, PROMPT, **longer)
+    truth = plain_text(model, PROMPT, **longer)
     assert drafted(model, PROMPT, Prophet(VOCAB, [truth], depth=20), **longer) == [truth]
     assert {shape.width for shape in padding} == {256, 512}
     assert {shape.rows for shape in padding} <= set(BUCKETS)
@@ -80,7 +79,7 @@ def test_attention_sees_more_columns_as_the_text_grows(padding: list[PassShape])
 
 def runner_after(model: Any, texts: int, **options: Any) -> Runner:
     """Decode some texts; return what ran the passes."""
-    truth = told(model, PROMPT, **options)
+    truth = plain_text(model, PROMPT, **options)
     assert drafted(model, PROMPT.expand(texts, -1), RequestDrafter(VOCAB), **options) == [truth] * texts
     return runner._IDLE[model][1]
 
@@ -99,7 +98,7 @@ def test_the_next_batch_of_a_model_finds_memory_and_graphs(padding: list[PassSha
     assert last() is None
 
 
-def test_memory_that_a_batch_has_already_is_no_limit(
+def test_memory_already_allocated_does_not_count_as_a_limit(
     padding: list[PassShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny(vocab_size=VOCAB)
@@ -148,7 +147,7 @@ def run_without_values(architecture: str, shapes: Sequence[PassShape], **changes
     captured = Runner(model, pool, views_of(model.config), graphs=True)
     with torch.no_grad(), OnDevice() as seen:
         for shape in shapes:
-            logits = captured._compute(shape)._logits
+            logits = captured._compute(shape).logits
             assert logits.shape == (shape.texts * shape.rows, 64)
     strangers: set[str] = seen.strangers
     return strangers
@@ -198,7 +197,7 @@ def on_a_gpu(model: Any) -> Iterator[Any]:
 def together(data: Path, model: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Decode stories together, of which one joins at each step; return them, and what plain generate returns."""
     prompts = [story_ids(data, story).to(model.device) for story in STORIES]
-    truths = [told(model, ids) for ids in prompts]
+    truths = [plain_text(model, ids) for ids in prompts]
     batch, members = Batch(model, most=5), list[Member]()
     for ids in prompts:
         known = Prophet(VOCAB, [[*truth, *range(8)] for truth in truths], depth=20, error_rate=0.1)
@@ -221,7 +220,7 @@ def test_graphs_give_the_texts_of_plain_generate(
     with on_a_gpu(stories(data, dtype)) as model:
         for make in DRAFTERS.values():
             for story in STORIES[:3]:
-                truth = told(model, story_ids(data, story))
+                truth = plain_text(model, story_ids(data, story))
                 assert drafted(model, story_ids(data, story), make(truth)) == [truth]
         _, alone = runner._IDLE[model]
         found, truths = together(data, model)
@@ -232,7 +231,7 @@ def test_graphs_give_the_texts_of_plain_generate(
 
 
 @needs_gpu
-def test_what_cannot_be_captured_runs_without(
+def test_uncapturable_models_run_without_graphs(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compute = Runner._compute
@@ -243,7 +242,7 @@ def test_what_cannot_be_captured_runs_without(
 
     monkeypatch.setattr(Runner, "_compute", reading)
     with on_a_gpu(stories(data)) as model, caplog.at_level(logging.WARNING, "draftstore"):
-        truth = told(model, story_ids(data))
+        truth = plain_text(model, story_ids(data))
         assert drafted(model, story_ids(data), Prophet(VOCAB, [truth])) == [truth]
         shapes = runner._IDLE[model][1]._captured
     assert len(caplog.records) == len(shapes) > 1

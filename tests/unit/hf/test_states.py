@@ -35,7 +35,7 @@ def caught(model: Any, ids: NDArray[Any]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_states_are_what_the_head_is_given(architecture: str) -> None:
+def test_states_are_the_inputs_of_the_head(architecture: str) -> None:
     model = tiny(architecture)
     texts = texts_of(1, 17, 5, 30, 2, 9)
     found = dict(StateReader(model).read(texts, batch_tokens=40))
@@ -137,7 +137,7 @@ def test_a_loaded_model_is_a_source_of_states() -> None:
         np.testing.assert_allclose(states, expected[index], rtol=1e-4, atol=1e-5)
 
 
-def test_models_are_told_apart() -> None:
+def test_digests_distinguish_models() -> None:
     model = build("llama")
     digest = weights_digest(model)
     assert digest == weights_digest(build("llama"))

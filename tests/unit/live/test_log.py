@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 from draftstore.cli import cli
 from draftstore.errors import TokenizerError, TokenRangeError
-from draftstore.live import log
-from draftstore.live.log import LIVE, REST, Document, Vocabulary, Writer
+from draftstore.live import log, shared
+from draftstore.live.log import LIVE, REST, LiveDocument, Writer
 from draftstore.live.removing import Held, TakeDowns, still_held, take_down
+from draftstore.live.shared import Vocabulary
 from draftstore.live.source import adopt
 from draftstore.live.store import LiveStore
 from draftstore.text.digests import answer_digest, identify
@@ -34,19 +35,19 @@ from tests.fakes.waiting import until
 
 TOKENS = 10_000
 OURS = Vocabulary(100, "ours")
+token_ids = st.lists(st.integers(0, 70_000), max_size=12).map(lambda ids: np.array(ids, np.int32))
 documents = st.builds(
-    lambda ids, lead, digest, alone: Document(np.array(ids, np.int32), min(lead, len(ids)), digest, alone, 7.0),
-    st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 8), st.binary(min_size=16, max_size=16),
-    st.booleans(),
-) | st.builds(lambda ids: Document(np.array(ids, np.int32)), st.lists(st.integers(0, 70_000), max_size=3))  # fmt: skip
+    lambda ids, lead, digest, alone: LiveDocument(ids, min(lead, len(ids)), digest, alone, 7.0),
+    token_ids, st.integers(0, 8), st.binary(min_size=16, max_size=16), st.booleans(),
+) | token_ids.map(LiveDocument)  # fmt: skip
 
 
 def plain(found: Any) -> list[tuple[list[int], int, bytes, bool]]:
     return [(each.ids.tolist(), each.lead, each.digest, each.alone) for each in found]
 
 
-def ids(*numbers: int) -> Document:
-    return Document(np.array(numbers, np.int32))
+def ids(*numbers: int) -> LiveDocument:
+    return LiveDocument(np.array(numbers, np.int32))
 
 
 def read(path: Path) -> list[list[int]]:
@@ -61,8 +62,8 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 
 @given(st.lists(documents, max_size=6), st.data())
-def test_a_cut_costs_what_was_not_whole_and_a_flipped_bit_its_own_record(
-    written: list[Document], data: st.DataObject
+def test_a_cut_loses_the_records_after_it_and_a_flipped_bit_one_record(
+    written: list[LiveDocument], data: st.DataObject
 ) -> None:
     with TemporaryDirectory() as folder:
         writer, ends = Writer(Path(folder), TOKENS), [0]
@@ -89,7 +90,7 @@ def test_a_cut_costs_what_was_not_whole_and_a_flipped_bit_its_own_record(
         assert log.damage(writer.path) == (ends[-1] - ends[-2] if written else 0)
 
 
-def test_what_is_erased_goes_in_place_while_others_are_appended(writer: Writer) -> None:
+def test_documents_are_erased_in_place_during_appends(writer: Writer) -> None:
     numbers, done = range(1, 2_000), threading.Event()
 
     def append() -> None:
@@ -97,7 +98,7 @@ def test_what_is_erased_goes_in_place_while_others_are_appended(writer: Writer) 
             writer.append([ids(*[number] * 9)])
         done.set()
 
-    def odd(document: Document) -> bool:
+    def odd(document: LiveDocument) -> bool:
         return bool(document.ids[0] % 2)
 
     thread = threading.Thread(target=append)
@@ -113,7 +114,7 @@ def test_what_is_erased_goes_in_place_while_others_are_appended(writer: Writer) 
     assert np.full(9, 1_001, np.int32).tobytes() not in writer.path.read_bytes()
 
 
-def test_closed_segments_rest_when_all_is_held_and_go_when_nothing_is_wanted(tmp_path: Path) -> None:
+def test_closed_segments_are_put_to_rest_and_dropped_only_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "chat"
     for numbers in ([1, 2], [3]):
         closed = Writer(folder, TOKENS)
@@ -134,7 +135,7 @@ def test_closed_segments_rest_when_all_is_held_and_go_when_nothing_is_wanted(tmp
     assert sorted(read(path) for path in log.segments(folder)) == [[], [[1]], [[1], [2]]]
 
 
-def test_every_segment_says_which_take_downs_its_process_has_applied(
+def test_every_segment_records_the_take_downs_that_its_process_has_applied(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "SEGMENT_SECONDS", 0.0)
@@ -190,7 +191,7 @@ def test_memory_is_bounded_by_its_process_and_the_log_by_the_largest(tmp_path: P
         assert (len(first), len(second)) == (300 * 101, 1_024)
         second.append([ids(7)])
         until(lambda: len(first) == 300 * 101 + 2)
-        assert log.settings_of(folder).tokens == 100_000
+        assert shared.settings_of(folder).tokens == 100_000
     most = CliRunner().invoke(cli, ["live", str(folder), "--tokens", "1024", "--json"])
     assert most.exit_code == 0, most.output
     assert (json.loads(most.output)["documents"], json.loads(most.output)["deleted_documents"]) == (301, 0)
@@ -202,13 +203,13 @@ def test_memory_is_bounded_by_its_process_and_the_log_by_the_largest(tmp_path: P
     assert kept == [*range(kept[0], 15)]
     assert sum(path.stat().st_size for path in log.segments(folder)) > log.most_bytes(1_024)
     with running(folder, 5_000):
-        assert log.settings_of(folder).tokens == 5_000
+        assert shared.settings_of(folder).tokens == 5_000
     with running(folder, 5_000) as store:
         log.limit(folder, 2_000)
         for _ in range(20):  # begins a new segment
             store.append([ids(*[1] * 1_000)])
             store.follow()
-        assert log.settings_of(folder).tokens == 2_000, "until a larger process starts"
+        assert shared.settings_of(folder).tokens == 2_000, "until a larger process starts"
     ran = CliRunner().invoke(cli, ["live", str(tmp_path)])
     assert ran.exit_code == 1
     assert "is not the log of a live store" in str(ran.exception)
@@ -216,7 +217,7 @@ def test_memory_is_bounded_by_its_process_and_the_log_by_the_largest(tmp_path: P
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("how", ["removed", "moved", "restored", "link"])
-def test_what_is_appended_after_the_folder_changed_is_logged_or_counted(
+def test_appends_to_a_changed_folder_are_logged_or_counted(
     how: str, there: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "chat"
@@ -254,7 +255,7 @@ def test_what_is_appended_after_the_folder_changed_is_logged_or_counted(
         assert len(again) == 2 * len(found)
 
 
-def test_what_is_newest_stays_when_the_clock_is_set_back(
+def test_the_newest_documents_stay_when_the_clock_is_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, back = time.time, 0.0
@@ -264,7 +265,7 @@ def test_what_is_newest_stays_when_the_clock_is_set_back(
         back -= 86_400.0
     assert [read(path)[0][0] for path in log.segments(tmp_path)] == [*range(6)]
     with running(tmp_path, 606) as store:  # six documents
-        drafter, numbers = store.drafter("alone"), [*range(6), *range(20, 26)]
+        drafter, numbers = store.drafter("sole"), [*range(6), *range(20, 26)]
         drafts = drafter.draft(np.array([[number, number] for number in numbers], np.int32), 1)
         known = [number for number, draft in zip(numbers, drafts, strict=True) if len(draft.tree)]
         assert known == [3, 4, 5, 23, 24, 25]
@@ -281,13 +282,13 @@ def test_a_vocabulary_that_was_only_declared_ends_with_its_process(tmp_path: Pat
         assert (len(mistaken), mistaken.appended, mistaken.unlogged) == (0, 0, 0)
     with pytest.raises(TokenizerError), running(tmp_path, vocabulary=other):
         pass
-    assert log.settings_of(tmp_path).vocabulary == OURS
+    assert shared.settings_of(tmp_path).vocabulary == OURS
 
 
 def test_a_refused_append_leaves_the_vocabulary_open() -> None:
     store = LiveStore(TOKENS)
     store.agree(Vocabulary(7, "other"))
-    drafter = store.drafter("alone")
+    drafter = store.drafter("sole")
     with pytest.raises(TokenRangeError):
         store.append([ids(7)])
     store.agree(OURS)
@@ -306,7 +307,7 @@ def test_the_files_of_a_log_stay_those_of_its_owner(tmp_path: Path, small_tokeni
     assert {(tmp_path / name).stat().st_uid for name in ("live.json", "removed.json")} == {65_534}
 
 
-def test_damage_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     appended(tmp_path, 1, 2, 3)
     (path,) = log.segments(tmp_path)
     data = path.read_bytes()
@@ -316,7 +317,7 @@ def test_damage_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert f"{path}: {len(data) // 3} damaged bytes are skipped" in caplog.text
 
 
-def test_what_rests_leaves_the_memory_of_the_process_that_wrote_it(
+def test_segments_at_rest_leave_the_memory_of_their_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "SEGMENT_SECONDS", 0.05)
@@ -333,7 +334,8 @@ RUNNING = """
 import sys
 from pathlib import Path
 import numpy as np
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LiveDocument
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.live.source import tokenizer_of
 store, tokenizer = LiveStore(10_000, Path(sys.argv[1])), tokenizer_of(Path(sys.argv[1]))
@@ -341,12 +343,12 @@ store.agree(Vocabulary(tokenizer.vocab_size, tokenizer.fingerprint))
 for line in sys.stdin:
     text, _, digest = line[:-1].partition("|")
     ids = tokenizer.encode(text, bos=False)
-    store.append([Document.of(np.array([5, 6]), ids, bytes.fromhex(digest))])
+    store.append([LiveDocument.of(np.array([5, 6]), ids, bytes.fromhex(digest))])
     print(len(store), store.refused, flush=True)
 """
 
 
-def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_appends_later(
+def test_a_take_down_covers_the_log_and_memory_of_a_running_process_and_later_appends(
     tmp_path: Path, small_tokenizer: TextTokenizer
 ) -> None:
     folder = tmp_path / "chat"
@@ -416,7 +418,7 @@ def test_a_take_down_reaches_log_and_memory_of_a_running_process_and_what_it_app
 def test_answers_that_a_response_log_may_know_otherwise_cannot_be_compared(
     text: str, unclear: bool, small_tokenizer: TextTokenizer
 ) -> None:
-    found = Document(small_tokenizer.encode(text, bos=False))
+    found = LiveDocument(small_tokenizer.encode(text, bos=False))
     rules = TakeDowns(answers=frozenset([b"d" * 16]))
     assert rules.unclear(found, small_tokenizer) == unclear
     assert not rules.unclear(found._replace(digest=b"d" * 16), small_tokenizer)
@@ -433,7 +435,7 @@ def test_a_take_down_does_not_wait_for_a_process_that_has_taken_nothing_yet(
         assert take_down(folder, TakeDowns(containing=(Fragment.of("forget me"),))) == 0
         assert still_held(folder, TakeDowns()) == Held(str(folder))
         store.agree(Vocabulary(small_tokenizer.vocab_size, small_tokenizer.fingerprint))
-        store.append([Document(small_tokenizer.encode("please forget me", bos=False))])
+        store.append([LiveDocument(small_tokenizer.encode("please forget me", bos=False))])
         assert (len(store), store.refused) == (0, 1)
     finally:
         store.close()

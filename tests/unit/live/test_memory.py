@@ -18,7 +18,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_s
 CONTEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
-def drafts_of(memory: Memory, context: list[int], strategy: str = "alone", budget: int = 12) -> DraftTree:
+def drafts_of(memory: Memory, context: list[int], strategy: str = "sole", budget: int = 12) -> DraftTree:
     return MemoryDrafter(memory, strategy).draft(np.array([context], np.int32), budget)[0].tree
 
 

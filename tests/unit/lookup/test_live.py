@@ -37,7 +37,7 @@ def drafted(running: Lookups, name: str = "team", **client: object) -> list[int]
     """Return the draft for the text up to its tenth token, by a client."""
     warm_up()
     with RemoteStore(running.socket, name, deadline=1.0, **client) as store:  # type: ignore[arg-type]
-        found: list[int] = store.drafter("alone").session(TEXT[:10]).propose(4).tokens.tolist()
+        found: list[int] = store.drafter("sole").session(TEXT[:10]).propose(4).tokens.tolist()
         return found
 
 

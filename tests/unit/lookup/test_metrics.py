@@ -5,8 +5,7 @@ import pytest
 
 from draftstore.remote.wire import Status, frame
 from draftstore.trees.batch import DraftBatch
-from services.lookup.http.figures import Figures, percentile
-from services.lookup.metrics import SECONDS_BUCKETS, Metrics
+from services.lookup.metrics import SECONDS_BUCKETS, Figures, Metrics, percentile
 from tests.fakes.lookups import contexts_of, failure, serving
 from tests.fakes.served import read_samples
 from tests.fakes.waiting import until

@@ -20,13 +20,13 @@ from draftstore.remote.wire import DraftRequest
 from draftstore.storage.locks import exclusive
 from draftstore.storage.manifest import load_manifest, manifest_digest, save_manifest
 from draftstore.stores.registry import open_store
-from schema import catalogue
-from schema.catalogue.releases import LiveRelease
+from schema.catalogue.builds import add_build
+from schema.catalogue.releases import LiveRelease, remove_release
 from schema.db.database import URL_VARIABLE
+from services.lookup import following, served
+from services.lookup.following import Releases, catalogue_targets
 from services.lookup.metrics import Metrics
-from services.lookup.releases import following, served
-from services.lookup.releases.following import Releases, catalogue_targets
-from services.lookup.releases.served import Served
+from services.lookup.served import Served
 from services.lookup.settings import LookupSettings, Target, parse_store
 from tests.fakes.databases import publish, rollback
 
@@ -55,7 +55,7 @@ class Builds:
         self.engine = engine
         self.paths = [copy_store(small_crest, tmp_path / number, number) for number in "012"]
         with Session(engine) as session, session.begin():
-            self.ids = [catalogue.add_build(session, path).id for path in self.paths]
+            self.ids = [add_build(session, path).id for path in self.paths]
         self.digests = [manifest_digest(path) for path in self.paths]
 
     def change(self, function: Callable[..., object], name: str, *arguments: int) -> None:
@@ -124,7 +124,7 @@ def test_publishing_rollback_and_removal(make: Make, builds: Builds) -> None:
     builds.publish("code", 0)
     assert serving(releases) == {"chat": two, "code": one}
     builds.change(rollback, "chat")
-    builds.change(catalogue.remove, "code")
+    builds.change(remove_release, "code")
     assert serving(releases) == {"chat": one}
     assert releases.get("chat") is before  # which was still open
 
@@ -139,13 +139,13 @@ def test_the_build_before_stays_15_minutes(make: Make, builds: Builds, clock: Si
         releases.follow()
         found.append([in_use(path) for path in builds.paths])
     assert found == [[True, True, True], [False, True, True], [False, True, True], [False, False, True]]
-    builds.change(catalogue.remove, "chat")
+    builds.change(remove_release, "chat")
     for clock.seconds in (1000.0, 1061.0):
         releases.follow()
     assert not in_use(builds.paths[2])
 
 
-def test_only_releases_that_were_asked_for(make: Make, builds: Builds, caplog: Log) -> None:
+def test_only_named_releases_are_served(make: Make, builds: Builds, caplog: Log) -> None:
     builds.publish("chat", 0)
     builds.publish("code", 0)
     releases = make(releases=("code", "none"))
@@ -246,7 +246,7 @@ def test_a_build_that_moves_in_while_files_are_opened(copied: Path, monkeypatch:
     assert not in_use(copied)
 
 
-def test_a_directory_goes_by_its_name_or_a_given_one(tmp_path: Path) -> None:
+def test_a_directory_is_served_under_its_name_or_a_given_one(tmp_path: Path) -> None:
     folder = tmp_path / "chat-1.0"
     assert parse_store(str(folder)) == Target("chat-1.0", folder)
     assert parse_store(f"chat={folder}") == Target("chat", folder)

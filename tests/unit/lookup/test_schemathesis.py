@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic.json_schema import models_json_schema
 
-from services.lookup.http import messages
+from services.lookup.questions import DraftReply, Question
 from services.lookup.settings import SHARED_BUDGET
 from tests.fakes.sites import running_site, serving
 
@@ -24,13 +24,21 @@ expected-statuses = [400, 401, 403, 404, 405, 409, 413, 415, 422, 429]
 """
 
 
+def fields(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object with these fields."""
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
 def document() -> dict[str, Any]:
     """Return an OpenAPI document of the JSON API, with the names of what is served."""
-    models = messages.Question, messages.DraftReply, messages.ReadyReply, messages.ProblemReply
     _, found = models_json_schema(
-        [(model, "validation") for model in models],
-        ref_template="#/components/schemas/{model}",
+        [(Question, "validation"), (DraftReply, "validation")], ref_template="#/components/schemas/{model}"
     )
+    texts = {"type": "array", "items": {"type": "string"}}
+    found["$defs"] |= {
+        "ReadyReply": fields(status={"enum": ["ready", "not ready"]}, releases=texts, problems=texts),
+        "ProblemReply": fields(error=fields(status={"type": "integer"}, message={"type": "string"})),
+    }
     question = found["$defs"]["Question"]
     question["oneOf"] = [{"required": ["text"]}, {"required": ["contexts"]}]
     question["examples"] = [

@@ -11,8 +11,8 @@ from draftstore.jit import read_only
 from draftstore.search.expand import draft_batch
 from draftstore.stores.dresd.kernels.dense_tree import draft_trees
 from draftstore.stores.registry import KINDS, open_store
-from services.lookup.releases import warming
-from services.lookup.releases.warming import load_kernels
+from services.lookup import served
+from services.lookup.served import load_kernels
 from tests.fakes.dense_stores import make_dense_store
 
 
@@ -20,7 +20,7 @@ def test_the_first_start_logs_compilation(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.perf_counter", itertools.count(step=2).__next__)
-    with caplog.at_level("INFO", warming.LOG.name):
+    with caplog.at_level("INFO", served.LOG.name):
         load_kernels()
     first, *steps = caplog.records
     assert "the first start after an install compiles them" in first.message
@@ -28,7 +28,7 @@ def test_the_first_start_logs_compilation(
 
 
 @pytest.mark.parametrize("name", ["small_store", "small_crest", "wide_store", "small_dense", "wide_dense"])
-def test_no_kernel_is_left_to_load(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_warming_loads_every_kernel(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if name == "wide_dense":
         path = make_dense_store(tmp_path / name, [[1, 2, 3]], vocab_size=70_000)
     else:

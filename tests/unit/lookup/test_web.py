@@ -13,9 +13,9 @@ from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import load_tokenizer
 from services.common.http import SECURITY
+from services.lookup import questions
 from services.lookup.drafting import Drafted, Lookup
-from services.lookup.http import questions
-from services.lookup.http.messages import MAX_BODY
+from services.lookup.questions import MAX_BODY
 from tests.fakes.sites import Running, browse, grant, hold, running_site, serving
 from tests.fakes.waiting import SECONDS
 
@@ -123,7 +123,7 @@ def test_a_dense_release_has_no_drafts_for_text(small_dense: Path) -> None:
         (b'{"release": "chat", "text": "", "strategy": "best"}', 404, "backoff"),
     ],
 )
-def test_questions_that_are_none(client: TestClient, body: bytes, status: int, words: str) -> None:
+def test_invalid_questions_are_refused(client: TestClient, body: bytes, status: int, words: str) -> None:
     response = client.post("/v1/draft", content=body, headers={"Content-Type": "application/json"})
     assert words in refusal(response, status)
 

@@ -126,7 +126,7 @@ def test_prefill_candidates_are_learned() -> None:
     RecyclingDrafter(30).session([], candidates=cells([wide(1)]))
 
 
-def test_sessions_share_what_they_learn() -> None:
+def test_sessions_share_one_matrix() -> None:
     drafter = RecyclingDrafter(30)
     first, second = drafter.session([4]), drafter.session([4])
     first.observe([5], tree=DraftTree.empty(), candidates=cells([wide(9)]))

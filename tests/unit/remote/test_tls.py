@@ -117,7 +117,7 @@ def test_a_certificate_that_is_unknown_or_of_another_host_is_not_trusted(
 
 
 def test_handshakes_that_never_end_are_cut_off(small_store: Path, certificate: Certificate) -> None:
-    limits = Limits(silent_seconds=0.5)
+    limits = Limits(patience=0.5)
     with serving({"chat": small_store}, limits=limits, tls=certificate.context()) as running:
         silent = [socket.create_connection(running.tcp) for _ in range(150)]  # more than are waited for
         for connection in silent:

@@ -13,8 +13,8 @@ from draftstore.errors import DraftstoreError
 from schema.catalogue.releases import LiveReleases
 from schema.db.access import make_reader, may_change
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
-from schema.db.errors import ReaderError
-from schema.db.home import HOME_VARIABLE
+from schema.db.embedded import HOME_VARIABLE
+from schema.db.errors import DatabaseError
 from tests.fakes.servers import PostgresServer
 
 STATE = """
@@ -58,7 +58,7 @@ def test_no_query_gets_beyond_reading(database: str, reader: str, query: str, tm
     assert not file.exists()
 
 
-def test_the_role_alone_is_a_guard_even_in_a_transaction_that_writes(database: str, reader: str) -> None:
+def test_the_role_cannot_write_even_in_a_read_write_transaction(database: str, reader: str) -> None:
     with psycopg.connect(reader, autocommit=True) as connection:
         for statement in (
             "DELETE FROM builds",
@@ -93,16 +93,18 @@ def named(own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def test_an_owner_is_refused_with_advice(named: str) -> None:
     migrate()
-    with pytest.raises(ReaderError, match="'alice' may do more than read") as caught:
+    with pytest.raises(DatabaseError, match="'alice' may do more than read") as caught:
         ask("SELECT 1")
     assert "CREATE ROLE \"draftstore_reader\" LOGIN PASSWORD '...';" in str(caught.value)
     assert ask("SELECT 1 AS one", "--write") == "one\n1\n"
 
 
-def test_an_owner_without_createrole_gets_the_statements(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_who_may_not_create_roles_gets_the_statements(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = f"postgresql://bob:b@{named.rpartition('@')[2]}"
     monkeypatch.setenv(READER_VARIABLE, reader)
-    with pytest.raises(ReaderError, match="permission denied to create role") as caught:
+    with pytest.raises(DatabaseError, match="permission denied to create role") as caught:
         migrate()
     statements = [line.strip() for line in str(caught.value).splitlines() if line.endswith(";")]
     with psycopg.connect(named, autocommit=True) as admin:
@@ -112,7 +114,7 @@ def test_an_owner_without_createrole_gets_the_statements(named: str, monkeypatch
     assert ask("SELECT current_user, count(*) FROM builds") == "current_user,count\nbob,0\n"
 
 
-def test_a_migration_makes_the_reader_and_services_need_no_more(
+def test_a_migration_creates_the_reader_which_suffices_for_services(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))  # no private server either
@@ -162,7 +164,7 @@ def test_a_privileged_role_is_refused_as_reader(
             admin.execute(take.encode())
             assert may_change(admin, "bob") is False
         monkeypatch.setenv(READER_VARIABLE, own_server.url)
-        with pytest.raises(ReaderError, match="'draftstore' may do more than read"):
+        with pytest.raises(DatabaseError, match="'draftstore' may do more than read"):
             migrate()
-        with pytest.raises(ReaderError, match="'draftstore' may do more than read"):
+        with pytest.raises(DatabaseError, match="'draftstore' may do more than read"):
             make_reader(admin, own_server.url)

@@ -94,7 +94,7 @@ class TestDefinitions:
             with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
                 collecting.add_sources(session, name, [])
 
-    def test_a_dropped_collection_takes_its_removals_along(self, session: Session, chats: Path) -> None:
+    def test_dropping_a_collection_deletes_its_removals(self, session: Session, chats: Path) -> None:
         collection = collecting.add_sources(session, "chat", [NewSource(place=str(chats))])
         session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=b"", documents=0))
         session.flush()
@@ -106,7 +106,7 @@ class TestDefinitions:
         assert collecting.get_collection(session, "chat").removals == []
 
     @pytest.mark.parametrize("release", ["chat", "chat-crest"])
-    def test_a_new_collection_takes_no_release_of_other_stores(
+    def test_a_new_collection_may_not_use_the_release_of_other_stores(
         self, session: Session, small_store: Path, release: str
     ) -> None:
         build = add_build(session, small_store)
@@ -151,7 +151,7 @@ def test_settings_decide_which_documents_are_wanted(session: Session, chats: Pat
 
 @pytest.mark.usefixtures("database")
 class TestCommands:
-    def test_from_adding_to_dropping(self, chats: Path, tmp_path: Path) -> None:
+    def test_commands_add_list_show_scan_and_drop_a_collection(self, chats: Path, tmp_path: Path) -> None:
         assert run("list").startswith("no collections")
         added = ask("add", "chat", chats, "--licence", "mine", "--max-bytes", "1KB", "--first-out", "largest")
         assert added["sources"][0] == {
@@ -227,7 +227,7 @@ class TestCommands:
         assert "has neither 'content' nor 'messages'" in reason
         assert "`draftstore corpus add chat PLACE --column KEY`" in reason
 
-    def test_take_downs_are_not_forgotten_unasked(self, engine: Engine, chats: Path) -> None:
+    def test_dropping_removals_needs_confirmation(self, engine: Engine, chats: Path) -> None:
         run("add", "chat", chats)
         with Session(engine) as session, session.begin():
             session.add(CollectionRemoval(collection_id=1, rule={}, digests=b"", documents=7, reason="asked"))

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from draftstore.errors import CorpusError, EarlierVersionError, TokenizerError
 from draftstore.hf.requests import GenerationRequest
-from draftstore.live import log, removing
-from draftstore.live.log import Document, Vocabulary, Writer
+from draftstore.live import log, removing, shared
+from draftstore.live.log import LiveDocument, Writer
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.text.digests import answer_digest
 from draftstore.text.scans import documents_of
@@ -78,7 +79,7 @@ class LiveEngine(FakeEngine):
 
     def remember(self, answer: Answer, digest: bytes) -> None:
         self._store.append(
-            [Document.of(answer.request.prompt, answer.tokens, digest if self._knows else b"")]
+            [LiveDocument.of(answer.request.prompt, answer.tokens, digest if self._knows else b"")]
         )
 
 
@@ -116,15 +117,15 @@ def test_answers_are_removed_however_they_end(
     store.close()
 
 
-def test_each_text_is_there_once_and_gone_once_it_is_removed(
+def test_texts_are_built_once_and_not_after_their_removal(
     tmp_path: Path, tokenizer: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, responses = tmp_path / "live", tmp_path / "answers.jsonl"
     logged = {"id": "r", "text": "hello logged twice"}
 
-    def answered(text: str, digest: bytes = b"") -> Document:
+    def answered(text: str, digest: bytes = b"") -> LiveDocument:
         ids = small_tokenizer.encode(text, bos=False)
-        return Document.of(small_tokenizer.encode("hello", bos=False), ids, digest)
+        return LiveDocument.of(small_tokenizer.encode("hello", bos=False), ids, digest)
 
     def wanted() -> dict[str, str]:
         with catalogue_session() as session:
@@ -191,7 +192,7 @@ def test_each_text_is_there_once_and_gone_once_it_is_removed(
     later.close()
 
 
-def test_a_log_of_an_earlier_version_is_refused_and_stays_as_it_is(
+def test_a_log_of_an_earlier_version_is_refused_and_unchanged(
     tmp_path: Path, tokenizer: Path, small_tokenizer: TextTokenizer
 ) -> None:
     folder = tmp_path / "live"
@@ -217,7 +218,7 @@ def test_a_log_belongs_to_one_collection_with_its_tokenizer(tmp_path: Path, toke
     (tmp_path / "link").symlink_to(folder)
     link = ("add", "other", "--live", tmp_path / "link", "--tokenizer", tokenizer)
     refused(CatalogueError, "chat has this live log", *link)
-    log.agree(folder, Vocabulary(384, "another"))
+    shared.agree(folder, Vocabulary(384, "another"))
     refused(TokenizerError, "holds ids of the tokenizer another", "add", "chat", "--tokenizer", wordy)
     refused(TokenizerError, "holds ids of the tokenizer another", "scan", "chat")
     folder.rename(tmp_path / "unmounted")

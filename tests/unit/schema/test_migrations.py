@@ -50,7 +50,7 @@ def test_models_and_migrations_agree_even_with_partitions(database: str) -> None
         alembic.command.check(alembic_config(database))
 
 
-def test_the_newest_revision_names_the_definitions_in_force() -> None:
+def test_the_newest_revision_has_the_hash_of_the_current_definitions() -> None:
     statements = list[str]()
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
     engine = create_mock_engine(
@@ -75,7 +75,7 @@ def test_two_processes_migrate_one_after_the_other(empty_database: str) -> None:
     assert "live_releases" in names(empty_database, TABLES)
 
 
-def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(empty_database: str) -> None:
+def test_a_migration_that_waits_too_long_changes_nothing(empty_database: str) -> None:
     before = names(empty_database, TABLES)
     with psycopg.connect(empty_database) as reader:
         reader.execute("LOCK TABLE pg_class IN SHARE MODE")

@@ -1,4 +1,4 @@
-"""The proof that removed documents are gone, on real stores of every kind."""
+"""The proof that removed documents are gone, on real stores of every kind, and the check of releases for them."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from sqlalchemy import select
 from draftstore.hf.loading import load_model
 from draftstore.hf.states import ModelStates
 from draftstore.recycling.build import RecyclingOptions, build_recycling
-from draftstore.storage.manifest import load_manifest
+from draftstore.storage.manifest import load_manifest, save_manifest
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
@@ -22,7 +22,9 @@ from draftstore.text.scans import documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.cli.common import catalogue_session
 from schema.cli.corpora import corpus
+from schema.cli.releases import releases
 from schema.collections import collecting
+from schema.collections.removal_files import scan_path
 from schema.models import Build
 from tests.fakes.dense_stores import make_dense_store
 from tests.unit.hf.test_loading import model_folder
@@ -34,6 +36,7 @@ __all__ = ["home", "model_folder"]
 SECRET = "jane lives at the end of the lane and her number is 0117 496 0000"
 pytestmark = pytest.mark.usefixtures("database", "no_fsync")
 GATES = "corpus,tokens,strategy,tokenizer,kind,removed"
+SIZES = "corpus,tokens"
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -116,7 +119,7 @@ def mark(**changes: Any) -> None:
             setattr(build, name, value)
 
 
-def test_before_the_rebuild_and_after(
+def test_removed_documents_are_proven_gone_only_after_the_rebuild(
     texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path
 ) -> None:
     make("chat", texts)
@@ -136,7 +139,7 @@ def test_before_the_rebuild_and_after(
     assert "not checked: the sources themselves" in told.stderr
 
 
-def test_only_builds_made_from_the_collection_hold_nothing_else(
+def test_only_builds_made_from_the_collection_may_hold_no_inactive_documents(
     texts: Path, make: Make, tmp_path: Path
 ) -> None:
     ask("remove", "chat", "--containing", SECRET, "--yes")
@@ -153,7 +156,7 @@ def test_only_builds_made_from_the_collection_hold_nothing_else(
     assert guilty(prove()[1]) == {"third": (0, 40), "chat-crest": (0, 40)}
 
 
-def test_stores_made_from_others_have_their_documents(
+def test_derived_stores_have_the_documents_of_their_source(
     texts: Path, make: Make, wanted: Callable[[], Path], tmp_path: Path, small_tokenizer: TextTokenizer
 ) -> None:
     def derive(rest: Path, number: int) -> None:
@@ -191,7 +194,7 @@ def test_dense_stores_record_their_documents(texts: Path, tmp_path: Path, model_
     assert guilty(prove()[1]) == {"dense": (2, 0)}
 
 
-def test_unchecked_builds_need_a_voucher(
+def test_builds_that_cannot_be_checked_must_be_vouched_for(
     texts: Path, make: Make, small_tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     ids = [small_tokenizer.encode(line, bos=False).tolist() for line in lines_of("chat")]
@@ -226,3 +229,121 @@ def test_vouching_does_not_cover_removed_documents(texts: Path, make: Make) -> N
     ask("remove", "chat", "--containing", SECRET, "--yes")
     [row] = prove()[1]
     assert prove("--vouch", str(row["build"]))[0] == 5
+
+
+# The check `removed` of releases
+
+
+@pytest.fixture
+def build(small_tokenizer: TextTokenizer, tmp_path: Path) -> Make:
+    """Return a function that builds a REST store, which is not live."""
+
+    def built(name: str, file: Path) -> Path:
+        build_rest(RestOptions(corpus=(file,), name=name), small_tokenizer, tmp_path / name, workers=1)
+        return tmp_path / name
+
+    return built
+
+
+def move(*arguments: object) -> tuple[int, str, dict[str, Any]]:
+    """Publish or roll back; return the exit status, the error, and what is printed."""
+    result = CliRunner().invoke(releases, [*map(str, arguments), "--json"])
+    error = result.exception
+    code = getattr(error, "exit_code", result.exit_code)
+    return code, str(error or ""), json.loads(result.stdout) if result.stdout else {}
+
+
+def gates(store: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(draftstore("catalogue", "show", str(store), "--json").stdout)["gates"]
+    return found
+
+
+def test_builds_with_removed_documents_are_refused_unless_the_check_is_named(
+    texts: Path, build: Make
+) -> None:
+    old, new = build("old", texts), build("new", write(texts.parent / "new.jsonl", lines_of("chat")))
+    assert move("publish", "chat", old)[0] == move("publish", "chat", new, "--force", SIZES)[0] == 0
+    assert ask("remove", "chat", "--containing", "0117 496 0000", "--yes")["documents"] == 2
+    for command in (("rollback", "chat"), ("publish", "chat", old)):
+        status, error, _ = move(*command)
+        assert (status, prove()[0]) == (3, 0)
+        assert "removed: 2 documents removed from the collection chat" in error
+        assert error.endswith("override removed (force)")
+        assert list(gates(old)["chat"]["refused"]) == ["removed"]
+        status, _, printed = move(*command, "--force", "removed")
+        assert (status, list(printed["forced"]), prove()[0]) == (0, ["removed"], 5)
+        assert list(gates(old)["chat"]["forced"]) == ["removed"]
+        assert move("publish", "chat", new, "--force", SIZES)[0] == 0
+    assert "not a check: tokens; expected removed" in move("rollback", "chat", "--force", "tokens")[1]
+
+
+def test_removals_of_other_collections_are_warnings(texts: Path, build: Make) -> None:
+    copied = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
+    copy = build("copy", write(texts.parent / "copy.jsonl", copied))
+    ask("remove", "chat", "--document", "3", "--yes")
+    status, _, printed = move("publish", "copy", copy)
+    assert (status, printed["warned"]) == (0, {"removed": "1 document removed from the collection chat"})
+    assert gates(copy)["copy"] == {"warned": printed["warned"]}
+    assert prove()[0] == 5
+
+
+def test_failed_comparisons_refuse_only_for_the_own_collection(
+    texts: Path, build: Make, tmp_path: Path
+) -> None:
+    own, other = build("own", texts), build("other", write(tmp_path / "other.jsonl", lines_of("other")))
+    for store in (own, other):
+        manifest = load_manifest(store)
+        del manifest.files["documents.bin"]
+        save_manifest(store, manifest)
+    assert move("publish", "before", own)[2]["warned"] == {}  # nothing was removed yet
+    ask("remove", "chat", "--document", "3", "--yes")
+    status, error, _ = move("publish", "own", own)
+    assert (status, "its documents are not recorded" in error) == (3, True)
+    status, _, printed = move("publish", "other", other)
+    assert (status, "its documents are not recorded" in printed["warned"]["removed"]) == (0, True)
+    live = json.loads(draftstore("catalogue", "show", str(own), "--json").stdout)["id"]
+    prove("--vouch", str(live))
+    assert move("publish", "own", own)[0] == 0
+
+
+def test_a_collection_of_an_earlier_version_holds_up_only_its_own_builds(
+    texts: Path, build: Make, tmp_path: Path
+) -> None:
+    with catalogue_session() as session:
+        collecting.find_collection(session, "chat").identity = 1
+    other = build("other", write(tmp_path / "other.jsonl", lines_of("other")))
+    status, _, printed = move("publish", "other", other)
+    assert (status, "made by an earlier version" in printed["warned"]["removed"]) == (0, True)
+    own = build("own", texts)
+    status, error, _ = move("publish", "own", own)
+    assert (status, "made by an earlier version" in error) == (3, True)
+    assert move("publish", "own", own, "--force", "removed")[0] == 0
+
+
+def test_overlapping_sources_are_compared(texts: Path, build: Make) -> None:
+    folder = texts.parent
+    (folder / "link.jsonl").symlink_to(texts)
+    build("other", texts)
+    ask("remove", "chat", "--document", "3", "--yes")
+    for place, ours in {
+        "texts.jsonl": True,
+        "somewhere/../texts.jsonl": True,
+        f"{folder}": True,
+        f"{folder}/*.jsonl": True,
+        f"{folder}/link.jsonl": True,
+        f"{folder}/texts.jsonl.old": False,
+        f"{folder}/other.jsonl": False,
+        "s3://bucket/texts.jsonl": False,
+    }.items():
+        manifest = load_manifest(folder / "other")
+        manifest.corpus["sources"] = [place]
+        save_manifest(folder / "other", manifest)
+        assert move("publish", "other", folder / "other")[0] == (3 if ours else 0), place
+        if not ours:
+            draftstore("releases", "remove", "other")
+
+
+def test_without_a_scan_the_removals_themselves_are_compared(texts: Path, build: Make) -> None:
+    ask("remove", "chat", "--document", "3", "--yes")
+    scan_path("chat").unlink()
+    assert move("publish", "chat", build("chat", texts))[0] == 3

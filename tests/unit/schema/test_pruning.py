@@ -9,9 +9,19 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from draftstore.storage.locks import StoreLease
-from schema import catalogue
-from schema.catalogue import Pruning, pruning
+from draftstore.storage.locks import lease
+from schema.catalogue import pruning
+from schema.catalogue.builds import (
+    CatalogueError,
+    add_build,
+    drop_build,
+    fail_build,
+    get_build,
+    list_builds,
+    start_build,
+)
+from schema.catalogue.pruning import Pruning
+from schema.catalogue.publishing import publish, rollback
 from schema.models import Build
 from schema.renewal.making import store_path
 from tests.fakes.databases import write_store
@@ -30,7 +40,7 @@ class Site:
         """Make a store and register it."""
         write_store(self.path(number, **changes), **{"name": "chat", **changes})
         with self.transaction() as session:
-            return catalogue.add_build(session, self.path(number, **changes)).id
+            return add_build(session, self.path(number, **changes)).id
 
     def fail(self, number: int) -> tuple[int, Path]:
         """Leave a failed build with its working directory."""
@@ -39,16 +49,16 @@ class Site:
         partial.mkdir(parents=True)
         (partial / "build.json").write_text("{}")
         with self.transaction() as session:
-            build_id = catalogue.start_build(session, "rest", "chat", path).id
-            catalogue.fail_build(session, build_id, "the disk is full")
+            build_id = start_build(session, "rest", "chat", path).id
+            fail_build(session, build_id, "the disk is full")
         return build_id, partial
 
     def prune(self, keep: int = 1, **options: Any) -> Pruning:
-        return catalogue.prune(self.transaction, self.home, keep, **options)
+        return pruning.prune(self.transaction, self.home, keep, **options)
 
     def builds(self) -> set[int]:
         with self.transaction() as session:
-            return {build.id for build in catalogue.list_builds(session)}
+            return {build.id for build in list_builds(session)}
 
 
 @pytest.fixture
@@ -56,7 +66,7 @@ def site(engine: Engine, tmp_path: Path) -> Site:
     return Site(tmp_path / "home", engine)
 
 
-def test_the_newest_of_each_kind_and_name_stay(site: Site) -> None:
+def test_the_newest_of_each_kind_and_name_are_kept(site: Site) -> None:
     rest = [site.build(number) for number in range(4)]
     others = [site.build(9, kind="crest"), site.build(8, name="code")]
     found = site.prune(2)
@@ -68,30 +78,30 @@ def test_the_newest_of_each_kind_and_name_stay(site: Site) -> None:
     assert site.prune(2) == Pruning([], [])
 
 
-def test_builds_that_a_release_needs_stay(site: Site) -> None:
+def test_builds_that_a_release_needs_are_kept(site: Site) -> None:
     ids = [site.build(number) for number in range(6)]
     for build_id in ids[:3]:
-        catalogue.publish(site.transaction, "chat", build_id)
-    catalogue.publish(site.transaction, "other", ids[3])
+        publish(site.transaction, "chat", build_id)
+    publish(site.transaction, "other", ids[3])
     site.prune(1)
     assert site.builds() == {ids[1], ids[2], ids[3], ids[5]}  # one was live long ago, four never
-    assert catalogue.rollback(site.transaction, "chat").build_id == ids[1]
+    assert rollback(site.transaction, "chat").build_id == ids[1]
 
 
-def test_sources_of_live_builds_stay(site: Site) -> None:
+def test_sources_of_live_builds_are_kept(site: Site) -> None:
     source, newer, live = site.build(0), site.build(1), site.build(2, name="chat-dense")
     with site.transaction() as session:
-        catalogue.get_build(session, live).source_id = source
+        get_build(session, live).source_id = source
     assert site.prune(dry_run=True).removed[0].build_id == source
-    catalogue.publish(site.transaction, "chat-dense", live)
+    publish(site.transaction, "chat-dense", live)
     assert site.prune() == Pruning([], [])
     assert site.builds() == {source, newer, live}
 
 
-def test_open_and_young_stores_and_foreign_files_stay(site: Site) -> None:
+def test_open_and_recent_stores_and_other_files_are_kept(site: Site) -> None:
     old, newest = site.build(0), site.build(1)
     assert site.prune(older_than=timedelta(hours=1)) == Pruning([], [])
-    use = StoreLease(site.path(0))
+    use = lease(site.path(0))
     assert site.prune() == Pruning([], [str(site.path(0))])
     assert site.builds() == {old, newest}
     use.close()
@@ -114,7 +124,7 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
 
 
 class TestUnfinished:
-    def test_resumable_builds_stay_until_a_newer_one_is_finished(self, site: Site) -> None:
+    def test_resumable_builds_are_kept_until_a_newer_one_is_finished(self, site: Site) -> None:
         failed, partial = site.fail(1)
         assert site.prune() == Pruning([], [])
         assert partial.exists()
@@ -127,11 +137,11 @@ class TestUnfinished:
         paths = [write_store(site.path(number), name="chat") for number in (1, 2)]
         with site.transaction() as session:
             for path in (paths[0], *paths):
-                killed = catalogue.start_build(session, "rest", "chat", path).id
-                catalogue.fail_build(session, killed, "killed")
+                killed = start_build(session, "rest", "chat", path).id
+                fail_build(session, killed, "killed")
         assert site.prune() == Pruning([], [])  # the next run may find them whole
         with site.transaction() as session:
-            found = catalogue.add_build(session, paths[1]).id
+            found = add_build(session, paths[1]).id
         newer = {found, site.build(3)}
         site.prune(2)
         assert (site.builds(), [path.exists() for path in paths]) == (newer, [False, True])
@@ -139,8 +149,8 @@ class TestUnfinished:
     def test_folders_of_dropped_builds_are_removed_unless_in_use(self, site: Site) -> None:
         failed, partial = site.fail(1)
         with site.transaction() as session:
-            catalogue.drop_build(session, failed)
-        working = StoreLease(partial)  # a lock on the directory, as every build holds
+            drop_build(session, failed)
+        working = lease(partial)  # a lock on the directory, as every build holds
         assert site.prune() == Pruning([], [])
         working.close()
         (found,) = site.prune().removed
@@ -159,8 +169,8 @@ def test_nothing_outside_the_stores_of_flows_is_touched(site: Site, tmp_path: Pa
         link.symlink_to(target)
         with site.transaction() as session:
             for path in (elsewhere, of_people):
-                catalogue.add_build(session, path)
-            catalogue.add_build(session, target).path = str(link)
+                add_build(session, path)
+            add_build(session, target).path = str(link)
     (site.home / "stores" / "mine" / ".notes.partial").mkdir()
     assert site.prune() == Pruning([], [])
     assert len(site.builds()) == 9
@@ -186,14 +196,14 @@ def test_a_pruning_that_was_killed_is_continued(
     with monkeypatch.context() as patch, pytest.raises(OSError):  # noqa: PT011, PT012
         patch.setattr(pruning, *steps[when])
         site.prune()
-    with pytest.raises(catalogue.CatalogueError, match="only finished builds"):
-        catalogue.publish(site.transaction, "chat", min(site.builds()))
+    with pytest.raises(CatalogueError, match="only finished builds"):
+        publish(site.transaction, "chat", min(site.builds()))
     site.prune()
     assert site.builds() == {newest}
     assert list(site.path(0).parent.iterdir()) == [site.path(1)]
 
 
-def test_a_build_that_goes_live_meanwhile_stays(
+def test_a_build_that_is_published_meanwhile_is_kept(
     site: Site, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = site.build(0)
@@ -202,7 +212,7 @@ def test_a_build_that_goes_live_meanwhile_stays(
 
     def publish_then(*arguments: Any) -> Any:
         found = plan(*arguments)
-        catalogue.publish(site.transaction, "chat", old)
+        publish(site.transaction, "chat", old)
         return found
 
     monkeypatch.setattr(pruning, "_old_builds", publish_then)

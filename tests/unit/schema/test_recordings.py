@@ -16,11 +16,10 @@ from draftstore.errors import DraftstoreError
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from schema import catalogue
-from schema.catalogue import Candidate, CatalogueError, RefusedError
-from schema.catalogue.gates import replay_rows
-from schema.catalogue.recordings import Replayed, ReplayRule, rules_of
-from schema.catalogue.replaying import measure
+from schema.catalogue.builds import CatalogueError, add_build, drop_build
+from schema.catalogue.gates import Candidate, RefusedError, measure, replay_rows
+from schema.catalogue.recordings import Replayed, ReplayRule, add_recording, rules_of
+from schema.catalogue.releases import release_history
 from schema.cli.builds import builds as builds_command
 from schema.cli.recordings import recordings as recordings_command
 from schema.cli.releases import releases as releases_command
@@ -59,8 +58,8 @@ class Measured:
 @pytest.fixture
 def pair(session: Session, tmp_path: Path) -> list[Build]:
     """Return two whole builds, `live` and `new`, with a recording for the release `chat`."""
-    catalogue.add_recording(session, CHATS, ["chat", "code"])
-    found = [catalogue.add_build(session, vary(tmp_path / name)) for name in ("live", "new")]
+    add_recording(session, CHATS, ["chat", "code"])
+    found = [add_build(session, vary(tmp_path / name)) for name in ("live", "new")]
     publish(session, "chat", found[0].id, measure=Measured(live=2.0))
     return found
 
@@ -100,20 +99,20 @@ class TestGate:
         assert publish(session, "chat", pair[1].id, measure=measured).before == pair[1].id
         assert measured.asked == []
 
-    def test_every_recording_of_the_release_counts(self, session: Session, pair: list[Build]) -> None:
-        catalogue.add_recording(session, CHATS.changed(name="strict", tolerance=0.0), ["chat"])
-        catalogue.add_recording(session, CHATS.changed(name="others", tolerance=0.0), ["other"])
+    def test_all_recordings_of_a_release_are_checked(self, session: Session, pair: list[Build]) -> None:
+        add_recording(session, CHATS.changed(name="strict", tolerance=0.0), ["chat"])
+        add_recording(session, CHATS.changed(name="others", tolerance=0.0), ["other"])
         measured = Measured(live=2.0, new=1.99)
         with pytest.raises(RefusedError, match=r"replay: strict has an accepted length of 1.990, 0.5% below"):
             publish(session, "chat", pair[1].id, measure=measured)
         assert len(measured.asked) == 2
 
-    def test_the_first_build_of_a_release_sets_the_base(self, session: Session, pair: list[Build]) -> None:
+    def test_the_first_build_of_a_release_is_only_measured(self, session: Session, pair: list[Build]) -> None:
         measured = Measured(new=0.1)
         moved = publish(session, "code", pair[1].id, measure=measured)
         assert measured.asked == [["new"]]
         assert replays_of(session, pair[1]) == [("chats", "chats.jsonl", 0.1)]
-        assert catalogue.release_history(session, "code")[0].lengths == {"chats": 0.1}
+        assert release_history(session, "code")[0].lengths == {"chats": 0.1}
         assert [row["as"] for row in replay_rows(moved.build, moved.live)] == ["new"]
 
     def test_damaged_builds_are_not_replayed_and_missing_live_ones_do_not_block(
@@ -127,14 +126,14 @@ class TestGate:
         assert moved.verdict.skipped == {"replay": "live is away"}
         assert pair[1].parameters["gates"]["chat"] == {"skipped": moved.verdict.skipped}
 
-    def test_lengths_outlive_builds_and_come_back_with_a_rollback(
+    def test_accepted_lengths_outlive_builds_and_are_restored_by_a_rollback(
         self, session: Session, pair: list[Build]
     ) -> None:
         for _ in range(2):
             publish(session, "chat", pair[1].id, measure=Measured(live=2.0, new=2.5))
             rollback(session, "chat")
-        catalogue.drop_build(session, pair[1].id)
-        moves = catalogue.release_history(session, "chat")
+        drop_build(session, pair[1].id)
+        moves = release_history(session, "chat")
         assert [move.lengths["chats"] for move in moves] == [2.0, 2.5, 2.0, 2.5, 2.0]
         query = (
             "SELECT build_id, recording, accepted_length, action FROM release_lengths WHERE release = 'chat'"
@@ -170,7 +169,7 @@ def unrelated(small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathF
 
 
 def candidate(session: Session, store: Path) -> Candidate:
-    return Candidate.of(catalogue.add_build(session, store))
+    return Candidate.of(add_build(session, store))
 
 
 class TestReplays:
@@ -206,11 +205,11 @@ class TestReplays:
             [found] = measure(recorded.changed(**changes), [build])
             assert str(found.problem).startswith(f"chats cannot be replayed with build {build.id}: ")
             assert problem in str(found.problem)
-        catalogue.add_recording(session, recorded.changed(model="other"), ["chat"])
+        add_recording(session, recorded.changed(model="other"), ["chat"])
         with pytest.raises(RefusedError, match="replay: chats cannot be replayed with build"):
             publish(session, "chat", build.id, force=SIZED)
 
-    def test_a_live_store_that_is_away_or_counts_otherwise_is_passed_over(
+    def test_a_live_store_that_is_missing_or_has_another_tokenizer_is_skipped(
         self,
         session: Session,
         small_store: Path,
@@ -242,7 +241,7 @@ class TestCommands:
         assert result.exit_code == 0, result.stderr
         return json.loads(result.stdout)
 
-    def test_recordings_come_and_go(self, small_corpus: Path, tmp_path: Path) -> None:
+    def test_commands_add_list_and_remove_recordings(self, small_corpus: Path, tmp_path: Path) -> None:
         file = write_recordings(tmp_path / "outputs.jsonl", small_corpus)
         options = ("--release", "chat", "code", "--recorded-by", "m", "--rows", 3, "--request")
         made = self._run(recordings_command, "add", "chats", file, *options)
@@ -267,7 +266,7 @@ class TestCommands:
         self, engine: Engine, small_store: Path, unrelated: Path, recorded: ReplayRule
     ) -> None:
         with Session(engine) as session, session.begin():
-            catalogue.add_recording(session, recorded, ["chat"])
+            add_recording(session, recorded, ["chat"])
             assert rules_of(session, "chat") == (recorded,)
         force = ("--force", ",".join(SIZED))
         first = self._run(releases_command, "publish", "chat", small_store, *force)

@@ -14,10 +14,12 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
-from schema import catalogue
-from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
-from schema.catalogue.gates import CHECKS
-from schema.catalogue.recordings import Replayed, ReplayRule
+from schema.catalogue import publishing
+from schema.catalogue.builds import CatalogueError, add_build, drop_build, fail_build, start_build
+from schema.catalogue.gates import CHECKS, Candidate, RefusedError
+from schema.catalogue.publishing import Moved
+from schema.catalogue.recordings import Replayed, ReplayRule, add_recording
+from schema.catalogue.releases import list_releases, release_history, remove_release
 from schema.models import Build, Release
 from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.waiting import SECONDS, in_threads
@@ -26,7 +28,7 @@ from tests.fakes.waiting import SECONDS, in_threads
 @pytest.fixture
 def builds(session: Session, tmp_path: Path) -> list[Build]:
     """Return five whole builds."""
-    return [catalogue.add_build(session, write_store(tmp_path / f"store-{i}")) for i in range(5)]
+    return [add_build(session, write_store(tmp_path / f"store-{i}")) for i in range(5)]
 
 
 COUNTS = {"documents": 100, "tokens": 1000, "entries": 3}
@@ -45,17 +47,17 @@ def live(session: Session, name: str = "chat") -> int | None:
     return session.scalar(select(Release.build_id).filter_by(name=name))
 
 
-def test_a_removed_name_is_free_again_and_the_builds_stay(session: Session, builds: list[Build]) -> None:
+def test_removing_a_release_frees_its_name_and_keeps_builds(session: Session, builds: list[Build]) -> None:
     for build in builds[:2]:
         publish(session, "chat", build.id)
     publish(session, "code", builds[0].id)
-    assert catalogue.remove(session, "chat") == builds[1].id
-    assert [release.name for release in catalogue.list_releases(session)] == ["code"]
+    assert remove_release(session, "chat") == builds[1].id
+    assert [release.name for release in list_releases(session)] == ["code"]
     with pytest.raises(CatalogueError, match="no release 'chat'"):
-        catalogue.remove(session, "chat")
-    catalogue.drop_build(session, builds[1].id)
+        remove_release(session, "chat")
+    drop_build(session, builds[1].id)
     publish(session, "chat", builds[2].id)
-    assert [move.to_build for move in catalogue.release_history(session, "chat")] == [builds[2].id]
+    assert [move.to_build for move in release_history(session, "chat")] == [builds[2].id]
 
 
 def test_a_release_with_a_longer_name_keeps_working(
@@ -66,7 +68,7 @@ def test_a_release_with_a_longer_name_keeps_working(
         before.setattr("draftstore.options.NAME", "a*")
         publish(session, name, builds[0].id)
     publish(session, name, builds[1].id)
-    assert [release.name for release in catalogue.list_releases(session)] == [name]
+    assert [release.name for release in list_releases(session)] == [name]
     assert live(session, name) == builds[1].id
 
 
@@ -76,23 +78,23 @@ class TestPublish:
             release = publish(session, "chat", build.id)
             assert (release.name, release.build_id, live(session)) == ("chat", build.id, build.id)
         publish(session, "code", builds[4].id)
-        moves = catalogue.release_history(session, "chat")
+        moves = release_history(session, "chat")
         ids: list[int | None] = [None, *(build.id for build in builds[:3])]
         assert [(move.from_build, move.to_build) for move in moves] == list(itertools.pairwise(ids))
         assert {move.action for move in moves} == {"publish"}
         assert all(move.moved_at.tzinfo for move in moves)
-        assert [release.name for release in catalogue.list_releases(session)] == ["chat", "code"]
+        assert [release.name for release in list_releases(session)] == ["chat", "code"]
 
     def test_only_finished_builds_that_draft_are_published(self, session: Session, tmp_path: Path) -> None:
-        build = catalogue.start_build(session, "rest", "chat", tmp_path)
+        build = start_build(session, "rest", "chat", tmp_path)
         with pytest.raises(CatalogueError, match="is running; only finished builds"):
             publish(session, "chat", build.id)
-        catalogue.fail_build(session, build.id, "the disk is full")
+        fail_build(session, build.id, "the disk is full")
         with pytest.raises(CatalogueError, match="is failed: the disk is full; only"):
             publish(session, "chat", build.id)
         with pytest.raises(CatalogueError, match="no build 12345"):
             publish(session, "chat", 12345)
-        counts = catalogue.add_build(session, write_store(tmp_path / "other", kind="ngrams"))
+        counts = add_build(session, write_store(tmp_path / "other", kind="ngrams"))
         with pytest.raises(CatalogueError, match="of kind 'ngrams', which gives no drafts"):
             publish(session, "chat", counts.id)
         for name in ("", "a b", "-a", "chat\n", "a" * 63):
@@ -120,7 +122,7 @@ class TestPublish:
         with pytest.raises(CatalogueError, match="does not verify: .*" + problem):
             publish(session, "chat", builds[1].id)
         assert live(session) == builds[0].id
-        assert len(catalogue.release_history(session, "chat")) == 1
+        assert len(release_history(session, "chat")) == 1
 
 
 class TestRollback:
@@ -135,11 +137,11 @@ class TestRollback:
         publish(session, "chat", four)
         assert rollback(session, "chat").build_id == one
         assert live(session) == one
-        moves = catalogue.release_history(session, "chat")
+        moves = release_history(session, "chat")
         assert [move.action for move in moves].count("rollback") == 3
         assert all(after.from_build == before.to_build for before, after in itertools.pairwise(moves))
 
-    def test_a_build_that_was_published_twice_and_one_that_was_dropped(
+    def test_rollbacks_skip_dropped_builds_and_repeated_publications(
         self, session: Session, builds: list[Build]
     ) -> None:
         one, two, three, *_ = (build.id for build in builds)
@@ -148,12 +150,12 @@ class TestRollback:
         assert [rollback(session, "chat").build_id for _ in range(3)] == [one, two, one]
         for build_id in (two, one, three):
             publish(session, "chat", build_id)
-        catalogue.drop_build(session, two)
+        drop_build(session, two)
         assert rollback(session, "chat").build_id == one
         with pytest.raises(CatalogueError, match="nothing to roll back to"):
             rollback(session, "chat")
 
-    def test_the_files_must_be_there_but_are_not_read_again(
+    def test_a_rollback_checks_that_files_exist_without_reading_them(
         self, session: Session, builds: list[Build]
     ) -> None:
         for build in builds[:3]:
@@ -170,10 +172,8 @@ class TestTransactions:
     def test_no_transaction_is_open_while_a_store_is_read(self, engine: Engine, tmp_path: Path) -> None:
         transaction = sessionmaker(engine).begin
         with transaction() as session:
-            ids = [catalogue.add_build(session, write_store(tmp_path / str(i))).id for i in range(2)]
-            catalogue.add_recording(
-                session, ReplayRule(name="chats", path=tmp_path / "chats.jsonl"), ["chat"]
-            )
+            ids = [add_build(session, write_store(tmp_path / str(i))).id for i in range(2)]
+            add_recording(session, ReplayRule(name="chats", path=tmp_path / "chats.jsonl"), ["chat"])
         open_ones = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         looked = []
 
@@ -191,27 +191,27 @@ class TestTransactions:
             return [Replayed(rule, skipped="away") for _ in builds]
 
         for build_id in ids:
-            catalogue.publish(transaction, "chat", build_id, verify=verify, measure=measure)
-        assert catalogue.rollback(transaction, "chat", verify=verify).build_id == ids[0]
+            publishing.publish(transaction, "chat", build_id, verify=verify, measure=measure)
+        assert publishing.rollback(transaction, "chat", verify=verify).build_id == ids[0]
         assert len(looked) == 5
 
     @pytest.mark.parametrize("change", ["drop", "publish"])
     def test_concurrent_moves_are_noticed(self, engine: Engine, tmp_path: Path, change: str) -> None:
         transaction = sessionmaker(engine).begin
         with transaction() as session:
-            ids = [catalogue.add_build(session, write_store(tmp_path / str(i))).id for i in range(3)]
-        catalogue.publish(transaction, "chat", ids[0])
+            ids = [add_build(session, write_store(tmp_path / str(i))).id for i in range(3)]
+        publishing.publish(transaction, "chat", ids[0])
 
         def meanwhile(_: Candidate) -> list[str]:
             if change == "publish":
-                catalogue.publish(transaction, "chat", ids[2])
+                publishing.publish(transaction, "chat", ids[2])
             else:
                 with transaction() as session:
-                    catalogue.drop_build(session, ids[1])
+                    drop_build(session, ids[1])
             return []
 
         with pytest.raises(CatalogueError, match=r"has just been moved|no build"):
-            catalogue.publish(transaction, "chat", ids[1], verify=meanwhile)
+            publishing.publish(transaction, "chat", ids[1], verify=meanwhile)
         with transaction() as session:
             assert live(session) == ids[2 if change == "publish" else 0]
 
@@ -221,7 +221,7 @@ class TestGates:
 
     def _publish(self, session: Session, folder: Path, **changes: Any) -> Moved:
         for name, differences in (("live", {}), ("new", changes)):
-            build = catalogue.add_build(session, vary(folder / name, **differences))
+            build = add_build(session, vary(folder / name, **differences))
             moved = publish(session, "chat", build.id)
         return moved
 
@@ -239,7 +239,7 @@ class TestGates:
         self, session: Session, tmp_path: Path, check: str, reason: str, changes: dict[str, Any]
     ) -> None:
         one, two = (
-            catalogue.add_build(session, vary(tmp_path / name, **differences))
+            add_build(session, vary(tmp_path / name, **differences))
             for name, differences in (("live", {}), ("new", changes))
         )
         publish(session, "chat", one.id)
@@ -278,7 +278,7 @@ class TestGates:
     def test_the_first_build_of_a_release_is_checked_by_itself(
         self, session: Session, tmp_path: Path
     ) -> None:
-        build = catalogue.add_build(session, vary(tmp_path / "s", corpus={**READ, "bad_records": 50}))
+        build = add_build(session, vary(tmp_path / "s", corpus={**READ, "bad_records": 50}))
         with pytest.raises(RefusedError, match=r"bad-records: 50 bad records of 151"):
             publish(session, "chat", build.id)
         with pytest.raises(CatalogueError, match="not a check: size; expected tokenizer, "):
@@ -292,16 +292,16 @@ class TestManyAtOnce:
         """Return four whole builds."""
         with Session(engine) as session, session.begin():
             stores = [write_store(tmp_path / str(i), corpus=None) for i in range(4)]
-            return [catalogue.add_build(session, store).id for store in stores]
+            return [add_build(session, store).id for store in stores]
 
-    def test_publishing_from_many_threads_makes_one_chain(self, engine: Engine, ids: list[int]) -> None:
+    def test_concurrent_publications_form_one_chain(self, engine: Engine, ids: list[int]) -> None:
         barrier = threading.Barrier(len(ids))
 
         def move(build_id: int) -> None:
             barrier.wait(SECONDS)
             while True:
                 try:
-                    catalogue.publish(sessionmaker(engine).begin, "chat", build_id)
+                    publishing.publish(sessionmaker(engine).begin, "chat", build_id)
                 except CatalogueError as error:
                     assert "has just been moved" in str(error)  # noqa: PT017
                 else:
@@ -309,7 +309,7 @@ class TestManyAtOnce:
 
         in_threads(partial(move, build_id) for build_id in ids)
         with Session(engine) as session:
-            moves = catalogue.release_history(session, "chat")
+            moves = release_history(session, "chat")
             chain = [move.to_build for move in moves]
             assert sorted(chain) == ids
             assert [move.from_build for move in moves] == [None, *chain[:-1]]
@@ -329,7 +329,7 @@ class TestManyAtOnce:
             verified.wait(SECONDS)
             try:
                 with Session(engine) as session, session.begin():
-                    catalogue.drop_build(session, ids[0])
+                    drop_build(session, ids[0])
             except CatalogueError as error:
                 errors.append(str(error))
 

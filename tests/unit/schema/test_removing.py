@@ -12,7 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live.log import LiveDocument
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore
 from draftstore.text.digests import identify, split_digests
 from draftstore.text.records import content_of
@@ -85,7 +86,7 @@ def left(session: Session, now: float = LATER + 100) -> list[str]:
     return [found[:5] for found in texts(collection, scan, now)]
 
 
-def test_a_document_by_its_id_goes_with_later_ones_of_that_id(
+def test_a_removal_by_id_also_excludes_later_documents_with_that_id(
     session: Session, remove: Remove, file: Path
 ) -> None:
     row = remove(document="a")
@@ -115,7 +116,9 @@ def test_documents_with_a_text_are_removed_and_the_text_is_not_stored(
     assert all(b"jane" not in path.read_bytes() for path in home.rglob("*") if path.is_file())
 
 
-def test_by_source_and_time(session: Session, remove: Remove, file: Path, tmp_path: Path) -> None:
+def test_documents_are_removed_by_source_and_time(
+    session: Session, remove: Remove, file: Path, tmp_path: Path
+) -> None:
     other = write(tmp_path / "other.jsonl", [{"text": "other"}])
     source = collecting.add_sources(session, "chat", [NewSource(place=str(other))]).sources[1].id
     scanned(session, LATER)
@@ -130,19 +133,14 @@ def test_by_source_and_time(session: Session, remove: Remove, file: Path, tmp_pa
     assert left(session, LATER + 200) == []
 
 
-@pytest.mark.parametrize(
-    ("criteria", "reason"),
-    [
-        ({"source": -1}, "has no source -1"),
-        ({"containing": ""}, "empty text"),
-    ],
-)
-def test_invalid_removals_are_refused(remove: Remove, criteria: dict[str, Any], reason: str) -> None:
-    with pytest.raises(CorpusError, match=reason):
-        remove(**criteria)
+def test_invalid_removals_are_refused(remove: Remove) -> None:
+    with pytest.raises(CorpusError, match="has no source -1"):
+        remove(source=-1)
+    with pytest.raises(CorpusError, match="empty text"):
+        remove(containing="")
 
 
-def test_equal_texts_count_once_and_only_those_wanted_go(
+def test_equal_texts_count_once_and_only_active_ones_are_removed(
     session: Session, collection: Collection, file: Path
 ) -> None:
     write(file, [*RECORDS, RECORDS[1]])
@@ -153,7 +151,7 @@ def test_equal_texts_count_once_and_only_those_wanted_go(
     assert (selection.removal.documents, selection.wanted) == (2, 1)
 
 
-def test_a_text_is_found_in_any_case_and_stays_out_so(
+def test_a_text_is_found_and_excluded_in_any_case(
     session: Session, remove: Remove, collection: Collection, file: Path
 ) -> None:
     write(file, [*RECORDS, {"text": "write to JANE@Example.com"}, {"text": "STRASSE"}])
@@ -170,7 +168,7 @@ def turns(*said: str, first: str = "user") -> list[dict[str, str]]:
     return [{"role": roles[place % 2], "content": each} for place, each in enumerate(said)]
 
 
-def test_a_conversation_goes_under_other_roles_as_plain_text_and_where_it_goes_on(
+def test_a_removed_conversation_is_excluded_under_other_roles_as_text_and_as_a_beginning(
     session: Session, collection: Collection, file: Path, small_tokenizer: TextTokenizer
 ) -> None:
     def active() -> list[str]:
@@ -205,7 +203,7 @@ def test_a_conversation_goes_under_other_roles_as_plain_text_and_where_it_goes_o
     assert active() == ["other again"]
 
 
-def test_a_removal_taken_back_stays_so_in_older_databases_and_without_files(
+def test_a_removal_taken_back_stays_taken_back_in_older_databases_and_without_files(
     session: Session, remove: Remove, file: Path
 ) -> None:
     first = remove(document="a")
@@ -222,12 +220,15 @@ def test_a_removal_taken_back_stays_so_in_older_databases_and_without_files(
     kept = {path: path.read_bytes() for path in removed_folder("chat").iterdir()}
     assert len(kept) == 3
     for path in kept:
-        path.unlink()
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        path.unlink()  # is written again from the database
     assert left(session) == expected
     assert {path: path.read_bytes() for path in removed_folder("chat").iterdir()} == kept
 
 
-def test_an_older_database_brings_no_document_back(session: Session, remove: Remove, file: Path) -> None:
+def test_restoring_an_older_database_restores_no_removed_document(
+    session: Session, remove: Remove, file: Path
+) -> None:
     remove(document="a")
     remove(containing="jane@example.com")
     assert left(session) == ["short"]
@@ -238,16 +239,6 @@ def test_an_older_database_brings_no_document_back(session: Session, remove: Rem
     assert left(session) == ["short"]
     rules = [row.rule for row in collecting.get_collection(session, "chat").removals]
     assert [sorted(rule) for rule in rules] == [["document"], ["containing"]]
-
-
-def test_lost_files_are_written_again_from_the_database(session: Session, remove: Remove) -> None:
-    remove(document="a")
-    (kept,) = removed_folder("chat").glob("*.json")
-    content = kept.read_bytes()
-    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    kept.unlink()
-    assert left(session) == ["jane@", "no id", "short"]
-    assert kept.read_bytes() == content
 
 
 @pytest.mark.parametrize("content", [b'{"identity": 2}', None])
@@ -277,7 +268,7 @@ def test_a_rule_for_a_source_follows_its_place(session: Session, remove: Remove,
 
 @pytest.mark.usefixtures("database")
 class TestCommands:
-    def test_the_command_asks_and_shows_the_removal(self, file: Path) -> None:
+    def test_the_command_asks_for_confirmation_and_shows_the_removal(self, file: Path) -> None:
         ask("add", "chat", file)
         runner, command = CliRunner(), ["remove", "chat", "--document", "a"]
         assert runner.invoke(corpus, command, input="n\n").exit_code == 1
@@ -314,7 +305,7 @@ class TestCommands:
         assert ask("show", "chat")["removals"] == []
         refused("no document of chat matches", "--containing", "Tom", "--dry-run")
 
-    def test_other_case_is_said(self, file: Path) -> None:
+    def test_matches_in_other_case_are_reported(self, file: Path) -> None:
         write(file, [*RECORDS, {"text": "JANE@EXAMPLE.COM"}])
         run("add", "chat", file)
         command = ["remove", "chat", "--containing", "jane@example.com", "--dry-run"]
@@ -334,7 +325,7 @@ class TestCommands:
         write(file, [{"text": "Tom is here"}, RECORDS[3]])
         assert (ask("scan", "chat")["active"], ask("show", "chat")["removed"]) == (1, 1)
 
-    def test_much_of_a_collection_goes_only_by_force(self, file: Path) -> None:
+    def test_removing_much_of_a_collection_needs_force(self, file: Path) -> None:
         write(file, [{"id": str(number), "text": f"the text {number}"} for number in range(110)])
         run("add", "chat", file)
         assert ask("remove", "chat", "--containing", "text 10", "--dry-run")["documents"] == 11
@@ -349,7 +340,7 @@ class TestCommands:
         assert ask("remove", "chat", "--document", "all", "--yes")["documents"] == 110
         assert ask("remove", "chat", "--containing", "e", "--force", "--yes")["active"] == 0
 
-    def test_a_removal_is_taken_back_and_made_again(self, file: Path) -> None:
+    def test_a_removal_can_be_taken_back_and_repeated(self, file: Path) -> None:
         run("add", "chat", file)
         run("remove", "chat", "--document", "b", "--yes")
         run("remove", "chat", "--containing", "jane@", "--yes")
@@ -386,12 +377,12 @@ def test_live_logs_follow_a_removal_and_its_end(tmp_path: Path, small_tokenizer:
     live = LiveStore(10_000, folder)
     live.agree(Vocabulary(small_tokenizer.vocab_size, small_tokenizer.fingerprint))
 
-    def answer(question: str, said: str) -> Document:
+    def answer(question: str, said: str) -> LiveDocument:
         digest = identify(
             [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
         ).document
         prompt, output = (small_tokenizer.encode(each, bos=False) for each in (question, said))
-        return Document.of(prompt, output, digest)
+        return LiveDocument.of(prompt, output, digest)
 
     jane, tom = answer("where is Jane?", "in the garden"), answer("where is Tom?", "in the garden")
     live.append([jane, tom, answer("and Ann?", "at SEA")])

@@ -17,14 +17,13 @@ from sqlalchemy.orm import Session
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.crest.entries import LMDB_FILE, LmdbEntries, open_entries
 from draftstore.stores.crest.store import KEPT_FILE
-from schema.catalogue.builds import list_builds, start_build
-from schema.catalogue.holds import let_go
+from schema.catalogue.builds import let_go, list_builds, start_build
 from schema.catalogue.releases import LiveReleases
 from schema.db import database as connections
 from schema.db.database import READER_VARIABLE, URL_VARIABLE, make_engine, migrate
 from schema.db.embedded import READER
 from schema.db.errors import DatabaseError
-from schema.statistics.ngrams import ngram_texts, store_tokenizer
+from schema.statistics import ngram_texts, store_tokenizer
 from schema.trees import load_store
 from tests.fakes.databases import SERVER_VARIABLE, in_both_backends
 from tests.fakes.poolers import pooler

@@ -1,20 +1,27 @@
-"""`draftstore sql`, `builds` and `releases`: what users type, on the test's own database."""
+"""`draftstore sql`, `catalogue` and `releases`: what users type, on the test's own database."""
 
 import csv
 import io
 import json
 import shutil
 import sys
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy.orm import sessionmaker
 
 from draftstore.cli import cli, main
 from draftstore.errors import DraftstoreError
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
+from schema.catalogue.builds import add_build
+from schema.catalogue.publishing import Transaction, publish, verify_present
+from schema.cli.builds import Finding, examine
+from schema.collections.collecting import NewSource, add_sources
+from schema.db.database import make_engine
+from schema.db.embedded import HOME_VARIABLE
 from tests.fakes.databases import reader_of, write_store
 
 
@@ -69,6 +76,7 @@ class TestSql:
             ["text", "number", "list", "none"],
             ['a"b,\n', "1.50", "[1, 2]", ""],
         ]
+        assert run("sql", "--csv", "SELECT 1 AS a WHERE false").stdout == "a\n"
 
     def test_a_file_and_standard_input(self, tmp_path: Path) -> None:
         file = tmp_path / "my question.sql"
@@ -91,7 +99,7 @@ class TestSql:
         )
         assert as_json("sql", "SELECT count(*) AS builds FROM builds") == [{"builds": 1}]
 
-    def test_errors_show_the_place(self) -> None:
+    def test_errors_show_their_position(self) -> None:
         assert refuse("sql", "SELECT id,\n       nam FROM builds") == (
             'column "nam" does not exist (line 2, column 8)\n         nam FROM builds\n         ^\n'
             'hint: Perhaps you meant to reference the column "builds.name".'
@@ -127,7 +135,7 @@ class TestBuilds:
         store, other = write_store(tmp_path / "a"), write_store(tmp_path / "b")
         run("catalogue", "add", str(store))
         (store / "notes.txt").write_text("mine")
-        with closing(StoreLease(store)):
+        with lease(store):
             assert "open in another process" in refuse("catalogue", "drop", str(store), "--files")
         assert as_json("catalogue", "list")
         assert "notes.txt" in run("catalogue", "drop", str(store), "--files").stdout
@@ -186,3 +194,77 @@ class TestReleases:
         assert forced.stdout == "chat points at build 2 (before: build 1)\n"
         assert "kind overridden: a crest store" in forced.stderr
         assert "bad-records not checked: " in forced.stderr
+
+
+# `draftstore catalogue list --check`
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def transaction(database: str, home: Path) -> Iterator[Transaction]:
+    engine = make_engine()
+    yield sessionmaker(engine, expire_on_commit=False).begin
+    engine.dispose()
+
+
+@pytest.fixture
+def released(transaction: Transaction, small_store: Path, home: Path) -> Path:
+    """Return a copy of a store that a release points at."""
+    store = home / "stores" / "small" / "rest-0123456789abcdef"
+    shutil.copytree(small_store, store)
+    with transaction() as session:
+        build = add_build(session, store).id
+    publish(transaction, "live", build)
+    return store
+
+
+def found_in(transaction: Transaction, home: Path) -> list[Finding]:
+    return list(examine(transaction, home, verify_present))
+
+
+def test_damaged_live_stores_are_reported(transaction: Transaction, released: Path, home: Path) -> None:
+    result = CliRunner().invoke(cli, ["catalogue", "list", "--check", "full"])
+    assert (result.exit_code, "problem" in result.output, "note" in result.output) == (0, False, False)
+    with (released / "tokens.bin").open("r+b") as file:
+        file.write(b"\x01\x02\x03")
+    assert found_in(transaction, home) == []
+    command = ["catalogue", "list", "--check", "full"]
+    result = CliRunner().invoke(cli, [*command, "--json"])
+    found = json.loads(result.stdout)
+    assert (result.exit_code, [build["releases"] for build in found["builds"]]) == (1, [["live"]])
+    assert "tokens.bin has SHA-256" in found["findings"][0]["what"]
+    assert "draftstore releases rollback live" in found["findings"][0]["advice"]
+    assert "problem: release live, build" in CliRunner().invoke(cli, command).output
+
+
+def test_leftovers_are_reported(
+    transaction: Transaction, released: Path, home: Path, small_store: Path
+) -> None:
+    other = home / "stores" / "small" / "rest-fedcba9876543210"
+    shutil.copytree(small_store, other)
+    with transaction() as session:
+        gone = add_build(session, other).id
+    shutil.rmtree(other)
+    (home / "stores" / "small" / ".rest-0000000000000000.partial").mkdir()
+    (home / "stores" / "small" / "rest-1111111111111111").mkdir()
+    found = found_in(transaction, home)
+    assert [finding.problem for finding in found] == [False, False, False]
+    assert f"draftstore catalogue drop {gone}" in found[0].advice
+    assert "rest-1111111111111111 belongs to no build" in found[1].what
+    assert ".rest-0000000000000000.partial is left over" in found[2].what
+
+
+def test_missing_sources_are_reported(transaction: Transaction, tmp_path: Path, home: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "one"}\n')
+    with transaction() as session:
+        add_sources(session, "chat", [NewSource(place=str(texts))])
+    assert found_in(transaction, home) == []
+    texts.unlink()
+    (found,) = found_in(transaction, home)
+    assert (found.problem, f"{texts} is missing" in found.what) == (True, True)

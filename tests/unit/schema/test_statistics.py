@@ -19,7 +19,7 @@ from draftstore.errors import BuildError, TokenRangeError
 from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.db.partitions import loading
-from schema.statistics.ngrams import (
+from schema.statistics import (
     MAX_TEXT_BYTES,
     array_text,
     copy_frames,
@@ -136,7 +136,7 @@ def expected_spectrum(counts: Counts) -> list[tuple[int, int, int]]:
 @given(
     st.dictionaries(st.tuples(*[st.integers(0, 300)] * 2), st.integers(1, 4), max_size=60), st.integers(0, 70)
 )
-def test_ties_go_by_token_order(
+def test_ties_are_ordered_by_tokens(
     tmp_path_factory: pytest.TempPathFactory, counts: dict[Ngram, int], head: int
 ) -> None:
     path = tmp_path_factory.mktemp("ties") / "n2.parquet"
@@ -222,7 +222,7 @@ def test_kept_ngrams(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("schema.statistics.ngrams.BATCH_ROWS", 64)
+    monkeypatch.setattr("schema.statistics.BATCH_ROWS", 64)
     rows, build_id, seen = some_kept(), new_build(connection, "crest"), list[tuple[int, int]]()
     store = write_kept(tmp_path / "crest", rows, small_store)
     for _ in range(2):
@@ -258,7 +258,7 @@ TYPES: dict[str, Any] = dict.fromkeys(("i2", "i8"), pl.Int64) | {"l4": pl.List(p
         for text in ("\\.", "\n\\.\n", "\\N", "NULL", "", 'a"b,', "a\r\nb", "{1}", "ß" * 90_000)
     ]
 )
-def test_frames_arrive_as_they_were(shared_database: str, rows: list[tuple[Any, ...]]) -> None:
+def test_frames_are_copied_unchanged(shared_database: str, rows: list[tuple[Any, ...]]) -> None:
     frame = pl.DataFrame(rows, schema=TYPES, orient="row")
     frame = frame.with_columns(l4=array_text(pl.col("l4").cast(pl.List(pl.String)).list.join(",")))
     with psycopg.connect(shared_database) as connection:
@@ -280,13 +280,15 @@ def as_shown(text: str) -> str:
 @given(
     texts=st.lists(st.text() | st.text("a\0\n\t\r\\'\"\x7f\x80\xa0\u200b\ufeff\U000e0001😀é "), max_size=5)
 )
-def test_whole_texts_come_back(small_tokenizer: TextTokenizer, texts: list[str]) -> None:
+def test_ngram_texts_are_the_original_texts_with_escapes(
+    small_tokenizer: TextTokenizer, texts: list[str]
+) -> None:
     texts = [text.encode(errors="ignore").decode() for text in texts]
     ngrams = [small_tokenizer.encode(text, bos=False).tolist() for text in texts]
     assert ngram_texts(small_tokenizer, ngrams).to_list() == list(map(as_shown, texts))
 
 
-def test_long_texts_are_cut_and_special_tokens_spelled_out(small_tokenizer: TextTokenizer) -> None:
+def test_long_texts_are_truncated_and_special_tokens_written_out(small_tokenizer: TextTokenizer) -> None:
     long, short = (small_tokenizer.encode(text, bos=False).tolist() for text in ("é" * 2_000, "hi"))
     text, special = ngram_texts(small_tokenizer, [long, [0, *short, 1]])
     assert text.endswith("é…")

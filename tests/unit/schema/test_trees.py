@@ -18,19 +18,13 @@ from sqlalchemy.orm import Session, sessionmaker
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.crest.entries import (
-    Entries,
-    LmdbEntries,
-    open_entries,
-    write_lmdb,
-)
+from draftstore.stores.crest.entries import Entries, LmdbEntries, open_entries, write_lmdb
 from draftstore.stores.crest.store import CrestStore
-from schema import trees
+from schema import statistics, trees
 from schema.catalogue.builds import CatalogueError, drop_build, list_builds
 from schema.catalogue.publishing import publish
 from schema.db.database import migrate
 from schema.db.errors import DatabaseAwayError, DatabaseTimeoutError
-from schema.statistics import loading as crest_loading
 from schema.trees import PostgresEntries, load_store
 from tests.fakes.databases import in_both_backends
 from tests.fakes.servers import PostgresServer
@@ -83,9 +77,7 @@ def test_lookups(loaded: Entries, crest: Crest) -> None:
     assert loaded.get(absent) == [None] * len(absent)
 
 
-def test_all_entries_come_in_the_order_of_keys(
-    loaded: Entries, crest: Crest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_items_are_in_key_order(loaded: Entries, crest: Crest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(loaded.items()) == crest.items
     monkeypatch.setattr(trees, "PAGE_ROWS", len(crest.items) // 4)
     entries = open_entries(crest.path, crest.manifest, "postgres")
@@ -96,7 +88,7 @@ def test_all_entries_come_in_the_order_of_keys(
     entries.close()
 
 
-def test_the_store_is_registered_once_where_it_is_going_to_be(
+def test_the_store_is_registered_once_at_its_final_path(
     database: str, crest: Crest, engine: Engine, tmp_path: Path
 ) -> None:
     seen = list[tuple[int, int]]()
@@ -138,7 +130,9 @@ def nothing_there(database: str) -> bool:
     return builds == left == (0,)
 
 
-def test_other_entries_than_the_manifest_says(database: str, crest: Crest, tmp_path: Path) -> None:
+def test_entries_that_differ_from_the_manifest_are_refused(
+    database: str, crest: Crest, tmp_path: Path
+) -> None:
     changed = [*crest.items[:-1], (crest.items[-1][0], b"changed")]
     write_lmdb(tmp_path / "changed.lmdb", changed)
     with pytest.raises(StoreError, match="the manifest says"):
@@ -146,7 +140,9 @@ def test_other_entries_than_the_manifest_says(database: str, crest: Crest, tmp_p
     assert nothing_there(database)
 
 
-def test_a_build_that_is_dropped(loaded: PostgresEntries, crest: Crest, engine: Engine) -> None:
+def test_entries_of_a_dropped_build_are_refused(
+    loaded: PostgresEntries, crest: Crest, engine: Engine
+) -> None:
     items = loaded.items()
     next(items)
     with Session(engine) as session, session.begin():
@@ -208,7 +204,7 @@ def test_the_server_stops_during_a_load_and_is_restarted(
     own_server: PostgresServer, crest: Crest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate()
-    monkeypatch.setattr(crest_loading, "PROGRESS_ROWS", 100)
+    monkeypatch.setattr(statistics, "PROGRESS_ROWS", 100)
 
     def stop(done: int, total: int | None, _detail: str = "") -> None:
         if done >= 0.5 * (total or 0):
@@ -234,7 +230,7 @@ def test_the_server_stops_during_a_load_and_is_restarted(
     entries.close()
 
 
-def test_a_lookup_that_takes_too_long_is_given_up(
+def test_slow_lookups_time_out(
     database: str, loaded: Entries, crest: Crest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("schema.db.database.ANSWER_SECONDS", 1)
@@ -247,7 +243,7 @@ def test_a_lookup_that_takes_too_long_is_given_up(
     entries.close()
 
 
-def test_a_store_built_into_both_drafts_alike_and_comes_back_after_it_was_dropped(
+def test_both_backends_give_equal_drafts_and_a_dropped_build_can_be_loaded_again(
     database: str, engine: Engine, small_store: Path, tmp_path: Path
 ) -> None:
     options = CrestOptions(name="small", max_n=3, ngrams=60, backend="both")

@@ -13,9 +13,9 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from draftstore.text.tokenizer import TextTokenizer
-from schema import catalogue
+from schema.catalogue.builds import add_build
 from schema.models import Build
-from schema.statistics.ngrams import load_counts
+from schema.statistics import load_counts
 from tests.fakes.databases import publish, write_store
 from tests.unit.schema.test_statistics import (
     Counts,
@@ -44,7 +44,7 @@ def driver(session: Session) -> psycopg.Connection[Any]:
 
 
 def counted_build(session: Session, folder: Path, counts: Counts, like: Path) -> Build:
-    build = catalogue.add_build(session, write_counts(folder, counts, like))
+    build = add_build(session, write_counts(folder, counts, like))
     load_counts(driver(session), build.id, Path(build.path), head=HEAD)
     return build
 
@@ -70,7 +70,7 @@ def kept_builds(session: Session, tmp_path: Path, small_store: Path) -> list[tup
                     rows.append(
                         (len(rows) + 1, n, list(ngram), count, 3, nodes, 10 * nodes, dice.randint(5, 90))
                     )
-        build = catalogue.add_build(session, write_kept(tmp_path / f"kept-{seed}", rows, small_store))
+        build = add_build(session, write_kept(tmp_path / f"kept-{seed}", rows, small_store))
         load_kept(driver(session), build.id, Path(build.path))
         found.append((build, rows))
     return found
@@ -158,10 +158,8 @@ class TestTrees:
 
 
 def test_live_releases(session: Session, tmp_path: Path) -> None:
-    builds = [
-        catalogue.add_build(session, write_store(tmp_path / str(i), name=f"store {i}")) for i in range(2)
-    ]
-    none = catalogue.add_build(session, write_store(tmp_path / "recycling", kind="recycling", corpus=None))
+    builds = [add_build(session, write_store(tmp_path / str(i), name=f"store {i}")) for i in range(2)]
+    none = add_build(session, write_store(tmp_path / "recycling", kind="recycling", corpus=None))
     for name, build in (("chat", builds[0]), ("chat", builds[1]), ("fast", none)):
         publish(session, name, build.id)
     query = "SELECT release, build_id, kind, build, corpus, documents, tokens, bytes, path FROM live_releases"

@@ -9,9 +9,9 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.search.cutting import BLOCK, cut_trees, draw_trees
+from draftstore.search.cutting import BLOCK, Trees, cut_trees, draw_trees
 from draftstore.search.expand import Rule
-from draftstore.trees.tree import level_of
+from draftstore.trees.tree import DraftTree, level_of
 from tests import reference
 from tests.reference import Ngram, UnclearError, make_index, nodes_of
 from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
@@ -19,6 +19,11 @@ from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
 
 def matrix(ngrams: Sequence[Ngram]) -> NDArray[np.int32]:
     return np.array(ngrams, np.int32)
+
+
+def tree_at(trees: Trees, place: int) -> DraftTree:
+    size = trees.sizes[place]
+    return DraftTree(trees.tokens[place, :size], trees.parents[place, :size], trees.levels[place, :size])
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
@@ -33,7 +38,7 @@ def test_trees_are_the_heaviest_nodes_of_the_trie(
         return
     trees = cut_trees(make_index(corpus, vocab_size), matrix([ngram for ngram, _ in counts]), nodes, depth)
     for place, (ngram, count) in enumerate(counts):
-        tree = trees.tree(place)
+        tree = tree_at(trees, place)
         tree.validate()
         try:
             expected = reference.ngram_tree(documents, ngram, nodes, depth)
@@ -64,7 +69,7 @@ def test_drawn_trees_are_drafts_of_the_rule(
             expected = reference.backoff_tree(documents, rule, ngram, nodes, 255) if followed else []
         except UnclearError:
             reject()
-        assert nodes_of(trees.tree(place)) == expected
+        assert nodes_of(tree_at(trees, place)) == expected
         assert trees.counts[place] == count
         assert trees.distinct[place] == (reference.followers(documents, ngram) if followed else 0)
 
@@ -78,7 +83,7 @@ def test_every_occurrence_is_read_however_many() -> None:
     trees = cut_trees(make_index(corpus, 20), matrix([(0,)]), 64, 1)
     counts = Counter(followers)
     expected = sorted((level_of(count / 8_000), token) for token, count in counts.items())
-    tree = trees.tree(0)
+    tree = tree_at(trees, 0)
     assert list(zip(tree.levels.tolist(), tree.tokens.tolist(), strict=True)) == expected
     assert (trees.counts[0], trees.distinct[0]) == (8_000, 13)
 
@@ -102,7 +107,7 @@ def test_blocks_and_workers_do_not_show(size: int) -> None:
     others = cut_trees(index, ngrams[order], 16, 10, workers=7)
     assert len(trees.sizes) == len(others.sizes) == size
     for place, other in enumerate(order.tolist()):
-        assert others.tree(place) == trees.tree(other)
+        assert tree_at(others, place) == tree_at(trees, other)
         assert others.counts[place] == trees.counts[other]
         assert others.distinct[place] == trees.distinct[other]
 

@@ -186,7 +186,9 @@ def test_contexts_without_a_match_get_an_empty_tree(vocab_size: int, rule: Rule)
 
 
 @given(st.data(), RULES, BUDGETS, st.integers(1, 60))
-def test_a_batch_drafts_what_single_calls_do(data: st.DataObject, rule: Rule, budget: int, rows: int) -> None:
+def test_a_batch_gives_the_drafts_of_single_calls(
+    data: st.DataObject, rule: Rule, budget: int, rows: int
+) -> None:
     corpus = data.draw(corpora())
     texts = data.draw(st.lists(contexts(corpus), min_size=1, max_size=6))
     index = make_index(corpus, NARROW)

@@ -104,7 +104,7 @@ def test_json_text_of_a_path_that_is_not_utf_8(tmp_path: Path) -> None:
         ("[]", "^Input should be a valid dictionary$"),
     ],
 )
-def test_json_that_is_not_what_is_expected_says_where(text: str, problem: str) -> None:
+def test_unexpected_json_is_refused_with_its_place(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         load_json(text, TypeAdapter(dict[str, AnyText]))
 
@@ -153,14 +153,14 @@ def finished_directory(path: Path, content: str) -> Path:
 
 
 @pytest.mark.parametrize("there", ["nothing", "directory", "link", "dangling link"])
-def test_what_publishing_replaces_is_retired(tmp_path: Path, there: str) -> None:
+def test_publishing_keeps_the_directory_that_it_replaces(tmp_path: Path, there: str) -> None:
     out, other = tmp_path / "out", finished_directory(tmp_path / "other", "other")
     if there == "directory":
         finished_directory(out, "old")
     elif there != "nothing":
         out.symlink_to(other if there == "link" else tmp_path / "nowhere")
-    publish(finished_directory(tmp_path / "work", "new"), out)
-    assert names(tmp_path) == [*([] if there == "nothing" else [".out.retired"]), "other", "out"]
+    publish(finished_directory(tmp_path / "work", "new"), out, tmp_path / "replaced")
+    assert names(tmp_path) == ["other", "out", *([] if there == "nothing" else ["replaced"])]
     assert (out / "inner" / "file").read_text() == "new"
     assert (other / "inner" / "file").read_text() == "other"
 
@@ -170,7 +170,7 @@ def test_unflushed_directory_is_not_published(tmp_path: Path, monkeypatch: pytes
     work = finished_directory(tmp_path / "work", "new")
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OSError, match="No space left"):
-        publish(work, old)
+        publish(work, old, tmp_path / "replaced")
     assert (old / "inner" / "file").read_text() == "old"
     assert (work / "inner" / "file").read_text() == "new"
 
@@ -186,7 +186,7 @@ with locked_directory(Path(sys.argv[1])):
 """
 
 
-def test_the_lock_refuses_a_second_process_and_goes_with_the_first(tmp_path: Path) -> None:
+def test_the_lock_refuses_others_until_its_process_ends(tmp_path: Path) -> None:
     path = tmp_path / "parent" / "work"
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -295,7 +295,7 @@ def test_a_large_file_is_read_once_until_it_changes(large: Path, reads: list[Pat
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"sha256": 1}', "{"])
-def test_a_damaged_cache_is_read_anew(large: Path, cache: Path, reads: list[Path], kept: str) -> None:
+def test_a_damaged_cache_is_ignored(large: Path, cache: Path, reads: list[Path], kept: str) -> None:
     before = file_identity(large)
     (file,) = cache.iterdir()
     file.write_text(kept)
@@ -312,7 +312,9 @@ def test_without_a_cache_files_are_read_every_time(
     assert len(reads) == 2
 
 
-def test_what_changed_just_now_is_not_kept(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_of_recent_changes_are_not_cached(
+    large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "SETTLED_NS", 10**12)
     file_identity(large)
     assert not cache.exists()

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import time
-from contextlib import closing
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -11,18 +10,18 @@ from typing import Any
 import pytest
 
 from draftstore.errors import StoreError
-from draftstore.storage.locks import StoreLease, exclusive, lock
+from draftstore.storage.locks import exclusive, lease, lock
 
 
 def test_readers_share_a_store_and_a_removal_has_it_alone(tmp_path: Path) -> None:
-    with closing(StoreLease(tmp_path)), closing(StoreLease(tmp_path)), exclusive(tmp_path) as free:
+    with lease(tmp_path), lease(tmp_path), exclusive(tmp_path) as free:
         assert not free
     with exclusive(tmp_path) as free:
         assert free
         with pytest.raises(StoreError, match="is being removed: publish another build, or build it again"):
-            StoreLease(tmp_path)
+            lease(tmp_path)
     absent = tmp_path / "absent"
-    with closing(StoreLease(absent)), exclusive(absent) as free:
+    with lease(absent), exclusive(absent) as free:
         assert free
 
 

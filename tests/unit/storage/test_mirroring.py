@@ -36,12 +36,12 @@ def names(folder: Path) -> dict[str, str]:
     }
 
 
-def test_urls_are_told_from_paths() -> None:
+def test_urls_are_recognized() -> None:
     assert is_url("s3://bucket/prefix")
     assert not any(map(is_url, ["/data/a.jsonl", "data/s3:/x", "a b://c", "://x"]))
 
 
-def test_only_what_changed_is_fetched(memory: Any, tmp_path: Path) -> None:
+def test_only_changes_are_fetched(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/p/a.txt", "one")
     put(memory, "/b/p/deep/c.txt", "three")
     put(memory, "/b/other.txt", "not below")
@@ -60,7 +60,7 @@ def test_only_what_changed_is_fetched(memory: Any, tmp_path: Path) -> None:
     assert mirror("memory://b/other.txt", tmp_path / "one").path.read_text() == "not below"
 
 
-def test_what_was_lost_here_is_fetched_again(memory: Any, tmp_path: Path) -> None:
+def test_lost_files_are_fetched_again(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/a.txt", "one")
     mirror("memory://b", tmp_path)
     (tmp_path / OBJECTS / "a.txt").unlink()
@@ -69,7 +69,7 @@ def test_what_was_lost_here_is_fetched_again(memory: Any, tmp_path: Path) -> Non
     assert mirror("memory://b", tmp_path).fetched == 1
 
 
-def test_an_interrupted_mirror_goes_on(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_mirror_resumes(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         put(memory, f"/b/{name}.txt", name)
     real = type(memory).get_file
@@ -104,7 +104,7 @@ def test_an_object_that_vanishes_meanwhile_is_gone_here(
     assert names(tmp_path) == {"a.txt": "another"}
 
 
-def test_what_cannot_be_mirrored_leaves_it_as_it_was(memory: Any, tmp_path: Path) -> None:
+def test_a_failed_mirror_changes_nothing(memory: Any, tmp_path: Path) -> None:
     put(memory, "/b/a.txt", "one")
     mirror("memory://b", tmp_path)
     memory.rm_file("/b/a.txt")

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections import namedtuple
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from draftstore.errors import BuildError, CorpusError, StoreError
 from draftstore.storage.files import locked_directory
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import (
     FileEntry,
     Manifest,
@@ -176,7 +175,7 @@ def test_a_store_is_built_once_and_not_replaced(tmp_path: Path) -> None:
     assert names(out.parent) == [out.name]
 
 
-def test_a_failed_build_leaves_only_what_it_can_resume_from(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_only_resumable_work(tmp_path: Path) -> None:
     out, partial = tmp_path / "a", tmp_path / ".a.partial"
     for resumable in (False, True):
         with pytest.raises(CorpusError):
@@ -196,18 +195,22 @@ def test_other_inputs_start_clean(tmp_path: Path) -> None:
     assert "left over" not in names(tmp_path / "a")
 
 
-def test_overwriting_spares_what_is_not_the_store_s(tmp_path: Path) -> None:
+def test_overwriting_keeps_foreign_files(tmp_path: Path) -> None:
     out = build(tmp_path / "a", "old").path
     (out / "data" / "mine.txt").write_text("precious")
     (out / "NOTES.txt").write_text("precious")
     build(out, "new", files=("y",), overwrite=True)
     assert files_of(out) == {"y": "new in y", "data/mine.txt": "precious", "NOTES.txt": "precious"}
+    build(out, "newer", files=("NOTES.txt",), overwrite=True)
+    assert files_of(out) == {
+        "NOTES.txt": "newer in NOTES.txt", "NOTES.txt~": "precious", "data/mine.txt": "precious",
+    }  # fmt: skip
     assert names(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("there", ["folder", "file", "dangling link"])
-def test_what_is_no_store_is_never_replaced(tmp_path: Path, there: str, overwrite: bool) -> None:
+def test_only_stores_are_replaced(tmp_path: Path, there: str, overwrite: bool) -> None:
     out = tmp_path / "a"
     if there == "folder":
         out.mkdir()
@@ -250,7 +253,7 @@ def test_a_link_to_a_store_is_replaced_and_its_target_kept(tmp_path: Path) -> No
 
 def test_a_store_that_is_open_is_neither_overwritten_nor_removed(tmp_path: Path) -> None:
     out = build(tmp_path / "a", "old").path
-    with closing(StoreLease(out)):
+    with lease(out):
         with pytest.raises(BuildError, match="is open in another process"):
             build(out, "new", overwrite=True)
         with pytest.raises(StoreError, match="is open in another process"):
@@ -373,7 +376,7 @@ def test_a_removal_may_be_killed_at_any_moment(tmp_path: Path) -> None:
 # --- removal ---
 
 
-def test_only_what_is_the_store_s_is_removed(tmp_path: Path) -> None:
+def test_removing_keeps_foreign_files(tmp_path: Path) -> None:
     store = build(tmp_path / "a").path
     (store / "NOTES.txt").write_text("precious")
     assert remove_store(store) == [store / "NOTES.txt"]
@@ -399,7 +402,7 @@ def test_every_file_is_measured_with_progress(tmp_path: Path) -> None:
     assert seen == [(8, 16), (16, 16)]
 
 
-def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 0, 3 * 10**9))
     require_space(tmp_path, 3 * 10**9)

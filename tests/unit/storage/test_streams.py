@@ -42,7 +42,7 @@ def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("suffix", [*PACKERS, ".GZ"])
-def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
+def test_written_files_are_read(tmp_path: Path, suffix: str) -> None:
     path, lines = tmp_path / f"a{suffix}", [b"one", b"", b"two\r", os.urandom(3_000).replace(b"\n", b"")]
     write_lines(path, lines, suffix)
     assert list(read_lines(path, [])) == [line + b"\n" for line in lines]

@@ -37,7 +37,7 @@ def test_any_kind_of_store_opens_and_drafts_of_its_samples(
         assert verify_store(path, store.manifest) == []
 
 
-def test_what_nothing_is_drafted_from(small_store: Path, tmp_path: Path) -> None:
+def test_stores_without_drafts_are_refused(small_store: Path, tmp_path: Path) -> None:
     build_counts(small_store, tmp_path / "counts", CountOptions(max_n=1))
     with pytest.raises(
         StoreError, match="of kind 'ngrams', which gives no drafts: expected 'rest', 'crest', 'dresd'"
@@ -48,7 +48,7 @@ def test_what_nothing_is_drafted_from(small_store: Path, tmp_path: Path) -> None
         open_store(small_store, "lmdb")
 
 
-class Elsewhere:
+class OtherBackend:
     """Entries in another backend."""
 
     def __init__(self, held: dict[bytes, bytes]) -> None:
@@ -64,27 +64,27 @@ class Elsewhere:
         self.closed += 1
 
 
-def test_entries_elsewhere_are_verified(
+def test_entries_in_another_backend_are_verified(
     small_crest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Path(shutil.copytree(small_crest, tmp_path / "copy"))
     manifest = load_manifest(store)
     manifest.parameters["backends"] = ["lmdb", "postgres"]
     whole = dict(LmdbEntries(store / LMDB_FILE).items())
-    elsewhere = Elsewhere(whole)
-    monkeypatch.setattr(crest_store, "open_entries", lambda *_: elsewhere)
+    other = OtherBackend(whole)
+    monkeypatch.setattr(crest_store, "open_entries", lambda *_: other)
     assert verify_store(store, manifest) == []
     key = sorted(whole)[7]
     for changed in ({**whole, key: whole[key] + b"\0"}, {**whole, b"\xff\xfe": b"one more"}):
-        elsewhere.held = changed
+        other.held = changed
         [problem] = verify_store(store, manifest)
         expected = manifest.parameters["entries_sha256"]
         assert problem.startswith(f"the entries of {store} in postgres have SHA-256 ")
         assert problem.endswith(f", expected {expected}: build it again")
-    elsewhere.held = {}
+    other.held = {}
     with pytest.raises(StoreError, match="away"):
         verify_store(store, manifest)
-    assert elsewhere.closed == 4
+    assert other.closed == 4
     (store / LMDB_FILE).write_bytes(bytes((store / LMDB_FILE).stat().st_size))
     [problem] = verify_store(store, manifest)  # files first
     assert f"{LMDB_FILE} has SHA-256" in problem

@@ -101,7 +101,7 @@ def test_turns_may_lack_text_have_parts_or_be_of_sharegpt(tmp_path: Path, form: 
     assert document.identity == identify(given[0])
 
 
-def test_struct_columns_fill_what_other_calls_and_turns_lack(tmp_path: Path) -> None:
+def test_null_keys_of_struct_columns_are_dropped(tmp_path: Path) -> None:
     other = {"function": {"name": "time", "arguments": {"zone": "CET"}}}
     turns = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL, other]}, SUNNY]
     parquet = write_parquet(tmp_path / "c.parquet", {"id": ["1"], "messages": [turns]})
@@ -150,7 +150,7 @@ def test_bad_records_are_counted_with_their_place(tmp_path: Path, line: bytes, r
         read(path, strict=True)
 
 
-def test_json_records_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_json_records_are_read_or_raise(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl.gz", gzip.compress(lines({"a": 1}) + b"\n" + lines({"b": 2})))
     assert list(read_json_records(path)) == [(f"{path}:line 1", {"a": 1}), (f"{path}:line 3", {"b": 2})]
     with pytest.raises(
@@ -194,7 +194,7 @@ def test_files_that_end_early_stop_the_reading_unless_that_is_allowed(tmp_path: 
     "end",
     [b'{"text": "whole"}', b"not JSON", b'{"other": 1}', b"  ", b'{"text": "B\xc9R"}', b'{"text": "b"}]'],
 )
-def test_a_last_line_without_a_line_feed_may_be_whole(tmp_path: Path, end: bytes) -> None:
+def test_a_last_line_without_a_line_feed_is_read(tmp_path: Path, end: bytes) -> None:
     _, report = read(write(tmp_path / "c.jsonl", lines({"text": "one"}) + end))
     assert report.truncated == 0
 
@@ -253,7 +253,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_a_file_that_is_something_else_is_told_as_that(tmp_path: Path, what: str) -> None:
+def test_files_of_another_kind_are_named_as_such(tmp_path: Path, what: str) -> None:
     name, content, reason = FOREIGN[what]
     path = write(tmp_path / name, content)
     with pytest.raises(CorpusError, match=reason) as raised:
@@ -293,7 +293,7 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_folder_is_read_in_order_without_what_nobody_wants(tree: Path) -> None:
+def test_a_folder_is_read_in_order_without_skipped_files(tree: Path) -> None:
     documents, report = read(tree)
     assert [document.id for document in documents] == ["a.txt", "a/b/c.rs", "a/z.py", "b.py"]
     assert [problem.place for problem in report.problems] == [str(tree / "a/latin.py")]
@@ -329,7 +329,7 @@ def test_globs(tree: Path) -> None:
         assert texts(tree, glob=glob) == [found]
 
 
-def test_data_files_in_folders_are_passed_over_and_counted(tree: Path) -> None:
+def test_data_files_in_folders_are_skipped_and_counted(tree: Path) -> None:
     for name in ("b.jsonl", "a/c.jsonl.gz", "a/d.parquet", "e.txt.zst", "node_modules/f.jsonl", "g.bin"):
         write(tree / name)
     _, report = read(tree)
@@ -382,7 +382,7 @@ def test_ids_do_not_depend_on_where_the_corpus_lies(tree: Path, monkeypatch: pyt
     assert read(Path())[0] == before
 
 
-def test_the_fingerprint_tells_changes(tree: Path) -> None:
+def test_the_fingerprint_shows_changes(tree: Path) -> None:
     first = corpus_fingerprint([tree], column="text")
     assert corpus_fingerprint([tree], column="text") == first
     assert corpus_fingerprint([tree], column="body") != first

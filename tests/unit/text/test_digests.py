@@ -69,7 +69,7 @@ def test_null_and_empty_keys_change_nothing(chat: list[Any], data: st.DataObject
     assert identify(as_messages(written, "messages")) == identify(as_messages(chat, "messages"))
 
 
-def test_what_else_a_template_may_print_makes_another_document_of_the_same_text() -> None:
+def test_other_keys_change_the_document_but_not_its_text() -> None:
     plain: list[dict[str, Any]] = [
         {"role": "user", "content": "why?"},
         {"role": "assistant", "content": "so"},

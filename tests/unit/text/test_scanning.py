@@ -117,7 +117,7 @@ def test_scans_of_a_history_equal_reading_everything(
         assert [plain_digest(text) for text in texts_of(scan)] == distinct
 
 
-def test_what_cannot_be_read_leaves_the_scan_as_it_was(tmp_path: Path) -> None:
+def test_an_unreadable_file_leaves_the_scan_unchanged(tmp_path: Path) -> None:
     file, path = write(tmp_path / "a.jsonl", "one"), tmp_path / "scan"
     scan_sources([Source(1, str(file))], path, now=1)
     before = path.read_bytes()

@@ -49,7 +49,7 @@ def test_bos_comes_once_and_only_in_front(small_tokenizer: TextTokenizer) -> Non
     assert small_tokenizer.encode("", bos=False).tolist() == []
 
 
-def test_an_eos_of_the_post_processor_is_left_out(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_an_eos_of_the_post_processor_is_dropped(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     from tokenizers import Tokenizer, processors
 
     folder = edit(small_tokenizer, tmp_path / "t", {})
@@ -72,7 +72,7 @@ def test_the_configuration_decides_about_bos(
     assert tokenizer.bos_ids == bos_ids
 
 
-def test_the_fingerprint_ignores_what_does_not_decide_ids(
+def test_the_fingerprint_ignores_settings_that_do_not_affect_ids(
     small_tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     folder = edit(small_tokenizer, tmp_path / "t", {"chat_template": "x"}, template="y")
@@ -86,7 +86,7 @@ def test_the_fingerprint_ignores_what_does_not_decide_ids(
 
 
 @pytest.mark.parametrize("change", ["swapped ids", "normalizer", "prefix space"])
-def test_the_fingerprint_tells_what_decides_ids(
+def test_the_fingerprint_covers_settings_that_affect_ids(
     small_tokenizer: TextTokenizer, tmp_path: Path, change: str
 ) -> None:
     folder = edit(small_tokenizer, tmp_path / "t", {})
@@ -102,7 +102,7 @@ def test_the_fingerprint_tells_what_decides_ids(
     assert load_tokenizer(folder).fingerprint != small_tokenizer.fingerprint
 
 
-def test_token_text_shows_what_cannot_be_seen(small_tokenizer: TextTokenizer) -> None:
+def test_token_text_shows_invisible_characters(small_tokenizer: TextTokenizer) -> None:
     def shown(text: str) -> str:
         ids = small_tokenizer.encode(text, bos=False)
         return "".join(small_tokenizer.token_text(token) for token in ids)
@@ -123,9 +123,7 @@ def test_exact_text_joins_to_the_text(small_tokenizer: TextTokenizer) -> None:
 
 
 @pytest.mark.parametrize("spec", ["./nope", "/nope", "~/nope", "models/tokenizer.json"])
-def test_a_path_that_is_not_there_is_no_question_for_the_hub(
-    spec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_path_is_not_looked_up_on_the_hub(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(
         TokenizerError, match=rf"^no such file or folder: {re.escape(spec)}: pass a folder with"
@@ -133,7 +131,7 @@ def test_a_path_that_is_not_there_is_no_question_for_the_hub(
         load_tokenizer(spec)
 
 
-def test_the_template_sees_what_transformers_gives_it(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_templates_get_the_variables_of_transformers(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     template = """{{ bos_token }}{% for message in messages %}
     {% if loop.index > 1 %}{% break %}{% endif %}
     {% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}
@@ -197,7 +195,7 @@ def test_a_template_that_fails_is_an_error(
         tokenizer.render_chat(CHAT, False)
 
 
-def test_a_hub_name_is_asked_of_the_hub(
+def test_hub_names_are_downloaded(
     small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offline(*_: object, **__: object) -> str:
@@ -230,7 +228,7 @@ def test_broken_files(
         load_tokenizer(folder)
 
 
-def test_half_a_surrogate_pair_is_refused(small_tokenizer: TextTokenizer) -> None:
+def test_unpaired_surrogates_are_refused(small_tokenizer: TextTokenizer) -> None:
     with pytest.raises(TokenizerError, match="surrogate"):
         small_tokenizer.encode("a\ud800", bos=False)
     with pytest.raises(TokenizerError, match="surrogate"):

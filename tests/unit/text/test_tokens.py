@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, StoreError, TokenRangeError
 from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.text import encoding
-from draftstore.text.encoding import split_text, tokenize_corpus
+from draftstore.text import tokenizing
 from draftstore.text.records import Document
+from draftstore.text.tokenizing import split_text, tokenize_corpus
 from draftstore.text.tokens import (
     TokenShards,
     document_starts,
@@ -128,10 +128,10 @@ def interrupted(directory: Path, after: int) -> None:
         tokenize(failing(), directory, shard_tokens=100, batch_chars=1)
 
 
-def test_long_documents_are_encoded_in_pieces_and_known_by_digests_of_their_whole_text(
+def test_long_documents_are_encoded_in_pieces_with_one_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(tokenizing, "PIECE_CHARACTERS", 10)
     shards = tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100, batch_chars=25)
     assert as_texts(shards) == TEXTS
     assert shards.shards[0].tokens < 100 + 80

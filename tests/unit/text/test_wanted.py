@@ -106,7 +106,7 @@ DIGESTS = st.sampled_from([digest for known in IDENTITIES.values() for digest in
 
 
 @given(data=st.data())
-def test_wanted_is_what_the_oracle_says(data: st.DataObject) -> None:
+def test_wanted_documents_equal_those_of_the_oracle(data: st.DataObject) -> None:
     seen = {name: data.draw(st.integers(0, 9)) for name in CONTENTS}
     drawn = data.draw(
         st.lists(st.tuples(NAMES, SOURCES, st.sampled_from("xyz"), st.integers(0, 9)), max_size=12)

@@ -60,7 +60,7 @@ def chain(n: int, token: int) -> DraftTree:
 
 
 @given(trees())
-def test_decoding_gives_back_what_was_encoded(tree: DraftTree) -> None:
+def test_decoding_reverses_encoding(tree: DraftTree) -> None:
     tree.validate()
     data = tree.to_bytes()
     for view in (data, memoryview(data)):

@@ -13,7 +13,7 @@ import pytest
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError, ProbabilityError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.worker import exchange
+from services.worker import replies
 from services.worker.decoder import MAX_FAILURES
 from tests.fakes.sites import grant
 from tests.fakes.waiting import until
@@ -133,7 +133,7 @@ def test_the_limits_of_an_answer(worker: Worker, engine: FakeEngine) -> None:
     assert engine.works[-1].max_tokens == engine.facts.positions - 300
 
 
-def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(worker: Worker) -> None:
+def test_an_answer_ends_before_a_stop_string(worker: Worker) -> None:
     asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": ["xyz", "one t", "one two"]}
     [choice] = worker.ask("completions", **asked)[1]["choices"]
     assert (choice["text"], choice["finish_reason"]) == (ANSWER[: ANSWER.index("one")], "stop")
@@ -359,7 +359,7 @@ def test_a_client_that_does_not_read_is_cut_off(
     small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(replies, "STALL_SECONDS", 0.2)
     word = small_tokenizer.encode("x" * 500, bos=False).tolist()
     engine = FakeEngine(small_tokenizer, lambda _work: word * 80, positions=1 << 20)
     with running_worker(engine, max_tokens=1 << 20) as worker:

@@ -79,29 +79,28 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "param", "words"), REFUSED)
-def test_completions_that_are_refused(worker: Worker, asked: dict[str, Any], param: str, words: str) -> None:
-    error = refusal(worker.ask("completions", **{"prompt": "a", **asked}), 400)
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert words in error["message"]
+REFUSED_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": [{"role": ""}]}, "messages", "messages.0.role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "'image_url'"),
+    ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "context length"),
+    ({"top_logprobs": False}, "top_logprobs", "integer"),
+    ({"tool_choice": "required"}, "tool_choice", "auto"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "null"),
+    ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "no chat template"),
+]
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "words"),
-    [
-        ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": ""}]}, "messages", "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "'image_url'"),
-        ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "context length"),
-        ({"top_logprobs": False}, "top_logprobs", "integer"),
-        ({"tool_choice": "required"}, "tool_choice", "auto"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "null"),
-        ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "no chat template"),
-    ],
+    ("what", "asked", "param", "words"),
+    [*(("completions", *row) for row in REFUSED), *(("chat", *row) for row in REFUSED_CHATS)],
 )
-def test_chats_that_are_refused(worker: Worker, asked: dict[str, Any], param: str, words: str) -> None:
-    error = refusal(worker.ask("chat", **{"messages": CHAT, **asked}), 400)
-    assert error["param"] == param
+def test_invalid_requests_are_refused(
+    worker: Worker, what: str, asked: dict[str, Any], param: str, words: str
+) -> None:
+    needed = {"messages": CHAT} if what == "chat" else {"prompt": "a"}
+    error = refusal(worker.ask(what, **{**needed, **asked}), 400)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert words in error["message"]
 
 

@@ -89,16 +89,16 @@ def answer_ids(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, *
     """Return what the model says without drafts, by transformers alone."""
     ids = torch.from_numpy(tokenizer.encode(prompt, bos=True)).to(torch.int64)[None]
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **options)
-    told: list[int] = output[0, ids.shape[1] :].tolist()
-    return told
+    generated: list[int] = output[0, ids.shape[1] :].tolist()
+    return generated
 
 
-def text_after(tokenizer: TextTokenizer, prompt: str, told: list[int]) -> str:
+def text_after(tokenizer: TextTokenizer, prompt: str, generated: list[int]) -> str:
     """Return the text that tokens add to a prompt."""
     ids = [
         token for token in tokenizer.encode(prompt, bos=True).tolist() if token not in tokenizer.special_ids
     ]
-    whole = tokenizer.decode([*ids, *(token for token in told if token not in tokenizer.special_ids)])
+    whole = tokenizer.decode([*ids, *(token for token in generated if token not in tokenizer.special_ids)])
     return whole[len(tokenizer.decode(ids)) :].rstrip("\ufffd")
 
 

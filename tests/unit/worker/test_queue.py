@@ -11,7 +11,7 @@ import pytest
 from draftstore.decoding.loop import Step
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker import app, exchange
+from services.worker import app, replies
 from services.worker.answers import Answer
 from services.worker.decoder import MAX_FAILURES
 from tests.fakes.waiting import SECONDS, until
@@ -154,7 +154,7 @@ def test_a_pass_that_fails_is_one_failure_however_many_answers_it_ends(pair: tup
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_place(pair: tuple[Worker, Batched], stream: bool) -> None:
+def test_a_disconnect_frees_the_place_of_an_answer(pair: tuple[Worker, Batched], stream: bool) -> None:
     worker, engine = pair
     connections = fill(worker, engine, [1, 2, 3, 4, 5], max_tokens=6, stream=stream)
     connections[1].close()
@@ -171,7 +171,7 @@ def test_a_client_that_goes_away_frees_its_place(pair: tuple[Worker, Batched], s
         connection.close()
 
 
-def test_a_client_that_goes_away_while_it_waits(pair: tuple[Worker, Batched]) -> None:
+def test_a_disconnect_cancels_a_waiting_answer(pair: tuple[Worker, Batched]) -> None:
     worker, engine = pair
     connections = fill(worker, engine, [1, 2, 3, 4, 5])
     connections[4].close()
@@ -242,7 +242,7 @@ def test_draining_finishes_accepted_requests(pair: tuple[Worker, Batched]) -> No
 def test_a_stream_shows_that_it_is_alive_while_it_waits(
     pair: tuple[Worker, Batched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(replies, "KEEP_ALIVE_SECONDS", 0.05)
     worker, engine = pair
     connection = begin(worker, 1, stream=True)
     answer = connection.getresponse()

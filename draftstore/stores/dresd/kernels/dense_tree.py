@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.stores.dresd.kernels.nearest import find_nearest
 from draftstore.trees.frontier import new_frontier, unpack_nodes
-from draftstore.trees.trie import Trie, keep_best, new_trie, place_nodes
+from draftstore.trees.trie import Trie, keep_best, new_trie, place_node
 
 
 class Calibration(NamedTuple):
@@ -58,9 +58,6 @@ class Scratch(NamedTuple):
         sums: float64 [places], weight of those that continue beyond it.
         above: int64 [places], parent node.
         unseen: float64 [places], weight of unseen continuations there.
-        path: int32 [length], tokens of one continuation.
-        chain: int64 [length], its parents: each token follows the one before it.
-        places: int64 [length], its nodes in the trie.
         kept: int64 [budget + 1], for `keep_best`.
     """
 
@@ -69,31 +66,19 @@ class Scratch(NamedTuple):
     sums: NDArray[np.float64]
     above: NDArray[np.int64]
     unseen: NDArray[np.float64]
-    path: NDArray[np.int32]
-    chain: NDArray[np.int64]
-    places: NDArray[np.int64]
     kept: NDArray[np.int64]
 
 
 @kernel
 def draft_trees(index, tokens, calibration, contexts, queries, drafts, length, probing, budget, max_level):
-    """Draw a draft tree for each query.
+    """Draw a draft tree for each query, float32 [batch, dims], of any length; one with NaN gets none.
 
-    Args:
-        index: DenseIndex.
-        tokens: unsigned [tokens], the corpus: documents, each ended by an id outside the vocabulary.
-        calibration: Calibration.
-        contexts: int32 [batch, at least 1]; the last token of each was just sampled.
-        queries: float32 [batch, dims], of any length; one with NaN gets no draft.
-        drafts: maximum neighbours of a query.
-        length: maximum tokens of a continuation.
-        probing: share of a large group that is visited, see `draftstore.stores.dresd.kernels.nearest`.
-        budget: maximum nodes of a tree.
-        max_level: maximum level of a node.
+    The last tokens of `contexts`, int32 [batch, at least 1], were just sampled. `tokens` is the corpus: documents, each
+    ended by an id outside the vocabulary. `drafts` and `length` limit neighbours and tokens of a continuation;
+    `probing` is that of `find_nearest`.
 
-    Returns:
-        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch],
-        entries in the searched group int64 [batch], 0 if nothing was searched.
+    Returns tokens int32 [batch, budget], parents int16, levels uint8 likewise, sizes int32 [batch], and the entries in
+    the searched group, int64 [batch], 0 if nothing was searched.
     """
     batch = len(contexts)
     ids, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
@@ -127,9 +112,6 @@ def new_scratch(drafts, length, budget):
         np.empty(places, np.float64),
         np.empty(places, np.int64),
         np.empty(places, np.float64),
-        np.empty(length, np.int32),
-        np.arange(-1, length - 1),
-        np.empty(length, np.int64),
         np.empty(budget + 1, np.int64),
     )
 
@@ -143,8 +125,9 @@ def draw_tree(tokens, vocab_size, calibration, starts, similarities, length, scr
     """
     size = _clear(scratch)
     for i in range(len(starts)):
-        count = _read(tokens, starts[i], vocab_size, scratch.path, length)
-        size = _hang(scratch, size, count, _weight(calibration, similarities[i]))
+        size = _add(
+            scratch, size, tokens, starts[i], length, vocab_size, _weight(calibration, similarities[i])
+        )
     _find_chances(scratch, size, calibration)
     return keep_best(scratch.trie, nodes, scratch.kept, length, max_level)
 
@@ -167,22 +150,14 @@ def _weight(calibration, similarity):
 
 
 @leaf_kernel
-def _read(tokens, start, vocab_size, path, length):
-    """Read a continuation up to the end of its document, from any position; return its number of tokens."""
-    count = 0
-    while count < length and 0 <= start + count < len(tokens) and tokens[start + count] < vocab_size:
-        path[count] = tokens[start + count]
-        count += 1
-    return count
-
-
-@leaf_kernel
-def _hang(scratch, size, count, weight):
-    """Add the first `count` tokens of the path to a trie of `size` nodes; return its new size."""
-    size = place_nodes(scratch.trie, size, scratch.path, scratch.chain, 0, count, scratch.places)
+def _add(scratch, size, tokens, start, length, vocab_size, weight):
+    """Add a continuation, up to the end of its document, to a trie of `size` nodes; return its new size."""
     above = np.int64(0)
-    for i in range(count):
-        place = scratch.places[i]
+    for position in range(start, start + length):
+        if position < 0 or position >= len(tokens) or tokens[position] >= vocab_size:
+            break
+        place = place_node(scratch.trie, size, above, np.int64(tokens[position]))
+        size = max(size, place + 1)
         scratch.above[place] = above
         scratch.weights[place] += weight
         scratch.sums[above] += weight

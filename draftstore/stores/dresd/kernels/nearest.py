@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
 from draftstore.jit import kernel, leaf_kernel, reordering_kernel
 
 LARGE = 8192
@@ -55,56 +54,23 @@ class DenseIndex(NamedTuple):
     centroids: NDArray[np.float32]
 
 
-class Neighbours(NamedTuple):
-    """The nearest entries of a batch of queries.
-
-    Attributes:
-        entries: int64 [batch, k], nearest first, ties by number; padded with -1.
-        similarities: float32 [batch, k], cosines; padded with -inf.
-        sizes: int64 [batch], entries of the group.
-    """
-
-    entries: NDArray[np.int64]
-    similarities: NDArray[np.float32]
-    sizes: NDArray[np.int64]
-
-
-def search(
-    index: DenseIndex,
-    queries: NDArray[np.float32],
-    tokens: NDArray[np.int32],
-    k: int,
-    probing: float = PROBING,
-) -> Neighbours:
-    """Return the nearest entries of queries, each among those with its first token.
-
-    Args:
-        index: arrays of the store.
-        queries: float32 [batch, dims], of any length; zero vectors and those with NaN have no neighbours.
-        tokens: int32 [batch], first tokens; ids outside the vocabulary have no entries.
-        k: maximum neighbours of a query, at least one.
-        probing: share of a group of `LARGE` entries to visit, in (0, 1]. For equal recall, larger groups have a smaller
-            share, by the square root of their size; small ones, and all with `ALL`, are visited completely.
-    """
-    queries, tokens = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(tokens, np.int32)
-    if queries.ndim != 2 or tokens.shape != queries.shape[:1] or queries.shape[1] != index.vectors.shape[1]:
-        raise DraftstoreError(
-            f"queries of shape {queries.shape} for tokens of shape {tokens.shape}: expected [batch, "
-            f"{index.vectors.shape[1]}] and [batch]"
-        )
-    return Neighbours(*_search(index, queries, tokens, k, probing))
-
-
 @kernel
-def _search(index, queries, tokens, k, probing):
+def search(index, queries, tokens, k, probing):
+    """Return the nearest entries of queries, float32 [batch, dims], among those with their first tokens, int32 [batch].
+
+    Queries may have any length; zero vectors and those with NaN have no neighbours, nor do ids outside the vocabulary.
+    `probing` in (0, 1] is the share of a group of `LARGE` entries to visit. For equal recall, larger groups have a
+    smaller share, by the square root of their size; small ones, and all with `ALL`, are visited completely.
+
+    Returns entries int64 [batch, k], nearest first, ties by number, padded with -1, their cosines float32 [batch, k],
+    padded with -inf, and the sizes of the groups, int64 [batch].
+    """
     batch = len(tokens)
-    entries = np.empty((batch, k), np.int64)
-    similarities = np.empty((batch, k), np.float32)
+    entries = np.full((batch, k), -1, np.int64)
+    similarities = np.full((batch, k), -np.inf, np.float32)
     sizes = np.empty(batch, np.int64)
     for i in range(batch):
-        found, sizes[i] = find_nearest(index, queries[i], tokens[i], probing, entries[i], similarities[i])
-        entries[i, found:] = -1
-        similarities[i, found:] = -np.inf
+        _, sizes[i] = find_nearest(index, queries[i], tokens[i], probing, entries[i], similarities[i])
     return entries, similarities, sizes
 
 

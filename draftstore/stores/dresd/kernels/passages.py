@@ -57,10 +57,12 @@ class Passages(NamedTuple):
         """Number of entries in all blocks."""
         return int(self.entries[-1])
 
+    def _windows_of(self, block: int) -> NDArray[np.int64]:
+        return self.windows[self.blocks[block] : self.blocks[block + 1]]
+
     def tokens_of(self, blocks: Iterable[int]) -> int:
         """Return the number of tokens that the model reads for some blocks, without BOS."""
-        rows = [self.windows[self.blocks[block] : self.blocks[block + 1]] for block in blocks]
-        return sum(int((row[:, _STOP] - row[:, _START]).sum()) for row in rows)
+        return sum(int((rows[:, _STOP] - rows[:, _START]).sum()) for rows in map(self._windows_of, blocks))
 
     def entries_of(self, blocks: Iterable[int]) -> int:
         """Return the number of entries in some blocks."""
@@ -68,7 +70,7 @@ class Passages(NamedTuple):
 
     def places(self, block: int) -> NDArray[np.int64]:
         """Return int64 [entries of the block]: the start of their continuations in tokens.bin."""
-        windows = self.windows[self.blocks[block] : self.blocks[block + 1]]
+        windows = self._windows_of(block)
         sizes = windows[:, _STOP] - windows[:, _FIRST]
         ahead = np.repeat(windows[:, _FIRST] - (np.cumsum(sizes) - sizes), sizes)
         places: NDArray[np.int64] = np.arange(len(ahead)) + ahead + BEHIND
@@ -83,9 +85,7 @@ class Passages(NamedTuple):
         """
         head = np.array(bos, np.int64)
         texts, rows = [], []
-        for document, start, first, stop in self.windows[
-            self.blocks[block] : self.blocks[block + 1]
-        ].tolist():
+        for document, start, first, stop in self._windows_of(block).tolist():
             ids = tokens[start:stop].astype(np.int64)
             there = start == self.starts[document] and np.array_equal(ids[: len(bos)], head)
             texts.append(ids if there else np.concatenate([head, ids]))

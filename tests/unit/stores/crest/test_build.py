@@ -13,8 +13,8 @@ from draftstore.storage.staging import BuildResult
 from draftstore.stores.crest import build as crest_module
 from draftstore.stores.crest import packing
 from draftstore.stores.crest.build import RULE, CrestOptions, build_crest
+from draftstore.stores.crest.codes import EntryCodec
 from draftstore.stores.crest.entries import LMDB_FILE, entries_digest, key_dtype
-from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
 from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, CrestStore
 from draftstore.stores.registry import verify_store
 from draftstore.stores.rest.build import RestOptions, build_rest
@@ -23,7 +23,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests import reference
 from tests.conftest import write_texts
 from tests.fakes import killed
-from tests.reference import Ngram
+from tests.reference import Ngram, Stored, nodes_of
+from tests.unit.stores.crest.test_codes import decoded, trees_of
 from tests.unit.stores.crest.test_counts import documents_of
 from tests.unit.stores.rest.test_build import contents, names
 
@@ -65,22 +66,21 @@ def require_exact(store: Path, rest: Path, nodes: int) -> None:
     manifest = load_manifest(store)
     opened = CrestStore.open(store)
     dtype = key_dtype(manifest.vocab_size)
-    packer = Envelope((store / DICTIONARY_FILE).read_bytes())
+    codec = EntryCodec((store / DICTIONARY_FILE).read_bytes())
     rows = pl.read_parquet(store / KEPT_FILE).to_dicts()
     assert [tuple(row["tokens"]) for row in rows] == expected
     values = dict(opened.entries.items())
     assert list(values) == sorted(np.array(ngram, dtype).tobytes() for ngram in expected)
     for rank, row in enumerate(rows, 1):
         value = values[np.array(row["tokens"], dtype).tobytes()]
-        entry = opened.envelope.open(value)
-        entry.tree.validate()
-        assert entry.tree == drafter.draft(np.array([row["tokens"]], np.int32), nodes)[0].tree
-        assert (row["rank"], row["n"], row["nodes"]) == (rank, len(row["tokens"]), len(entry.tree))
-        assert row["count"] == entry.occurrences == len(reference.continuations(documents, row["tokens"]))
-        assert row["distinct"] == entry.distinct == reference.followers(documents, row["tokens"])
-        raw = entry_bytes(Entry(entry.tree, row["count"], row["distinct"]))
-        assert value == packer.pack([raw])[0]
-        assert (row["raw_bytes"], row["bytes"]) == (len(raw), len(value))
+        tree, count, distinct = decoded(codec, value)
+        tree.validate()
+        assert tree == drafter.draft(np.array([row["tokens"]], np.int32), nodes)[0].tree
+        assert (row["rank"], row["n"], row["nodes"]) == (rank, len(row["tokens"]), len(tree))
+        assert row["count"] == count == len(reference.continuations(documents, row["tokens"]))
+        assert row["distinct"] == distinct == reference.followers(documents, row["tokens"])
+        assert [value] == codec.encode(trees_of([Stored(nodes_of(tree), count, distinct)]))
+        assert (row["raw_bytes"], row["bytes"]) == (8 + len(tree.to_bytes()), len(value))
     lengths = {f"n{n}": sum(len(ngram) == n for ngram in expected) for n in range(1, 9)}
     found = manifest.counts
     assert found["entries"] == len(expected) == sum(lengths.values())
@@ -126,7 +126,9 @@ def rest_of(tokenizer: TextTokenizer, folder: Path, text: str) -> Path:
     ).path
 
 
-def test_text_that_nothing_follows(small_tokenizer: TextTokenizer, tmp_path: Path, out: Path) -> None:
+def test_text_without_continuations_is_refused(
+    small_tokenizer: TextTokenizer, tmp_path: Path, out: Path
+) -> None:
     rest = rest_of(small_tokenizer, tmp_path, "a")
     for limit in ({"ngrams": 5}, {"max_bytes": 1 << 20}):
         with pytest.raises(BuildError, match="holds no n-gram followed by another token"):
@@ -151,7 +153,7 @@ def test_the_file_is_as_large_as_it_may_be(small_store: Path, out: Path, max_byt
     assert size > max_bytes - 2 * 4096 or manifest.counts["entries"] == every
 
 
-def test_a_share_of_the_rest_store_limits_the_whole_store_unless_a_size_is_given(
+def test_a_share_of_the_rest_store_limits_all_files_unless_a_size_is_set(
     small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(7)
@@ -210,7 +212,7 @@ def test_a_killed_build_ends_with_the_same_bytes(
     assert names(out.parent) == ["crest"]
 
 
-def test_a_build_whose_loader_failed_only_loads(
+def test_a_build_with_a_failed_load_only_loads_again(
     small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any) -> None:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, DraftstoreError, StoreError
 from draftstore.storage.manifest import load_manifest
+from draftstore.storage.report import ignore
 from draftstore.stores.crest import entries as entries_module
 from draftstore.stores.crest.entries import (
+    LMDB_FILE,
     LmdbEntries,
     entries_digest,
     key_dtype,
@@ -67,7 +69,7 @@ def test_the_digest_is_of_lengths_keys_and_values() -> None:
     st.dictionaries(st.binary(min_size=1, max_size=32), st.binary(max_size=5_000), max_size=30),
     st.lists(st.binary(min_size=1, max_size=32), max_size=5),
 )
-def test_what_is_written_is_read(
+def test_written_entries_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, items: dict[bytes, bytes], others: list[bytes]
 ) -> None:
     path = tmp_path_factory.mktemp("lmdb") / "e.lmdb"
@@ -174,7 +176,7 @@ def test_children_of_a_reader_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not lmdb" * 2_000])
-def test_what_is_no_lmdb_file(tmp_path: Path, content: bytes | None) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "e").write_bytes(content)
     with pytest.raises(StoreError, match=rf"{tmp_path / 'e'} cannot be read \(.*\): the store is damaged"):
@@ -243,7 +245,7 @@ def test_damage_in_pages_that_lead_to_others_does_not_end_the_process(tmp_path: 
 # -- of a store ----------------------------------------------------------------------------------------------
 
 
-def test_backends_that_are_not_there(small_crest: Path) -> None:
+def test_missing_backends_are_refused(small_crest: Path) -> None:
     manifest = load_manifest(small_crest)
     with pytest.raises(StoreError, match=r"is not in stone, only in lmdb: .*\(backend\)"):
         open_entries(small_crest, manifest, "stone")
@@ -253,4 +255,4 @@ def test_backends_that_are_not_there(small_crest: Path) -> None:
     ):
         open_entries(small_crest, manifest)
     with pytest.raises(DraftstoreError, match="the backend 'stone' is not installed here"):
-        entries_module.load_entries("stone")
+        entries_module.load_entries("stone", small_crest, small_crest, small_crest / LMDB_FILE, ignore)

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from draftstore.search.documents import count_documents, document_table
+from draftstore.search.expand import Rule
 from draftstore.search.ngrams import count_ngrams
 from draftstore.stores.crest import selection as selection_module
 from draftstore.stores.crest.selection import (
     GAIN_NODES,
     POOL_FACTOR,
     Ranking,
+    count_documents,
+    document_table,
     frequent_ngrams,
     rank_ngrams,
 )
@@ -20,8 +22,7 @@ from tests import reference
 from tests.reference import Documents, Ngram, UnclearError, make_index
 from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
 
-DEPTH = 4
-TRUST = (1.37, 0.613)
+RULE = Rule(1, 1, depth=4, rows=1, floor=0.0, alpha=1.37, beta=0.613, gamma=0.0)
 
 
 def ranked(ranking: Ranking) -> list[Ngram]:
@@ -57,17 +58,17 @@ def assert_ranked_by(gains: dict[Ngram, float], found: list[Ngram]) -> None:
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
 @given(st.data(), st.integers(1, 5), st.integers(1, 12) | st.just(500))
-def test_gain_is_what_is_lost_without_an_ngram(
+def test_gain_is_the_loss_without_an_ngram(
     vocab_size: int, data: st.DataObject, max_n: int, most: int
 ) -> None:
     corpus = data.draw(corpora(vocab_size))
     documents = documents_of(corpus)
     candidates = reference.gain_candidates(documents, max_n, most * POOL_FACTOR)
     try:
-        gains = reference.ngram_gains(documents, candidates, GAIN_NODES, DEPTH, *TRUST)
+        gains = reference.ngram_gains(documents, candidates, GAIN_NODES, RULE.depth, RULE.alpha, RULE.beta)
     except UnclearError:
         reject()
-    found = ranked(rank_ngrams(make_index(corpus, vocab_size), max_n, most, depth=DEPTH, trust=TRUST))
+    found = ranked(rank_ngrams(make_index(corpus, vocab_size), max_n, most, RULE))
     assert len(found) == min(most, len(candidates))
     assert len(set(found)) == len(found)
     assert_ranked_by(gains, found)

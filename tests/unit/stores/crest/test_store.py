@@ -1,34 +1,27 @@
 import dataclasses
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from draftstore.errors import StoreError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
+from draftstore.stores.crest.codes import UNFITTED, EntryCodec
 from draftstore.stores.crest.entries import LMDB_FILE, key_dtype
-from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
-from draftstore.stores.crest.store import (
-    DICTIONARY_FILE,
-    KEPT_FILE,
-    CrestDrafter,
-    CrestStore,
-)
+from draftstore.stores.crest.store import DICTIONARY_FILE, CrestDrafter, CrestStore
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import highest_level
 from tests import reference
 from tests.reference import Documents, Ngram, Nodes, Stored, UnclearError, nodes_of
 from tests.unit.search.test_expand import corpora, documents_of
-from tests.unit.stores.crest.test_envelope import tree_of
+from tests.unit.stores.crest.test_codes import trees_of
 
-ENVELOPE = Envelope(b"")
+CODEC = EntryCodec(UNFITTED)
 VOCABULARIES = [5, 65_535, 70_000]
 
 
@@ -52,10 +45,9 @@ class DictEntries:
 def drafter_of(store: dict[Ngram, Stored], vocab_size: int, max_n: int) -> CrestDrafter:
     """Return a drafter over what an oracle knows."""
     dtype = key_dtype(vocab_size)
-    raw = [entry_bytes(Entry(tree_of(tree), count, distinct)) for tree, count, distinct in store.values()]
     keys = [np.array(ngram, dtype).tobytes() for ngram in store]
-    entries = DictEntries(dict(zip(keys, ENVELOPE.pack(raw), strict=True)))
-    return CrestDrafter(entries, ENVELOPE, max_n, vocab_size)
+    entries = DictEntries(dict(zip(keys, CODEC.encode(trees_of([*store.values()])), strict=True)))
+    return CrestDrafter(entries, CODEC, max_n, vocab_size)
 
 
 def stored(documents: Documents, ngrams: Sequence[Ngram], nodes: int = 12) -> dict[Ngram, Stored]:
@@ -123,7 +115,7 @@ def test_drafts_are_those_of_the_oracle(
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @given(data=st.data(), width=st.integers(0, 9))
-def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObject, width: int) -> None:
+def test_a_batch_gives_the_drafts_of_single_calls(vocab_size: int, data: st.DataObject, width: int) -> None:
     store, max_n = data.draw(stores(vocab_size))
     texts = data.draw(st.lists(contexts(store, vocab_size), max_size=6))
     batch = np.full((len(texts), width), -1, np.int32)
@@ -145,42 +137,12 @@ def test_a_damaged_entry_is_an_error_and_no_crash() -> None:
     drafter = drafter_of({(1,): Stored([(3, -1, 0)], 5, 1), (2,): Stored([(3, -1, 0)], 5, 1)}, 5, 3)
     entries = drafter._entries
     assert isinstance(entries, DictEntries)
-    raw = entry_bytes(Entry(tree_of([(3, 200, 0), (4, 0, 0)]), 5, 1))
-    for value in (b"", b"nonsense", entries.values[b"\0\1"][:-1], ENVELOPE.pack([raw])[0]):
+    [wrong_parent] = CODEC.encode(trees_of([Stored([(3, 200, 0), (4, 0, 0)], 5, 1)]))
+    for value in (b"", b"nonsense", entries.values[b"\0\1"][:-1], wrong_parent):
         entries.values[b"\0\1"] = value
         with pytest.raises(StoreError, match="the store is damaged, build it again"):
             one(drafter, [2, 1])
         assert known(one(drafter, [1, 2]))[1:] == (1, 5)
-
-
-# -- a store on disk -----------------------------------------------------------------------------------------
-
-
-def kept_rows(store: Path) -> list[dict[str, Any]]:
-    return pl.read_parquet(store / KEPT_FILE).to_dicts()
-
-
-@pytest.mark.parametrize("version", [None, 3])
-def test_entries_of_another_version(small_crest: Path, tmp_path: Path, version: Any) -> None:
-    shutil.copytree(small_crest, tmp_path / "other")
-    manifest = load_manifest(small_crest)
-    del manifest.parameters["entries_version"]
-    if version is not None:
-        manifest.parameters["entries_version"] = version
-    save_manifest(tmp_path / "other", manifest)
-    with pytest.raises(
-        StoreError, match=r"has entries of version .*, this draftstore reads version 2: build it again"
-    ):
-        CrestStore.open(tmp_path / "other")
-
-
-def test_trees_of_another_rule(small_crest: Path, tmp_path: Path) -> None:
-    shutil.copytree(small_crest, tmp_path / "other")
-    manifest = load_manifest(small_crest)
-    manifest.parameters["rule"] = "longest"
-    save_manifest(tmp_path / "other", manifest)
-    with pytest.raises(StoreError, match=r"has trees drawn by 'longest', expected 'backoff': build it again"):
-        CrestStore.open(tmp_path / "other")
 
 
 # -- stores that cannot be opened ----------------------------------------------------------------------------
@@ -193,7 +155,7 @@ def copy(small_crest: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", [LMDB_FILE, DICTIONARY_FILE])
-def test_a_file_of_the_right_size_that_is_another(copy: Path, name: str) -> None:
+def test_another_file_of_the_same_size_is_refused(copy: Path, name: str) -> None:
     size = (copy / name).stat().st_size
     assert size > 0
     (copy / name).write_bytes(b"\1" * size)
@@ -201,14 +163,29 @@ def test_a_file_of_the_right_size_that_is_another(copy: Path, name: str) -> None
         CrestStore.open(copy)
 
 
-@pytest.mark.parametrize("max_n", [None, 0, 64, "four"])
-def test_a_manifest_without_the_length_of_ngrams(copy: Path, max_n: Any) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
-    del manifest["parameters"]["max_n"]
-    if max_n is not None:
-        manifest["parameters"]["max_n"] = max_n
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(StoreError, match="does not record the length of its n-grams: the store is damaged"):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "entries_version",
+            ...,
+            "has entries of version None, this draftstore reads version 2: build it again",
+        ),
+        ("entries_version", 3, "has entries of version 3, this draftstore reads version 2: build it again"),
+        ("rule", "longest", "has trees drawn by 'longest', expected 'backoff': build it again"),
+        *(
+            ("max_n", value, "does not record the length of its n-grams: the store is damaged")
+            for value in (..., 0, 64, "four")
+        ),
+    ],
+)
+def test_unusable_parameters_are_refused(copy: Path, name: str, value: Any, message: str) -> None:
+    manifest = load_manifest(copy)
+    parameters = {
+        key: found for key, found in {**manifest.parameters, name: value}.items() if found is not ...
+    }
+    save_manifest(copy, dataclasses.replace(manifest, parameters=parameters))
+    with pytest.raises(StoreError, match=message):
         CrestStore.open(copy)
 
 

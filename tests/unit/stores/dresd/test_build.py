@@ -14,7 +14,7 @@ from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import Progress, silent
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.dresd import build as dresd_build
-from draftstore.stores.dresd import grouping
+from draftstore.stores.dresd import embedding, grouping
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
 from draftstore.stores.dresd.grouping import cluster
 from draftstore.stores.dresd.kernels import passages
@@ -182,7 +182,7 @@ def test_any_documents(
     require_entries(DresdStore.open(folder / "store"), source, small_tokenizer.bos_ids, window)
 
 
-def test_states_that_are_not_finite_are_left_out_and_counted(
+def test_nonfinite_states_are_skipped_and_counted(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path
 ) -> None:
     token = int(small_tokenizer.encode(" the", bos=False)[0])
@@ -236,16 +236,16 @@ def test_another_build_is_refused(small_tokenizer: TextTokenizer, corpus: Path, 
             build(small_tokenizer, corpus, out, **changes)
 
 
-def test_a_build_that_goes_on_reads_no_block_twice(
+def test_a_resumed_build_reads_no_block_twice(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = HashedStates()
     build(small_tokenizer, corpus, tmp_path / "whole", source)
     expected = sorted(source.read)
     source.read.clear()
-    for step in ("fit_projection", "group_entries"):
+    for module, step in ((embedding, "fit"), (dresd_build, "group_entries")):
         with monkeypatch.context() as patch:
-            patch.setattr(dresd_build, step, no_space)
+            patch.setattr(module, step, no_space)
             with pytest.raises(OSError, match="No space left"):
                 build(small_tokenizer, corpus, out, source)
     build(small_tokenizer, corpus, out, source)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from draftstore.jit import read_only
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draw_tree, new_scratch
 from draftstore.text.tokens import sentinel, token_dtype
-from draftstore.trees.frontier import finish, new_frontier
+from draftstore.trees.frontier import new_frontier, unpack_nodes
 from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.reference import Documents, Ngram, UnclearError, nodes_of
@@ -62,9 +62,8 @@ def drawn(
         best,
         max_level,
     )
-    found = finish(best, size)
-    assert [array.dtype for array in found] == [np.int32, np.int16, np.uint8]
-    tree = DraftTree(*found)
+    tree = DraftTree(np.empty(size, np.int32), np.empty(size, np.int16), np.empty(size, np.uint8))
+    unpack_nodes(best, size, tree.tokens, tree.parents, tree.levels)
     tree.validate()
     return tree
 

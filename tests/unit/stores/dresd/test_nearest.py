@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from draftstore.jit import read_only
 from draftstore.stores.dresd.grouping import to_half
-from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, project, search
+from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, project, search
 from draftstore.stores.dresd.projection import unit
 from tests import reference
 from tests.fakes.dense_stores import make_projection
@@ -50,9 +50,8 @@ def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
     return unit(np.random.default_rng(seed).standard_normal((count, dims)).astype(np.float32))
 
 
-def rows_of(found: Neighbours, row: int) -> list[tuple[int, float]]:
-    """Return the neighbours of one query, and see that what stands behind them says that there are no more."""
-    entries, similarities = found.entries[row], found.similarities[row]
+def neighbours(entries: NDArray[np.int64], similarities: NDArray[np.float32]) -> list[tuple[int, float]]:
+    """Return the neighbours of one query, after checking the padding behind them."""
     count = int((entries >= 0).sum())
     assert (entries[count:] == -1).all()
     assert (similarities[count:] == -np.inf).all()
@@ -77,13 +76,13 @@ def test_the_nearest_entries_of_the_group_are_found(
     index = make_index(vectors, sizes, positions=np.uint64 if wide else np.uint32)
     tokens = rng.integers(-2, len(sizes) + 2, 12).astype(np.int32)
     queries = exact_vectors(12, dims, rng) * rng.choice([0.25, 1.0, 64.0], (12, 1)).astype(np.float32)
-    found = search(index, queries, tokens, k, ALL)
+    found, similarities, group_sizes = search(index, queries, tokens, k, ALL)
     groups = index.groups.tolist()
     for row, token in enumerate(tokens.tolist()):
         group = range(*groups[token : token + 2]) if 0 <= token < len(sizes) else range(0)
         expected = reference.nearest_entries(vectors.astype(float), group, queries[row].astype(float), k)
-        assert rows_of(found, row) == expected
-        assert found.sizes[row] == len(group)
+        assert neighbours(found[row], similarities[row]) == expected
+        assert group_sizes[row] == len(group)
 
 
 def test_every_float16_is_read_right() -> None:
@@ -91,8 +90,9 @@ def test_every_float16_is_read_right() -> None:
     bits = bits[np.isfinite(bits.view(np.float16))]
     index = make_index(np.zeros((len(bits), 1), np.float32), [1] * len(bits))
     index = index._replace(vectors=read_only(bits[:, None]))
-    found = search(index, np.ones((len(bits), 1), np.float32), np.arange(len(bits), dtype=np.int32), 1)
-    assert (found.similarities[:, 0] == bits.view(np.float16)).all()
+    tokens = np.arange(len(bits), dtype=np.int32)
+    _, similarities, _ = search(index, np.ones((len(bits), 1), np.float32), tokens, 1, ALL)
+    assert (similarities[:, 0] == bits.view(np.float16)).all()
 
 
 # -- lists ---------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_the_lists_with_the_nearest_centroids_are_visited(
     index = make_index(vectors, sizes, lists, centroids)
     queries = exact_vectors(8, 16, rng)
     tokens = rng.integers(0, len(lists), 8).astype(np.int32)
-    found = search(index, queries, tokens, k, probing)
+    found, similarities, group_sizes = search(index, queries, tokens, k, probing)
     for row, token in enumerate(tokens.tolist()):
         start, first, cut = int(index.groups[token]), int(index.group_lists[token]), lists[token]
         query = queries[row].astype(float)
@@ -127,8 +127,10 @@ def test_the_lists_with_the_nearest_centroids_are_visited(
             )
             ends = (start + np.cumsum(cut)).tolist()
             entries = {e for number in visited for e in range(ends[number] - cut[number], ends[number])}
-        assert rows_of(found, row) == reference.nearest_entries(vectors.astype(float), entries, query, k)
-        assert found.sizes[row] == sizes[token]
+        assert neighbours(found[row], similarities[row]) == reference.nearest_entries(
+            vectors.astype(float), entries, query, k
+        )
+        assert group_sizes[row] == sizes[token]
 
 
 @given(size=st.integers(1, 70), dims=st.integers(1, 9), batch=st.integers(1, 5), seed=st.integers(0, 99))

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from sklearn.preprocessing import StandardScaler
 
 from draftstore.errors import DraftstoreError
 from draftstore.stores.dresd import projection as projection_module
-from draftstore.stores.dresd.projection import Moments, Projection, fit
+from draftstore.stores.dresd.projection import Projection, fit, moments
 
 
 def states_of(count: int, size: int, seed: int = 0) -> NDArray[np.float32]:
@@ -23,17 +21,11 @@ def states_of(count: int, size: int, seed: int = 0) -> NDArray[np.float32]:
     return states
 
 
-def fitted(states: NDArray[Any], dims: int) -> tuple[Projection, float]:
-    moments = Moments(states.shape[1])
-    moments.add(states)
-    return fit(moments, dims)
-
-
 @given(count=st.integers(30, 300), size=st.integers(2, 24), seed=st.integers(0, 99))
-def test_it_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
+def test_the_projection_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
     states = states_of(count, size, seed)
     dims = max(size // 2, 1)
-    projection, explained = fitted(states, dims)
+    projection, explained = fit(states, dims)
     scaled = StandardScaler().fit_transform(states.astype(np.float64))
     pca = PCA(dims, svd_solver="full").fit(scaled)
     expected = pca.transform(scaled)
@@ -43,54 +35,39 @@ def test_it_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
     assert explained == pytest.approx(float(pca.explained_variance_ratio_.sum()), abs=1e-4)
 
 
-def test_parts_are_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_are_exact_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     states = states_of(500, 10)
-    whole = Moments(10)
-    whole.add(states)
-    monkeypatch.setattr(projection_module, "PART", 64)
-    parts = Moments(10)
-    for start in range(0, 500, 37):
-        parts.add(states[start : start + 37])
-    assert parts.count == whole.count == 500
     exact = states.astype(np.float64)
     scale = exact.std(axis=0)
-    for moments in (whole, parts):
-        assert np.allclose((moments.mean() - exact.mean(axis=0)) / scale, 0, atol=1e-6)
+    for part in (4096, 64):
+        monkeypatch.setattr(projection_module, "PART", part)
+        count, mean, covariance = moments(states)
+        assert count == 500
+        assert np.allclose((mean - exact.mean(axis=0)) / scale, 0, atol=1e-6)
         expected = np.cov(exact.T, bias=True)
-        assert np.allclose((moments.covariance() - expected) / np.outer(scale, scale), 0, atol=1e-5)
+        assert np.allclose((covariance - expected) / np.outer(scale, scale), 0, atol=1e-5)
 
 
-def test_states_that_are_not_finite_are_skipped() -> None:
+def test_nonfinite_states_are_skipped() -> None:
     states = states_of(100, 6)
-    broken = np.insert(states, [0, 5, 50], np.nan, axis=0)
+    broken = np.insert(states, [0, 5, 50, 100], np.nan, axis=0)
     broken[6] = np.inf
-    moments = Moments(6)
-    moments.add(broken)
-    assert moments.count == 100
-    moments.add(np.full((3, 6), np.nan))
-    projection, _ = fit(moments, 3)
-    assert projection.to_bytes() == fitted(states, 3)[0].to_bytes()
+    assert moments(broken)[0] == 100
+    assert fit(broken, 3)[0].to_bytes() == fit(states, 3)[0].to_bytes()
 
 
-def test_numbers_that_never_change_get_no_weight() -> None:
+def test_constant_dimensions_get_no_weight() -> None:
     states = states_of(100, 6)
     states[:, 1], states[:, 4] = 0.1, 0.0
-    projection, explained = fitted(states, 4)
+    projection, explained = fit(states, 4)
     assert (projection.weights[:, [1, 4]] == 0).all()
     assert np.isfinite(projection.weights).all()
     assert explained == pytest.approx(1, abs=1e-6)
-    equal, nothing = fitted(np.ones((9, 3), np.float32), 2)
+    equal, nothing = fit(np.ones((9, 3), np.float32), 2)
     assert (equal.weights == 0).all()
     assert nothing == 0
 
 
-def test_invalid_projections_are_refused() -> None:
-    ones = np.ones((2, 3), np.float32)
-    with pytest.raises(DraftstoreError, match=r"weights \(2, 3\) and bias \(3,\): expected"):
-        Projection(ones, np.ones(3, np.float32))
+def test_nonfinite_projections_are_refused() -> None:
     with pytest.raises(DraftstoreError, match="not finite: build its store again"):
-        Projection(ones, np.array([1, np.nan], np.float32))
-    with pytest.raises(
-        DraftstoreError, match="hidden states of 4 numbers, expected 3: use a store of this model"
-    ):
-        Projection(ones, np.ones(2, np.float32)).apply(np.ones((5, 4), np.float32))
+        Projection(np.ones((2, 3), np.float32), np.array([1, np.nan], np.float32))

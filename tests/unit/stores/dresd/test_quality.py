@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftstore.stores.dresd import quality as dresd_quality
+from draftstore.stores.dresd import build as dresd_build
+from draftstore.stores.dresd.build import figures
 from draftstore.stores.dresd.grouping import to_half
 from draftstore.stores.dresd.kernels.nearest import DenseIndex
 from draftstore.stores.dresd.projection import unit
-from draftstore.stores.dresd.quality import figures
 
 
 def random_units(count: int, dims: int = 8, seed: int = 0) -> NDArray[np.float32]:
@@ -33,7 +33,7 @@ def measured(
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even a few entries take several blocks."""
-    monkeypatch.setattr(dresd_quality, "_ROWS", 7)
+    monkeypatch.setattr(dresd_build, "RANKED_ROWS", 7)
 
 
 def test_ranks_are_those_of_brute_force(small_blocks: None) -> None:

@@ -17,10 +17,9 @@ from draftstore.storage.manifest import (
     save_manifest,
     verify_files,
 )
-from draftstore.stores.dresd.files import FILES
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
 from draftstore.stores.dresd.kernels.nearest import ALL, project, search
-from draftstore.stores.dresd.store import STRATEGIES, DresdStore
+from draftstore.stores.dresd.store import FILES, STRATEGIES, DresdStore
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 from tests import reference
@@ -214,7 +213,7 @@ def test_a_file_that_the_manifest_leaves_out_is_named(store: Path) -> None:
     assert "its manifest does not list lists.bin" in refusal(store)
 
 
-def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:
+def test_random_positions_tokens_and_vectors_give_valid_trees(store: Path) -> None:
     """Positions, tokens and vectors may be anything: drafts are trees of ids that exist."""
     contexts, hidden = questions()
     rng = np.random.default_rng(0)
@@ -243,13 +242,13 @@ def expected_drafts(
     """Yield what an oracle drafts from the files of a store, and the size of the group; None where that is unclear."""
     vectors = store.index.vectors.view(np.float16).astype(np.float64)
     queries = project(store.projection.weights, store.projection.bias, hidden.astype(np.float32))
-    found = search(store.index, queries, contexts[:, -1], drafts, ALL)
+    entries, cosines, _ = search(store.index, queries, contexts[:, -1].copy(), drafts, ALL)
     firsts = [int(store.tokens[int(position) - 1]) for position in store.index.positions]
     for row, (context, query) in enumerate(zip(contexts[:, -1].tolist(), queries.astype(float), strict=True)):
         group = [entry for entry, first in enumerate(firsts) if first == context]
         products = dict(zip(group, vectors[group] @ (query / np.linalg.norm(query)), strict=True))
-        ranking = [entry for entry in found.entries[row].tolist() if entry >= 0]
-        similarities = found.similarities[row, : len(ranking)].tolist()
+        ranking = [entry for entry in entries[row].tolist() if entry >= 0]
+        similarities = cosines[row, : len(ranking)].tolist()
         np.testing.assert_allclose(similarities, [products[entry] for entry in ranking], atol=1e-6)
         assert len(ranking) == min(drafts, len(group))
         assert all(products[entry] < similarities[-1] + 1e-6 for entry in set(group) - set(ranking))
@@ -282,7 +281,7 @@ def test_drafts_of_a_store_are_those_of_the_oracle(tmp_path: Path, drafts: int, 
     assert compared > len(contexts) // 2
 
 
-def test_a_batch_drafts_what_each_of_it_drafts_alone(built: Path) -> None:
+def test_a_batch_gives_the_drafts_of_single_calls(built: Path) -> None:
     drafter = DresdStore.open(built).drafter()
     contexts, hidden = questions()
     hidden[3], hidden[5, 2], hidden[6], hidden[7, 1] = np.nan, np.nan, np.inf, -np.inf

@@ -187,7 +187,7 @@ def test_nothing_to_build_from(
     assert names(out.parent) == []
 
 
-def test_what_was_skipped_is_reported_also_by_a_build_that_goes_on(
+def test_a_resumed_build_reports_skipped_records_too(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with corpus.open("a") as file:
@@ -232,7 +232,7 @@ def killed_worker(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_worker_is_an_error_that_says_what_to_do(
+def test_a_killed_worker_raises_an_error_with_advice(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "sort_segment", killed_worker)

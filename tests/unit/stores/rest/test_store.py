@@ -215,7 +215,7 @@ def test_drafts_of_a_store_are_those_of_the_oracle(built: Path, strategy: str) -
 
 
 @pytest.mark.parametrize("batch", [7, 8, 29])
-def test_threads_draft_what_one_does(built: Path, batch: int) -> None:
+def test_several_threads_give_the_drafts_of_one(built: Path, batch: int) -> None:
     store = RestStore.open(built)
     text = max(documents_in(store.index), key=len)
     contexts = np.array([text[place % 8 :][:8] for place in range(batch)], np.int32)

@@ -16,9 +16,9 @@ from draftstore.stores.rest import updating as updating_module
 from draftstore.stores.rest.store import STRATEGIES, RestStore, read_digests
 from draftstore.stores.rest.updating import Contents, update_rest
 from draftstore.text.digests import digest_keys, stack_digests
-from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import tokenize_corpus
 from draftstore.text.tokens import TokenShards
 from tests.reference import plain_digest
 
@@ -171,7 +171,7 @@ def test_documents_that_nobody_has_are_refused(
         ("tokens", "documents, but"),
     ],
 )
-def test_a_store_that_is_no_base_is_refused(
+def test_unsuitable_base_stores_are_refused(
     small_tokenizer: TextTokenizer, words: set[str], base: Path, tmp_path: Path, damage: str, reason: str
 ) -> None:
     manifest = json.loads((base / "manifest.json").read_text())

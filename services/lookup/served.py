@@ -1,19 +1,29 @@
 """Open stores and the names that they are served under: built ones, and live ones that decoders append to.
 
 A reader gets it from `Releases.get` and keeps it to the end of one request, so that no answer mixes builds.
+
+A store is warmed before its first request: its files are read into memory, its kernels compiled, drafts made. That runs
+beside requests in the same process, so it works in pieces of a fraction of a millisecond, reads without the GIL, and
+sleeps after each piece: a thread that never sleeps would block a busy processor for milliseconds.
 """
 
+import logging
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import StoreError
-from draftstore.live.log import Document, Vocabulary
+from draftstore.live import memory
+from draftstore.live.log import LiveDocument
 from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
+from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.remote.wire import AppendRequest, DraftRequest, short_hash
-from draftstore.storage.locks import StoreLease
+from draftstore.storage.locks import lease
 from draftstore.storage.manifest import (
     TOKENIZER_FOLDER,
     Manifest,
@@ -22,12 +32,21 @@ from draftstore.storage.manifest import (
     manifest_digest,
 )
 from draftstore.stores.crest.entries import POSTGRES
-from draftstore.stores.registry import kind_of, open_store
+from draftstore.stores.registry import KINDS, Store, kind_of, open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees import batch
 from draftstore.trees.batch import DraftBatch
-from services.lookup.releases.warming import warm_store
 from services.lookup.settings import Target
 
+LOG = logging.getLogger(__name__)
+PIECE = 1 << 20
+"""Bytes read at a time."""
+REST = 0.001
+"""Seconds between two pieces: requests lose a twentieth of their time, not a fifth."""
+SHARE = 0.5
+"""Fraction of available memory that warming a store may fill."""
+SAMPLES = 200
+"""Drafts per warm-up."""
 FILES = "files"
 """Backend of stores without a choice."""
 PACE = 2e-4
@@ -35,36 +54,15 @@ PACE = 2e-4
 
 
 class Served:
-    """An open store, warmed, with all that answers need.
-
-    Attributes:
-        target: what was opened; its digest is that of the manifest.
-        name: name that clients use.
-        build: prefix of the digest, as sent in answers.
-        tokenizer: fingerprint of the tokenizer, as sent in answers.
-        text: the tokenizer.
-        kind: kind of the store.
-        backend: that of the entries; `FILES` without a choice.
-        slow: whether lookups wait for a server and belong in a thread.
-        strategies: supported strategies.
-        hidden_size: numbers of the hidden states that a dense store needs; 0 for others.
-        pace: seconds of a draft of 64 nodes for one context of a batch, measured when it was warmed.
-    """
+    """An open store, warmed, with all that answers need."""
 
     def __init__(self, target: Target, texts: Iterable[TextTokenizer] = ()) -> None:
-        """Open and warm the store of a target.
+        """Open and warm the store of a target; DraftstoreError or OSError if it cannot be used.
 
-        Args:
-            target: name and directory.
-            texts: tokenizers that are loaded already: loading one holds the interpreter's lock for 0.2 s.
-
-        Raises:
-            DraftstoreError: the store cannot be opened or is damaged, its directory holds another build, stores of this
-                kind have no drafter, or its database is down.
-            OSError: a file cannot be read.
+        `texts` are tokenizers that are loaded already: loading one holds the interpreter's lock for 0.2 s.
         """
         with ExitStack() as opened:
-            opened.enter_context(closing(StoreLease(target.path)))
+            opened.enter_context(lease(target.path))
             digest = _require_digest(target, target.digest)
             self._manifest = manifest = load_manifest(target.path)
             kind = kind_of(manifest.kind)
@@ -75,32 +73,28 @@ class Served:
             _require_digest(target, digest)
             self._drafters = {name: store.drafter(name) for name in store.strategies}
             self.text = _tokenizer(target, manifest, texts)
-            self.pace = warm_store(store, self._drafters.values())
+            self.pace = warm_store(store, self._drafters.values())  # seconds of a usual draft for a context
             self._drafters[""] = self._drafters[store.default_strategy]
             self._opened = opened.pop_all()
         self.target = target._replace(digest=digest)
         self.name = target.name
-        self.build = short_hash(digest)
+        self.build = short_hash(digest)  # as sent in answers, like the fingerprint of the tokenizer
         self.tokenizer = short_hash(manifest.tokenizer.fingerprint)
         self.kind = manifest.kind
         self.backend = backend or FILES
-        self.slow = backend == POSTGRES
+        self.slow = backend == POSTGRES  # lookups wait for a server, and belong in a thread
         self.strategies = store.strategies
         self._default_strategy = store.default_strategy
         self.hidden_size = self._drafters[""].hidden_size
         self._opened_at = datetime.now(UTC)
 
     def __str__(self) -> str:
-        """Return the name and the build, for logs."""
         return f"{self.name!r} from build {self.build:016x}"
 
     def draft(self, request: DraftRequest) -> DraftBatch:
         """Draft for the contexts of a request; thread-safe.
 
-        Raises:
-            KeyError: no such strategy.
-            StoreError: a file of the store was truncated: reading past its end would kill the process.
-            DraftstoreError: the store's database is down, or a hidden state has another size.
+        StoreError if a file of the store was truncated, since reading past its end would kill the process.
         """
         drafter = self._drafters[request.strategy]
         damage = self._files.check()
@@ -164,7 +158,7 @@ class ServedLive:
         vocabulary = Vocabulary(request.vocab_size, request.fingerprint)
         digests = request.digests or [b""] * len(request.documents)
         pairs = zip(request.documents, digests, strict=True)
-        documents = [Document(*document, digest) for document, digest in pairs if len(document[0])]
+        documents = [LiveDocument(*document, digest) for document, digest in pairs if len(document[0])]
         if documents:
             self.store.agree(vocabulary)
             for strategy in RULES:  # now: later a draft would wait for an append
@@ -235,3 +229,51 @@ def _tokenizer(target: Target, manifest: Manifest, loaded: Iterable[TextTokenize
     text = load_tokenizer(target.path / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
     manifest.require_tokenizer(text.identity, target.path)
     return text
+
+
+def warm_store(store: Store, drafters: Iterable[ContextDrafter]) -> float:
+    """Warm a store; return the seconds that its slowest drafter takes for a context in a batch."""
+    warm_files(store.path / name for name in store.manifest.files)
+    batch.warm_up()
+    contexts, hidden = store.samples(SAMPLES)
+    slowest = 0.0
+    for drafter in drafters:
+        drafter.warm_up()
+        for rows in (*(slice(row, row + 1) for row in range(len(contexts))), slice(None)):
+            begin = time.perf_counter()
+            drafter.draft_batch(
+                contexts[rows], hidden=None if hidden is None else hidden[rows]
+            ).encode_trees()
+            seconds = time.perf_counter() - begin
+            time.sleep(REST)
+        slowest = max(slowest, seconds)
+    return slowest / max(len(contexts), 1)
+
+
+def warm_files(paths: Iterable[Path], most: int | None = None) -> int:
+    """Read files into memory, small ones first; return the bytes read."""
+    left = most = int(available_memory() * SHARE) if most is None else most
+    for path in sorted(paths, key=lambda path: path.stat().st_size):
+        with path.open("rb", buffering=0) as file:
+            while data := file.read(min(PIECE, left)):
+                left -= len(data)
+                time.sleep(REST)
+    return most - left
+
+
+def available_memory() -> int:
+    """Return the bytes that can be filled without evicting other pages."""
+    _, _, rest = Path("/proc/meminfo").read_text(encoding="ascii").partition("MemAvailable:")
+    return int(rest.split()[0]) * 1024
+
+
+def load_kernels() -> None:
+    """Compile all lookup kernels or load them from numba's cache, which holds the GIL for a tenth of a second."""
+    LOG.info("loading kernels; the first start after an install compiles them, for a minute or two")
+    steps = {"trees": batch.warm_up, "live": memory.warm_up}
+    steps |= {name: kind_of(name).load_kernels for name in KINDS}
+    for name, load in steps.items():
+        begin = time.perf_counter()
+        load()
+        if (seconds := time.perf_counter() - begin) > 1:
+            LOG.info("compiled the kernels of %s in %.0f s", name, seconds)

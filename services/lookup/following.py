@@ -21,7 +21,7 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import manifest_digest
 from schema.catalogue.releases import LiveRelease, LiveReleases
 from services.lookup.metrics import Metrics
-from services.lookup.releases.served import Served, ServedLive, Serving
+from services.lookup.served import Served, ServedLive, Serving
 from services.lookup.settings import LookupSettings, Target
 
 LOG = logging.getLogger(__name__)
@@ -44,24 +44,16 @@ class _Failure(NamedTuple):
 
 
 class Releases:
-    """The open stores by name, kept up to date by a thread.
-
-    Attributes:
-        settings: what to serve; may be replaced between two checks.
-        problem: why the catalogue cannot be read; None when it can, or is not used.
-        read_at: when it was last read, as Unix time in seconds; None: never.
-        unopened: names that should be served and are not.
-        live: the live stores, which no release of the same name replaces.
-    """
+    """The open stores by name, kept up to date by a thread."""
 
     def __init__(
         self, settings: LookupSettings, metrics: Metrics, kept_seconds: float = KEPT_SECONDS
     ) -> None:
         """Open nothing yet; `kept_seconds` is the time that the previous build stays open."""
-        self.problem: str | None = None
-        self.read_at: float | None = None
-        self.unopened: list[str] = []
-        self.settings = settings
+        self.problem: str | None = None  # why the catalogue cannot be read
+        self.read_at: float | None = None  # when it was last read, in Unix seconds
+        self.unopened: list[str] = []  # names that should be served and are not
+        self.settings = settings  # may be replaced between two checks
         self._metrics = metrics
         self._kept_seconds = kept_seconds
         self._catalogue: LiveReleases | None = None
@@ -69,9 +61,9 @@ class Releases:
             metrics.watch_catalogue(lambda: not self.problem, lambda: time.time() - (self.read_at or nan))
         self._released: list[Target] = []
         self._open: dict[str, Served] = {}
+        # No release of the same name replaces a live store.
         self.live = {target.name: ServedLive(target) for target in settings.live}
-        self._retired: dict[Served, float] = {}
-        """Stores no longer served, the latest last, and since when."""
+        self._retired: dict[Served, float] = {}  # stores no longer served, the latest last, and since when
         self._failed: dict[str, _Failure] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -166,7 +158,11 @@ class Releases:
             self._serve(target)
         self.unopened = sorted({*self.settings.names, *targets} - self._open.keys())
         served: dict[str, Serving] = {**self._open, **self.live}
-        self._metrics.show(served, self.unopened)
+        builds = {
+            name: {"kind": store.kind, "build": f"{store.build:016x}", "tokenizer": f"{store.tokenizer:016x}"}
+            for name, store in served.items()
+        }
+        self._metrics.show(builds, self.unopened)
         self._close_retired()
 
     def _read(self) -> None:

@@ -5,22 +5,24 @@ That takes milliseconds of Python, while the event loop answers decoders in a te
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from draftstore.options import sentence
 from draftstore.remote.wire import DraftRequest, Status
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 from services.common.http import ProblemError
 from services.common.permissions import Grant
 from services.lookup.drafting import Drafted, DraftService, RequestRefusedError
-from services.lookup.http.messages import MAX_NODES, DraftedContext, DraftReply, Node, Question, Token
+from services.lookup.settings import SHARED_BUDGET
 
 AT_ONCE = 32
 """Maximum questions in progress; more get status 429."""
@@ -35,7 +37,76 @@ LAST = 64
 """Tokens of a context to look up: drafters use 16, with room to grow."""
 SHOWN = 32
 """Maximum tokens of the context in an answer."""
+MAX_BODY = 256 * 1024
+"""Maximum bytes of a body."""
+MAX_TEXT = 65_536
+"""Maximum characters; only the last few matter."""
+MAX_CONTEXTS = 64
+MAX_CONTEXT = 4096
+MAX_NODES = MAX_CONTEXTS * SHARED_BUDGET
+"""Maximum nodes of all drafts of one answer: as JSON each takes 70 bytes and 14 microseconds."""
 _NO_CONTEXTS = np.empty((0, 0), np.int32)
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Context = Annotated[list[TokenId], Field(max_length=MAX_CONTEXT)]
+
+
+class Question(BaseModel):
+    """A request for drafts, for one text or several contexts; other keys and types are refused. See docs/service.md."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    release: str = Field(min_length=1, max_length=255)
+    text: str = Field(default_factory=str, max_length=MAX_TEXT)
+    contexts: list[Context] = Field(default_factory=list, min_length=1, max_length=MAX_CONTEXTS)
+    strategy: str = Field("", max_length=255)
+    budget: int = Field(BUDGET, ge=0, le=MAX_BUDGET)
+    min_prob: float = Field(0.0, ge=0.0, le=1.0)
+
+    @model_validator(mode="after")
+    def _check_one_is_given(self) -> Self:
+        if len(self.model_fields_set & {"text", "contexts"}) != 1:
+            raise PydanticCustomError("question", "give `text`, or token ids in `contexts`")
+        return self
+
+
+class Token(BaseModel):
+    """One token: the text that it adds, None for a part of a character; and with visible blanks and line breaks."""
+
+    token: TokenId
+    text: str | None
+    shown: str
+
+
+class Node(Token):
+    """A node of a draft tree; its parent is an index in `nodes`, or -1: the end of the text."""
+
+    parent: int = Field(ge=-1)
+    prob: float = Field(ge=0.0, le=1.0)
+
+
+class DraftedContext(BaseModel):
+    """The draft for one context, of which the last tokens are repeated.
+
+    `matched_text` is the end of the text that matches, None if it cuts a character. Nodes are in canonical order.
+    """
+
+    match_length: int = Field(ge=0)
+    match_count: int = Field(ge=0)
+    matched_text: str | None
+    context: list[Token]
+    nodes: list[Node]
+
+
+class DraftReply(BaseModel):
+    """One draft for each context, all from one build: the strategy as requested, and the microseconds of the lookup."""
+
+    release: str
+    strategy: str
+    build: str
+    tokenizer: str
+    lookup_us: int = Field(ge=0)
+    drafts: list[DraftedContext]
 
 
 class Questions:
@@ -47,15 +118,10 @@ class Questions:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="questions")
 
     async def answer(self, body: bytes, grant: Grant) -> bytes:
-        """Return the `DraftReply` to a question, both as JSON; the grant holds the sender's permissions.
-
-        Raises:
-            ProblemError: the question is invalid or not allowed, too many are in progress, its release needs hidden
-                states, or the store cannot be read.
-        """
+        """Return the `DraftReply` to a question, both as JSON; ProblemError if there is none."""
         if self._open >= AT_ONCE:
             message = f"{self._open} questions are being answered: try again in a second"
-            raise ProblemError(429, message, {"Retry-After": "1"})
+            raise ProblemError(429, message, retry_after=1)
         self._open += 1
         try:
             loop = asyncio.get_running_loop()
@@ -63,8 +129,8 @@ class Questions:
         except RequestRefusedError as refused:
             self._drafting.count_failure(refused)
             failure = refused.failure
-            wait = {"Retry-After": str(math.ceil(failure.retry_after))} if failure.retry_after else None
-            raise ProblemError(STATUSES.get(failure.status, 500), failure.message, wait) from None
+            status = STATUSES.get(failure.status, 500)
+            raise ProblemError(status, failure.message, retry_after=failure.retry_after or None) from None
         finally:
             self._open -= 1
         self._drafting.count(drafted, len(body), len(data), drafted.micros / 1e6)
@@ -102,11 +168,7 @@ class Questions:
 
 
 def parse_question(body: bytes, most: int) -> Question:
-    """Return the question in a body; its default budget is capped at `most` nodes.
-
-    Raises:
-        ProblemError: the body is not JSON, or not a valid question.
-    """
+    """Return the question in a body; its default budget is capped at `most` nodes."""
     try:
         question = Question.model_validate(json.loads(body.decode(), parse_float=_number))
     except ValidationError as error:

@@ -6,49 +6,42 @@ It shares the event loop with decoders, so anything that takes more than a fract
 import asyncio
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from pydantic import BaseModel
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.common.http import Guard, ProblemError, identify, read_body
+from draftstore import __version__
+from services.common import http
+from services.common.http import ProblemError, identify, read_body
 from services.common.permissions import Grant, Permissions
-from services.lookup import page
 from services.lookup.drafting import DraftService
-from services.lookup.http.figures import Figures
-from services.lookup.http.messages import MAX_BODY, Problem, ProblemReply, ReadyReply
-from services.lookup.http.questions import Questions
-from services.lookup.releases.following import Releases
+from services.lookup.following import Releases
+from services.lookup.metrics import Figures
+from services.lookup.questions import MAX_BODY, Questions
 
 NO_STORE = {"Cache-Control": "no-store"}
-JSON = "application/json"
+PAGE = Path(__file__).parent / "page"
+MEDIA = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PAGE_BUDGET = 32
+"""Initial limit on the nodes of a draft on the page."""
 ADVICE = "send only the last tokens of a text: only they determine the draft"
 
 
 class Site:
-    """The content of the HTTP application.
-
-    Attributes:
-        permissions: those of clients; replaced when the token file is reread.
-        stopping: whether the service is about to stop.
-        live_figures: the figures of the last minute.
-        max_budget: maximum nodes of a draft, unless a token sets another limit.
-    """
+    """The content of the HTTP application; `permissions` change when the token file is reread."""
 
     def __init__(self, releases: Releases, drafting: DraftService, permissions: Permissions) -> None:
         self.permissions = permissions
         self.stopping = False
         self.max_budget = drafting.limits.shared_budget
-        self._releases = releases
-        self._metrics = drafting.metrics
-        self._questions = Questions(drafting)
         self.live_figures = Figures(drafting.metrics)
+        self._releases, self._metrics = releases, drafting.metrics
+        self._questions = Questions(drafting)
 
     def _grant(self, request: Request) -> Grant:
         return identify(request, self.permissions)
@@ -61,13 +54,11 @@ class Site:
 
     async def releases(self, request: Request) -> Response:
         """GET /v1/releases."""
-        return _reply(json.dumps({"releases": self._releases.describe(self._grant(request).allows)}))
+        return _reply({"releases": self._releases.describe(self._grant(request).allows)})
 
     async def figures(self, request: Request) -> Response:
         """GET /v1/figures."""
-        return _reply(
-            json.dumps(await asyncio.to_thread(self.live_figures.report, self._grant(request).allows))
-        )
+        return _reply(await asyncio.to_thread(self.live_figures.report, self._grant(request).allows))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -91,23 +82,28 @@ class Site:
         if self.permissions.identify(None) is None:
             names, problems = [], ["not everything is open: see the log"] if problems else []
         status = "ready" if ready else "not ready"
-        reply = ReadyReply(status=status, releases=names, problems=stopping + problems)
+        reply = {"status": status, "releases": names, "problems": stopping + problems}
         return _reply(reply, 200 if ready else 503)
 
 
-def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
-    """Return the application.
+def render_page(max_budget: int) -> str:
+    """Return the page of a service with this limit on the nodes of a draft."""
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    values = {"version": __version__, "max_budget": max_budget, "budget": min(PAGE_BUDGET, max_budget)}
+    for name, value in values.items():
+        page = page.replace(f"{{{{ {name} }}}}", str(value))
+    return page
 
-    Args:
-        site: its content.
-        hosts: its names besides localhost and IP addresses; None accepts any, see `Guard`.
-    """
+
+def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
+    """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
     fixed = {
         "/healthz": _reply('{"status":"alive"}'),
-        "/": _reply(page.render(site.max_budget), media="text/html"),
+        "/": _reply(render_page(site.max_budget), media="text/html"),
     }
     # From memory: request paths never reach the file system.
-    fixed |= {f"/static/{name}": _reply(asset.data, media=asset.media) for name, asset in page.ASSETS.items()}
+    for path in sorted((PAGE / "static").iterdir()):
+        fixed[f"/static/{path.name}"] = _reply(path.read_bytes(), media=MEDIA[path.suffix])
     routes = [
         Route("/v1/draft", site.draft, methods=["POST"]),
         Route("/v1/releases", site.releases),
@@ -116,32 +112,19 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
         Route("/readyz", site.ready),
         *[Route(path, response, methods=["GET"]) for path, response in fixed.items()],
     ]
-    return Starlette(
-        routes=routes,
-        middleware=[Middleware(Guard, refusal=_problem, hosts=hosts)],
-        exception_handlers={ProblemError: _on_problem, HTTPException: _on_http_error},
-    )
+    return http.make_app(routes, _problem, hosts, advice=": see docs/service.md")
 
 
 def _reply(
-    content: BaseModel | bytes | str,
+    content: dict[str, Any] | bytes | str,
     status: int = 200,
-    media: str = JSON,
+    media: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    if isinstance(content, BaseModel):
-        content = content.model_dump_json()
-    return Response(content, status, {**NO_STORE, **(headers or {})}, media)
+    data = json.dumps(content) if isinstance(content, dict) else content
+    return Response(data, status, {**NO_STORE, **(headers or {})}, media)
 
 
-def _problem(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return _reply(ProblemReply(error=Problem(status=status, message=message)), status, headers=headers)
-
-
-async def _on_problem(_request: Request, error: Any) -> Response:
-    return _problem(error.status, error.message, error.headers)
-
-
-async def _on_http_error(request: Request, error: Any) -> Response:
-    message = f"{request.method} {request.url.path}: {error.detail}: see docs/service.md"
-    return _problem(error.status_code, message, error.headers)
+def _problem(error: ProblemError) -> Response:
+    document = {"error": {"status": error.status, "message": error.message}}
+    return _reply(document, error.status, headers=error.headers)

@@ -1,7 +1,7 @@
-"""n-gram statistics for SQL: a store's Parquet files loaded into the catalogue's tables.
+"""Stores in SQL: n-gram statistics from a store's Parquet files, and draft trees as rows.
 
 For counts (kind `ngrams`): the most common n-grams of each n with their text, and the whole spectrum, the number of
-n-grams with each count. For a CREST store: all its n-grams.
+n-grams with each count. For a CREST store: all its n-grams and, in its PostgreSQL backend, its trees.
 """
 
 import io
@@ -12,13 +12,22 @@ from typing import Any
 
 import polars as pl
 import psycopg
+from sqlalchemy import NullPool, select
+from sqlalchemy.orm import Session
 
-from draftstore.errors import TokenRangeError
-from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
+from draftstore.errors import StoreError, TokenRangeError
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest, manifest_digest
 from draftstore.storage.report import OnProgress, ignore
+from draftstore.stores.crest.counts import KIND as NGRAMS
+from draftstore.stores.crest.entries import Entries, entries_digest
 from draftstore.stores.crest.store import KEPT_FILE
+from draftstore.stores.crest.store import KIND as CREST
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from schema.db.partitions import copy_statement, filling, loading
+from schema.catalogue.builds import add_build, fail_cut_off
+from schema.db.database import connect, make_engine
+from schema.db.errors import database_errors
+from schema.db.partitions import copy_statement, filling, loading, partition_name
+from schema.models import Build
 
 HEAD = 1_000_000
 BATCH_ROWS = 1 << 16
@@ -29,6 +38,97 @@ NGRAM_COLUMNS = ("build_id", "n", "rank", "tokens", "text", "count")
 SPECTRUM_COLUMNS = ("build_id", "n", "count", "ngrams")
 KEPT_NUMBERS = ("n", "rank", "count", "nodes", "raw_bytes", "bytes")
 KEPT_COLUMNS = ("build_id", "tokens", "text", *KEPT_NUMBERS)
+TABLES = {NGRAMS: "ngrams", CREST: "kept_ngrams"}
+TREE_COLUMNS = ("build_id", "key", "value")
+TREE_TYPES = ("int8", "bytea", "bytea")
+PROGRESS_ROWS = 1 << 14
+
+Entry = tuple[bytes, bytes]
+
+
+def load_store(path: Path, out: Path, manifest: Manifest, source: Entries, progress: OnProgress) -> None:
+    """Implement `schema.trees.load_store`."""
+    entries, expected = manifest.counts["entries"], manifest.parameters["entries_sha256"]
+    tokenizer = store_tokenizer(path, manifest)
+
+    def after(loaded: int) -> OnProgress:
+        return lambda done, _total, _detail="": progress(loaded + done, 2 * entries)
+
+    with database_errors(), Session(make_engine(poolclass=NullPool)) as session, session.begin():
+        build_id = _build_to_fill(session, path, out)
+        connection = session.connection().connection.driver_connection
+        assert isinstance(connection, psycopg.Connection)
+        with loading(connection, build_id):
+            fill_trees(connection, build_id, source.items(), expected, after(0))
+            fill_kept(connection, build_id, path, tokenizer, progress=after(entries))
+
+
+def _build_to_fill(session: Session, path: Path, out: Path) -> int:
+    place = str(out.parent.resolve() / out.name)
+    fail_cut_off(session)
+    same_place = select(Build).filter_by(kind="crest", path=place).order_by(Build.id.desc()).limit(1)
+    build = (
+        session.scalars(same_place.filter_by(state="running")).first()
+        or session.scalars(same_place.filter_by(state="finished", digest=manifest_digest(path))).first()
+    )
+    if build is None:
+        build = add_build(session, path)
+        build.path = place
+        session.flush()
+    return build.id
+
+
+def fill_trees(
+    connection: psycopg.Connection[Any],
+    build_id: int,
+    entries: Iterable[Entry],
+    expected: str,
+    progress: OnProgress = ignore,
+) -> None:
+    """Replace the tree entries of a build, inside `loading`; raise StoreError unless their digest is `expected`."""
+    done = 0
+
+    def sent(copy: psycopg.Copy) -> Iterator[Entry]:
+        nonlocal done
+        copy.set_types(TREE_TYPES)  # row by row: entries arrive so, and frames would be slower
+        for done, (key, value) in enumerate(entries, start=1):
+            copy.write_row((build_id, key, value))
+            yield key, value
+            if done % PROGRESS_ROWS == 0:
+                progress(done, None)
+
+    with filling(connection, "trees", build_id) as table:
+        statement = copy_statement(table, TREE_COLUMNS, "binary", freeze=True)
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            found = entries_digest(sent(copy))
+        if found != expected:
+            raise StoreError(
+                f"the {done:,} entries have SHA-256 {found}, the manifest says {expected}: the store is damaged, "
+                "build it again"
+            )
+    progress(done, None)
+
+
+def has_statistics(build_id: int, kind: str) -> bool:
+    """Return True if the tables of a build are filled, or its kind has none."""
+    if kind not in TABLES:
+        return True
+    partition = partition_name(TABLES[kind], build_id)
+    with connect() as connection, database_errors():
+        row = connection.execute("SELECT to_regclass(%s)", (partition,)).fetchone()
+    return row is not None and row[0] is not None
+
+
+def load_statistics(build_id: int, path: Path, *, head: int = HEAD, progress: OnProgress) -> None:
+    """Load the SQL statistics of a store: the n-gram counts, or the n-grams of a CREST store; see `load_counts`."""
+    manifest = load_manifest(path)
+    if manifest.kind == NGRAMS:
+        with connect() as connection, database_errors():
+            load_counts(connection, build_id, path, head=head, progress=progress)
+    elif manifest.kind == CREST:
+        tokenizer = store_tokenizer(path, manifest)
+        with connect() as connection, database_errors(), loading(connection, build_id):
+            fill_kept(connection, build_id, path, tokenizer, progress=progress)
 
 
 def load_counts(

@@ -1,1 +1,0 @@
-"""n-gram statistics for SQL, and trees as text."""

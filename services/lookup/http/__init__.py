@@ -1,1 +1,0 @@
-"""HTTP: drafts in JSON, releases, health, metrics, and the web page."""

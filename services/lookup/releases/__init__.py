@@ -1,1 +1,0 @@
-"""The served releases: finding, opening, warming and swapping their stores."""

@@ -29,7 +29,7 @@ class Watched:
             self.steps.append((perf_counter(), len(slots), int(batch.sizes.sum())))
             return batch
 
-        Proposer.propose = noted  # type: ignore[method-assign]
+        Proposer.propose = noted  # type: ignore[assignment,method-assign]
 
     @property
     def estimate(self) -> tuple[float, float]:

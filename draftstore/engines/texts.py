@@ -115,7 +115,7 @@ class Texts:
     def _prior(self) -> NDArray[np.float64]:
         """Return the prior of a text: drafts come true as often as in all texts lately."""
         expected, actual = self._all + PRIOR
-        return PRIOR[0] * np.array([np.ones(BANDS), actual / expected])
+        return np.array([np.full(BANDS, PRIOR[0, 0]), PRIOR[0, 0] * actual / expected])
 
     def verify(self, slots: NDArray[np.int64], sizes: NDArray[np.int32]) -> None:
         """Note that only so many nodes of each draft are verified."""

@@ -13,12 +13,12 @@ Cost = Callable[[int, int], float]
 
 
 def roomy(texts: int, rows: int) -> float:
-    """A GPU: rows cost little up to 96."""
+    """Return the seconds of a pass on a GPU: rows cost little up to 96."""
     return 0.007 + 2e-5 * texts + 1e-4 * max(0, rows - 96)
 
 
 def tight(_texts: int, rows: int) -> float:
-    """A CPU: every row costs as much as the first."""
+    """Return the seconds of a pass on a CPU: every row costs as much as the first."""
     return 0.004 * rows
 
 

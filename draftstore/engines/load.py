@@ -199,12 +199,12 @@ class Load:
             self._wait = min(LONGEST, int(TESTS * cost.value / plain))
         return _count_from(chances, ranked[best - 1] if best else np.inf)
 
-    def begin(self, texts: frozenset[int], nodes: int, drafting: float) -> None:
-        """Note that a pass begins over some texts and nodes, whose drafts took some seconds; 0: nothing was drafted."""
+    def begin(self, texts: frozenset[int], nodes: int, drafting: float | None) -> None:
+        """Note that a pass begins over some texts and nodes, whose drafts took some seconds; None: none were made."""
         if texts:
             self.passes[0] += 1
-            self.passes[1] += drafting == 0
-        self._last = (texts, nodes, drafting, self.clock())
+            self.passes[1] += drafting is None
+        self._last = (texts, nodes, drafting or 0.0, self.clock())
 
 
 def _count_from(chances: NDArray[np.float64], least: float) -> NDArray[np.int32]:

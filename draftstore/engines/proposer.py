@@ -83,7 +83,8 @@ class Proposer:
         self.figures = DraftFigures(engine, [*self._corpora], nodes)
         self.load: Load | None = None
         self.texts, self._slots, self.forgotten = Texts(nodes, judged=config.adaptive), Slots(), list[int]()
-        self._new_texts, self._drafting = False, 0.0
+        self._new_texts = False
+        self._drafting: float | None = None
         self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
@@ -216,12 +217,12 @@ class Proposer:
 
     def _draft_by_load(self, load: Load, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
         """Draft if that pays, and cut the drafts to the nodes that do."""
-        self._drafting, begin = 0.0, load.clock()
+        self._drafting, begin = None, load.clock()
         if not load.wants_drafts(len(slots)):
             return self._draft(slots, np.zeros_like(budgets))
         batch = self._draft(slots, budgets)
-        self._drafting = load.clock() - begin
-        sizes = load.choose(self.texts.chances(slots, batch), self._drafting)
+        self._drafting = spent = load.clock() - begin
+        sizes = load.choose(self.texts.chances(slots, batch), spent)
         self.texts.verify(slots, sizes)
         return batch._replace(sizes=sizes)
 

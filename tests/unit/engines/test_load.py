@@ -44,13 +44,13 @@ class Engine:
         before = list(self.load.estimate)
         for step in range(steps):
             self.load.measure(batch, new, self.now, undisturbed=step > 0)
-            sizes, spent = np.zeros(texts, np.int32), 0.0
+            sizes, spent = np.zeros(texts, np.int32), None
             if self.load.wants_drafts(texts):
                 spent = self.drafting * texts
                 self.now += spent
                 chances = np.tile(probability ** np.arange(1, CHAIN + 1), (texts, 1))
                 sizes = self.load.choose(chances, spent)
-            undrafted += spent == 0
+            undrafted += spent is None
             self.load.begin(batch, int(sizes.sum()), spent)
             rows = texts * (CHAIN + 1) if self.fixed_rows else texts + int(sizes.sum())
             hiccup = 3.0 if self.rng.random() < 0.02 else 1.0

@@ -105,6 +105,40 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
     }
 
 
+def test_as_many_nodes_of_whole_drafts_are_verified_as_pay() -> None:
+    whole, adaptive = Drafts(chain=4), Drafts(EngineConfig(), chain=4)
+    load, now, text = adaptive.made.load, 0.0, [1, 2, 3, 4] * 3
+    assert load is not None
+    load.clock = lambda: now
+    verified: dict[float, list[int]] = {0.0: [], 2.0: []}  # by the cost of a node
+    for cost, nodes in verified.items():
+        for _ in range(60):
+            (expected,), (found,) = (drafts.propose([asked(0, text)]) for drafts in (whole, adaptive))
+            assert found == expected.prefix(len(found))
+            now += 0.01 * (1 + cost * len(found))
+            text = [*text, *([1, 2, 3, 4] * 3)[len(text) % 4 :][: len(found) + 1]]
+            nodes.append(len(found))
+    assert np.mean(verified[0.0][-20:]) > 3.5
+    assert np.mean(verified[2.0][-20:]) < 0.5
+    figures = adaptive.made.figures
+    assert figures.total("accepted_tokens") == figures.total("drafted_tokens") - verified[2.0][-1]
+    assert figures.by_label("accepted_tokens_per_position").keys() == {"0", "1", "2", "3"}
+    collected = {sample.name: sample.value for metric in figures.collect() for sample in metric.samples}
+    assert collected["draftstore_engine_passes_total"] == 120
+    assert 0 < collected["draftstore_engine_passes_without_drafts_total"] < 60
+    assert (
+        collected["draftstore_engine_plain_seconds_total"]
+        > collected["draftstore_engine_drafted_seconds_total"]
+    )
+    assert collected["draftstore_engine_pass_seconds"] > 0
+
+
+def test_a_budget_of_zero_drafts_nothing() -> None:
+    drafts = Drafts(EngineConfig(budget=0))
+    for text in ([1, 2, 1], [1, 2, 1, 2], [1, 2, 1, 2, 1]):
+        assert len(drafts.propose([asked(0, text)])[0]) == 0
+
+
 def test_budgets_of_requests_cut_their_drafts() -> None:
     drafts = Drafts(EngineConfig(adaptive=False, budget=3))
     trees = drafts.propose([asked(key, [1, 2, 3, 4, 1, 2], budget=key - 1) for key in range(7)])

@@ -32,7 +32,7 @@ from draftstore.storage.locks import hold, lock
 from draftstore.text.digests import DIGEST_BYTES
 
 LOG = logging.getLogger(__name__)
-LEAD = 8
+PROMPT_END = 8
 """Tokens of a prompt kept before its answer: the turn markers of chat templates, and a little more."""
 MAX_DOCUMENT = 1 << 16
 """Maximum tokens that a client appends of a document; the last ones are kept."""
@@ -65,8 +65,8 @@ class LiveDocument(NamedTuple):
     @classmethod
     def of(cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"") -> "LiveDocument":
         """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted."""
-        prompt_size = np.asarray(prompt[max(0, len(prompt) - LEAD) :], np.int32)
-        return cls(np.concatenate([prompt_size, np.asarray(output, np.int32)]), len(prompt_size), digest)
+        end = np.asarray(prompt[max(0, len(prompt) - PROMPT_END) :], np.int32)
+        return cls(np.concatenate([end, np.asarray(output, np.int32)]), len(end), digest)
 
 
 Test: TypeAlias = Callable[[LiveDocument], bool]

@@ -58,7 +58,7 @@ class Assembly(SlotDrafter, AbstractContextManager["Assembly"]):
                 whole = LiveDocument.of(prompt, output, digest)
                 known = separated(whole.ids, self.vocab_size)
                 start = 1 + max(np.flatnonzero(known < 0).tolist(), default=-1)  # what follows an image
-                append(whole._replace(ids=known[start:], lead=max(0, whole.lead - start)))
+                append(whole._replace(ids=known[start:], prompt_size=max(0, whole.prompt_size - start)))
             except Exception as error:  # noqa: BLE001 (the answer is complete; only later drafts suffer)
                 LOG.warning("could not remember an answer: %s", error)
 

@@ -159,7 +159,7 @@ def _remembered(sources: Sources, target: LiveTarget, model: TargetModel, opened
     append: Callable[[LiveDocument], object] | None = None
     try:
         store.check_append()
-        append = lambda found: store.append(found.ids, found.lead, digest=found.digest)  # noqa: E731
+        append = lambda found: store.append(found.ids, found.prompt_size, digest=found.digest)  # noqa: E731
     except LookupServiceError as error:
         store.check(strategy)
         LOG.warning("the live store %s is read-only; answers are not remembered: %s", target.name, error)

@@ -127,7 +127,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
                 "passed_over": report.passed_over,
             }
         )
-    _print_left_out(report)
+    _print_skipped(report)
     empty = report.empty_documents
     fields = manifest.counts | {
         "empty documents": f"{empty:,}, skipped" if empty else None,
@@ -143,7 +143,7 @@ def problems_json(problems: Sequence[RecordProblem]) -> list[dict[str, str]]:
     return [{"place": problem.place, "reason": problem.reason} for problem in problems]
 
 
-def _print_left_out(report: ReadReport) -> None:
+def _print_skipped(report: ReadReport) -> None:
     if report.bad_records:
         show_problems(report.bad_records, report.problems)
     for path in report.unread[:SHOWN]:
@@ -260,8 +260,8 @@ def llama_cpp(directory: Path, out: Path, options: ExportOptions, overwrite: boo
         made = export_cache(directory, out, options, overwrite=overwrite, progress=progress)
     seconds = time.perf_counter() - begin
     if as_json:
-        found = {"ngrams": made.ngrams, "left_out": made.left_out}
+        found = {"ngrams": made.ngrams, "omitted": made.omitted}
         return print_json({"path": made.path, "bytes": made.size, "seconds": round(seconds, 2), **found})
-    left = f", {made.left_out:,} omitted due to --max-bytes" * bool(made.left_out)
+    left = f", {made.omitted:,} omitted due to --max-bytes" * bool(made.omitted)
     say(f"{counted(made.ngrams, 'pair')} of tokens, {made.size:,} bytes, {seconds:.1f} s{left}", err=True)
     return say(str(made.path))

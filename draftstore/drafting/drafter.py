@@ -121,7 +121,7 @@ def separated(ids: ArrayLike, vocab_size: int) -> NDArray[np.int32]:
 
 
 def check_ids(
-    ids: ArrayLike, vocab_size: int, whose: str = "the model's", *, parts: bool = False
+    ids: ArrayLike, vocab_size: int, owner: str = "the model's", *, parts: bool = False
 ) -> NDArray[np.integer[Any]]:
     """Return token ids as a flat array of integers; TokenRangeError unless all lie in [0, vocab_size).
 
@@ -142,7 +142,7 @@ def check_ids(
         if len(wrong) == 0:
             return flat
         raise TokenRangeError(
-            f"token id {wrong[0]} is outside {whose} vocabulary of {vocab_size:,} ids: "
+            f"token id {wrong[0]} is outside {owner} vocabulary of {vocab_size:,} ids: "
             "use a drafter made for this model and its tokenizer"
         )
     return flat

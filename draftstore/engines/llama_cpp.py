@@ -50,13 +50,13 @@ class Export(NamedTuple):
     Attributes:
         path: the file.
         ngrams: number of its 2-grams.
-        left_out: number of 2-grams excluded by a limit in bytes.
+        omitted: number of 2-grams excluded by a limit in bytes.
         size: bytes of the file.
     """
 
     path: Path
     ngrams: int
-    left_out: int
+    omitted: int
     size: int
 
 

@@ -26,7 +26,7 @@ from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Step, step
 from draftstore.drafting.slots import Slots
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import NO_LIMIT, rereads_at, takes_one, vocab_size
+from draftstore.hf.checks import NO_LIMIT, recompute_length, takes_single_texts, vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member, ModelVerdict
@@ -60,13 +60,13 @@ class Batch:
             chunk: tokens of prompts that are read in a step; None: a default. Models that take one text read it whole.
         """
         require_exact(model)
-        whole = takes_one(model)  # its rotations depend on the highest position in a pass
+        whole = takes_single_texts(model)  # its rotations depend on the highest position in a pass
         self.most = 1 if whole else max(1, min(most, MAX_TEXTS))
         self._model = model
         self._chunk, self._chunk_alone = (
             NO_LIMIT if whole else chunk or each for each in (CHUNK, CHUNK_ALONE)
         )
-        self._vocab_size, self._rereads_at = vocab_size(model), rereads_at(model)
+        self._vocab_size, self._recompute_length = vocab_size(model), recompute_length(model)
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
         self._slots = Slots()
@@ -139,7 +139,7 @@ class Batch:
         ]
         runner = self._reserve(max(past + 1 + len(tree) for _, tree, past in rows))
         for member in self._members:  # a model that rereads has only one
-            if member.past == self._rereads_at == len(member.text) - 1:
+            if member.past == self._recompute_length == len(member.text) - 1:
                 runner.read(0, [member.text.ids.astype(np.int64)], 0, Wants(best=False))
         parts = runner.run(rows, Wants.of(member.wants for member in self._members))
         return [ModelVerdict(part, member) for part, member in zip(parts, self._members, strict=True)]

@@ -26,7 +26,7 @@ SELECTED = ("index_topk", "index_topk_blocks", "keep_window_size")
 NO_LIMIT = 2**31
 
 
-def why_never(model: Any) -> str | None:
+def unsupported_reason(model: Any) -> str | None:
     """Return why models of this kind are never decoded with drafts; None if only test passes can tell."""
     config = model.config.get_text_config(decoder=True)
     positions = positions_of(model) or NO_LIMIT
@@ -46,7 +46,7 @@ def why_never(model: Any) -> str | None:
     return None
 
 
-def takes_one(model: Any) -> bool:
+def takes_single_texts(model: Any) -> bool:
     """Return True if a model takes one text at a time: its positions depend on the longest of a batch."""
     return any(rope.get("rope_type") in ("dynamic", "longrope") for rope in _rope_settings(model))
 
@@ -114,7 +114,7 @@ def depth_limit(model: Any) -> Callable[[int], int]:
     return limit
 
 
-def rereads_at(model: Any) -> int | None:
+def recompute_length(model: Any) -> int | None:
     """Return the length at which plain `generate` recomputes the cache, as for Phi 3; None for most models."""
     usual = type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
     return None if usual else min(_turning_points(model), default=None)

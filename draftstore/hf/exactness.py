@@ -4,7 +4,7 @@ Decoding with drafts relies on properties that most models of transformers have,
 draft tree has the logits of a pass over token i alone, regardless of other texts in the pass, and the masks and
 positions given to the pass are respected. The first use of a model with drafts checks this on short random texts, with
 the same passes as in decoding, and remembers the result for the model. Faults that short texts cannot show are
-recognised by the configuration: see `draftstore.hf.checks.why_never`.
+recognised by the configuration: see `draftstore.hf.checks.unsupported_reason`.
 """
 
 import copy
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import PLAIN, takes_one, why_never
+from draftstore.hf.checks import PLAIN, takes_single_texts, unsupported_reason
 from draftstore.hf.members import prepare_text
 from draftstore.hf.passes import Wants
 from draftstore.hf.runner import LEAST_WIDTH, Drafted, new_runner
@@ -56,7 +56,7 @@ def require_exact(model: Any) -> None:
     attention = str(model.config.get_text_config(decoder=True)._attn_implementation)
     known = _KNOWN.setdefault(model, {})
     if attention not in known:
-        if model.training and why_never(model) is None:
+        if model.training and unsupported_reason(model) is None:
             return
         known[attention] = examine(model).fault
     if fault := known[attention]:
@@ -71,7 +71,7 @@ _KNOWN: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictio
 def examine(model: Any) -> Exactness:
     """Check a model; torch's random state is not changed."""
     tolerance = max(torch.finfo(kind).eps for kind in _dtypes(model)) ** 0.5
-    if fault := why_never(model):
+    if fault := unsupported_reason(model):
         return Exactness(None, tolerance, fault)
     tokens = random_tokens(model)
     try:
@@ -168,7 +168,7 @@ def _read_together(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     in the passes.
     """
     prepare_text(_neutral(model), torch.from_numpy(tokens[None, :PROMPT]).to(model.device), max_new_tokens=1)
-    prompts = [tokens[:PROMPT]] if takes_one(model) else [tokens[: PROMPT // 2], tokens[:PROMPT]]
+    prompts = [tokens[:PROMPT]] if takes_single_texts(model) else [tokens[: PROMPT // 2], tokens[:PROMPT]]
     runner = new_runner(model, len(prompts))
     runner.pool.resize(LEAST_WIDTH, 0, 0)
     wants = Wants(best=False)

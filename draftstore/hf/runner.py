@@ -292,7 +292,7 @@ def padded(count: int, sizes: Sequence[int]) -> int:
 
 
 _IDLE: "weakref.WeakKeyDictionary[Any, tuple[int, Runner]]" = weakref.WeakKeyDictionary()
-"""Returned runners whose graphs are worth keeping, each with the mark of its model; see `mark_of`."""
+"""Returned runners whose graphs are worth keeping, each with the mark of its model; see `state_hash`."""
 
 
 def take_runner(model: Any, most: int) -> Runner:
@@ -300,7 +300,7 @@ def take_runner(model: Any, most: int) -> Runner:
     mark, idle = _IDLE.pop(model, (0, None))
     slots = 1 if most == 1 else 1 + (padded(most, TEXTS) if takes_graphs(model) else most)
     # A runner for more texts would divide the tokens among all of these.
-    if idle is not None and mark == mark_of(model) and idle.pool.slots == slots:
+    if idle is not None and mark == state_hash(model) and idle.pool.slots == slots:
         return idle
     del idle
     return new_runner(model, slots)
@@ -309,7 +309,7 @@ def take_runner(model: Any, most: int) -> Runner:
 def return_runner(model: Any, runner: Runner) -> None:
     """Keep memory and graphs for the next caller of `take_runner` with this model."""
     if runner.graphs:
-        _IDLE[model] = mark_of(model), runner
+        _IDLE[model] = state_hash(model), runner
 
 
 def new_runner(model: Any, slots: int) -> Runner:
@@ -328,7 +328,7 @@ _FILLED: "weakref.WeakKeyDictionary[Any, tuple[Any, DynamicCache]]" = weakref.We
 
 def _filled(model: Any) -> DynamicCache:
     """Return a cache of one token, which shows the shapes of the model's layers; computed once."""
-    mark = mark_of(model), torch.is_autocast_enabled(model.device.type)
+    mark = state_hash(model), torch.is_autocast_enabled(model.device.type)
     if _FILLED.get(model, (None,))[0] != mark:
         filled = DynamicCache(config=model.config)
         model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device), past_key_values=filled)
@@ -336,7 +336,7 @@ def _filled(model: Any) -> DynamicCache:
     return _FILLED[model][1]
 
 
-def mark_of(model: Any) -> int:
+def state_hash(model: Any) -> int:
     """Return a hash of all that graphs and shapes depend on: the weights' addresses and type, attention and mode."""
     places = tuple(parameter.data_ptr() for parameter in model.parameters())
     return hash((places, model.dtype, model.config._attn_implementation, model.training))

@@ -32,7 +32,7 @@ from draftstore.storage.locks import hold, lock
 from draftstore.text.digests import DIGEST_BYTES
 
 LOG = logging.getLogger(__name__)
-LEAD = 8
+PROMPT_END = 8
 """Tokens of a prompt kept before its answer: the turn markers of chat templates, and a little more."""
 MAX_DOCUMENT = 1 << 16
 """Maximum tokens that a client appends of a document; the last ones are kept."""
@@ -50,14 +50,14 @@ _TOKEN = np.dtype("<i4")
 
 
 class LiveDocument(NamedTuple):
-    """A document of a live store: ids, int32 [any], of which the first `lead` are the end of the prompt.
+    """A document of a live store: ids, int32 [any], of which the first `prompt_size` are the end of the prompt.
 
     `digest` are 16 bytes that identify it (`draftstore.text.digests`), none if unknown. It is that of the answer's text
     `alone` if the writer did not know the conversation. `created` is in Unix seconds; 0: now.
     """
 
     ids: NDArray[np.int32]
-    lead: int = 0
+    prompt_size: int = 0
     digest: bytes = b""
     alone: bool = False
     created: float = 0.0
@@ -65,8 +65,8 @@ class LiveDocument(NamedTuple):
     @classmethod
     def of(cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"") -> "LiveDocument":
         """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted."""
-        lead = np.asarray(prompt[max(0, len(prompt) - LEAD) :], np.int32)
-        return cls(np.concatenate([lead, np.asarray(output, np.int32)]), len(lead), digest)
+        end = np.asarray(prompt[max(0, len(prompt) - PROMPT_END) :], np.int32)
+        return cls(np.concatenate([end, np.asarray(output, np.int32)]), len(end), digest)
 
 
 Test: TypeAlias = Callable[[LiveDocument], bool]
@@ -302,7 +302,7 @@ def _is_closed(path: Path) -> bool:
 def _encode(document: LiveDocument, kind: int) -> bytes:
     ids, digest = document.ids.astype(_TOKEN, copy=False), document.digest
     origin = (_ANSWER if document.alone else _RECORD) if digest else _UNKNOWN
-    head = _HEAD.pack(0, kind, origin, 0, len(ids), document.lead, document.created, digest)[4:]
+    head = _HEAD.pack(0, kind, origin, 0, len(ids), document.prompt_size, document.created, digest)[4:]
     body = head + ids.tobytes()
     return struct.pack("<I", zlib.crc32(body)) + body
 
@@ -319,12 +319,12 @@ def _records(data: bytes) -> Iterator[_Record]:
 
 
 def _record_at(data: bytes, start: int) -> _Record | None:
-    check, kind, origin, zero, count, lead, created, digest = _HEAD.unpack_from(data, start)
+    check, kind, origin, zero, count, prompt_size, created, digest = _HEAD.unpack_from(data, start)
     end = start + _HEAD.size + _TOKEN.itemsize * count
-    if kind > _APPLIED or origin > _ANSWER or zero or lead > count or not isfinite(created):
+    if kind > _APPLIED or origin > _ANSWER or zero or prompt_size > count or not isfinite(created):
         return None
     if end > len(data) or zlib.crc32(memoryview(data)[start + 4 : end]) != check:
         return None
     ids = np.frombuffer(data, _TOKEN, count, start + _HEAD.size)
-    found = LiveDocument(ids, lead, digest if origin else b"", origin == _ANSWER, created)
+    found = LiveDocument(ids, prompt_size, digest if origin else b"", origin == _ANSWER, created)
     return _Record(start, end, kind, found)

@@ -50,7 +50,7 @@ class LiveTexts:
         """Stream the answers of a segment, even if it has been put to rest since."""
         path = file.path if file.path.exists() else file.path.with_suffix(REST)
         for place, document in documents(path):
-            text = self.tokenizer.decode(document.ids[document.lead :])
+            text = self.tokenizer.decode(document.ids[document.prompt_size :])
             found = identified(document, self.tokenizer)
             # Of a conversation, the log has only the last answer: its text is not that of the document.
             known = Identity(found.digest, identify(text).text if found.alone else None)
@@ -59,7 +59,7 @@ class LiveTexts:
 
 def answer_of(document: LiveDocument, tokenizer: TextTokenizer) -> tuple[str, bool]:
     """Return an answer's text without the special tokens that end it, and whether every log has the same one."""
-    ids = document.ids[document.lead :].tolist()
+    ids = document.ids[document.prompt_size :].tolist()
     end = len(ids)
     while end and ids[end - 1] in tokenizer.special_ids:
         end -= 1

@@ -282,7 +282,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self.counters.answered(drafts.sizes.tolist())
         return drafts
 
-    def append(self, ids: NDArray[np.int32], lead: int = 0, *, digest: bytes = b"") -> bool:
+    def append(self, ids: NDArray[np.int32], prompt_size: int = 0, *, digest: bytes = b"") -> bool:
         """Append a document to a live store of this name; return whether the service confirmed it.
 
         Never raises, and waits no longer than the client's deadline or 50 ms, whichever is longer, plus 2 µs per token.
@@ -290,14 +290,14 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
 
         Args:
             ids: int32 [any].
-            lead: number of leading ids that belong to the prompt.
+            prompt_size: number of leading ids that belong to the prompt.
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
         """
         self._connections.renew()
         if not self._closed and not self._append_pauses.holds:
             end = monotonic() + max(self.deadline, APPEND_SECONDS) + TOKEN_SECONDS * len(ids)
             cut = max(0, len(ids) - MAX_DOCUMENT)
-            data = self._append_frame([(ids[cut:], max(0, lead - cut))], (digest,) if digest else ())
+            data = self._append_frame([(ids[cut:], max(0, prompt_size - cut))], (digest,) if digest else ())
             try:
                 check_answer(
                     self._connections.send(data[1], end).receive(MAX_LIST, end), Operation.APPEND, data[0]

@@ -246,7 +246,7 @@ def encode_append(request_id: int, request: AppendRequest) -> bytes:
     """Return the frame of an append."""
     named = request.name.encode()
     sizes = [len(ids) for ids, _ in request.documents]
-    table = np.array([sizes, [lead for _, lead in request.documents]], _NUMBER)
+    table = np.array([sizes, [prompt_size for _, prompt_size in request.documents]], _NUMBER)
     try:
         digest = bytes.fromhex(request.fingerprint)
         head = _APPEND.pack(request.vocab_size, len(sizes), len(named), bool(request.digests), digest)
@@ -271,7 +271,7 @@ def decode_append(payload: bytes) -> AppendRequest:
         raise WireError(f"an append cannot be read: {error}") from None
     if not 0 < vocab_size < 1 << 31:
         raise WireError(f"an append for a vocabulary of {vocab_size:,} ids")
-    longer = any(lead > size for size, lead in zip(sizes, leads, strict=True))
+    longer = any(prompt_size > size for size, prompt_size in zip(sizes, leads, strict=True))
     if len(name.encode()) != named or known > 1 or longer:
         raise WireError("an append with inconsistent lengths")
     parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []

@@ -103,16 +103,16 @@ def _reused(out: Path, manifest: Manifest) -> BuildResult:
     return BuildResult(out, manifest, report, reused=True)
 
 
-def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
+def once(marker: Path, do: Callable[[], T], is_valid: Callable[[Any], bool] = lambda _: True) -> T:
     """Run a step of a build unless an earlier attempt has completed it; return its result in either case.
 
-    The marker is written last, with the result: a JSON value or None. A completed step is repeated unless `still`
+    The marker is written last, with the result: a JSON value or None. A completed step is repeated unless `is_valid`
     confirms that its result is valid.
     """
     if marker.exists():
         text = marker.read_text(encoding="utf-8")
         value: T = json.loads(text or "null")
-        if still(value):
+        if is_valid(value):
             return value
         marker.unlink()
     value = do()
@@ -215,7 +215,7 @@ def _start(partial: Path, plan: dict[str, Any]) -> None:
             remove(path)
         return state
 
-    once(partial / PLAN, empty, still=lambda found: bool(found == state))
+    once(partial / PLAN, empty, is_valid=lambda found: bool(found == state))
 
 
 def remove_store(directory: Path) -> list[Path]:

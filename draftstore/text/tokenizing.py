@@ -193,7 +193,7 @@ class TextBuild:
             reasons = self.report.absence()
             raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
         anew = self.report.documents > 0  # otherwise an earlier attempt has read the corpus
-        notes = once(partial / REPORT, lambda: dataclasses.asdict(self.report), still=lambda _: not anew)
+        notes = once(partial / REPORT, lambda: dataclasses.asdict(self.report), is_valid=lambda _: not anew)
         self.report = REPORTS.validate_python(notes)
         self._shards = shards
         return shards

@@ -352,7 +352,7 @@ def test_a_cache_for_llama_cpp(run: Runner, small_store: Path, tmp_path: Path) -
     found = run("export", "llama-cpp", small_store, "--out", out, "--max-bytes", "2kB", "--json").json()
     assert (found["path"], found["bytes"]) == (str(out), out.stat().st_size)
     assert found["ngrams"] == len(read_cache(out)) == 2000 // 28
-    assert found["left_out"] > 0
+    assert found["omitted"] > 0
     assert "exists" in run("export", "llama-cpp", small_store, "--out", out).error()
     ran = run("export", "llama-cpp", small_store, "--out", out, "--overwrite", "--min-count", 3)
     assert (ran.status, ran.out) == (0, f"{out}\n")

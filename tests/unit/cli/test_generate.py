@@ -206,7 +206,7 @@ def test_models_are_checked(run: Runner, model_folder: Path, monkeypatch: pytest
     found = run("check-model", model_folder, "--json").json()
     assert (found["exact"], found["fault"]) == (True, None)
     assert found["deviation"] < found["tolerance"]
-    monkeypatch.setattr(exactness, "why_never", lambda _model: "reads backwards")
+    monkeypatch.setattr(exactness, "unsupported_reason", lambda _model: "reads backwards")
     ran = run("check-model", model_folder)
     assert (ran.status, ran.out.split()[0]) == (1, "refused")
     assert "reads backwards" in ran.out

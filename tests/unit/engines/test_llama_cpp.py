@@ -64,7 +64,7 @@ def test_the_usual_file_drafts_as_the_whole_table(store: Path, out: Path) -> Non
     made = export_cache(store, out)
     table, kept = followers_of(documents_of(store)), read_cache(out)
     assert kept == drafting(table)
-    assert (made.path, made.ngrams, made.left_out, made.size) == (out, len(kept), 0, out.stat().st_size)
+    assert (made.path, made.ngrams, made.omitted, made.size) == (out, len(kept), 0, out.stat().st_size)
     assert names(out.parent) == ["cache.bin"]
     assert kept
     for ngram, part in written(table).items():
@@ -103,11 +103,11 @@ def test_the_best_come_first(small_store: Path, out: Path, monkeypatch: pytest.M
         made = export_cache(small_store, out, ExportOptions(max_bytes=size), overwrite=True)
         assert read_cache(out) == {ngram: table[ngram] for ngram in ranked[: size // 28]}
         assert list(read_cache(out)) == sorted(ranked[: size // 28])
-        assert (made.ngrams, made.left_out) == (size // 28, len(table) - size // 28)
+        assert (made.ngrams, made.omitted) == (size // 28, len(table) - size // 28)
         assert made.size == out.stat().st_size <= size
 
 
-def test_rare_pairs_are_left_out(store: Path, out: Path) -> None:
+def test_rare_pairs_are_omitted(store: Path, out: Path) -> None:
     table = followers_of(documents_of(store))
     export_cache(store, out, ExportOptions(min_count=4))
     assert read_cache(out) == drafting(table, 4)

@@ -203,7 +203,7 @@ def test_a_text_is_read_anew_where_plain_generate_does_so(length: int) -> None:
 
 def test_passes_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the help of the configuration: this window is shorter than the text of the check."""
-    monkeypatch.setattr(exactness, "why_never", lambda _model: None)
+    monkeypatch.setattr(exactness, "unsupported_reason", lambda _model: None)
     found = examine(of("doge", keep_window_size=8)())
     assert found.deviation is not None
     assert found.deviation > 0.1

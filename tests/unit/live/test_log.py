@@ -37,13 +37,13 @@ TOKENS = 10_000
 OURS = Vocabulary(100, "ours")
 token_ids = st.lists(st.integers(0, 70_000), max_size=12).map(lambda ids: np.array(ids, np.int32))
 documents = st.builds(
-    lambda ids, lead, digest, alone: LiveDocument(ids, min(lead, len(ids)), digest, alone, 7.0),
+    lambda ids, prompt_size, digest, alone: LiveDocument(ids, min(prompt_size, len(ids)), digest, alone, 7.0),
     token_ids, st.integers(0, 8), st.binary(min_size=16, max_size=16), st.booleans(),
 ) | token_ids.map(LiveDocument)  # fmt: skip
 
 
 def plain(found: Any) -> list[tuple[list[int], int, bytes, bool]]:
-    return [(each.ids.tolist(), each.lead, each.digest, each.alone) for each in found]
+    return [(each.ids.tolist(), each.prompt_size, each.digest, each.alone) for each in found]
 
 
 def ids(*numbers: int) -> LiveDocument:
@@ -396,7 +396,7 @@ def test_a_take_down_covers_the_log_and_memory_of_a_running_process_and_later_ap
             until(lambda: len(follower) == size)
             assert take_down(folder, rules) == 0  # nothing new
             (path,) = (path for path in log.segments(folder) if read(path))
-            found = [small_tokenizer.decode(each.ids[each.lead :]) for _, each in log.documents(path)]
+            found = [small_tokenizer.decode(each.ids[each.prompt_size :]) for _, each in log.documents(path)]
             assert found == ["a harmless answer", "forget me, too", "well"]
             stuck = Writer(folder, TOKENS)  # a process that does not follow
             assert still_held(folder, rules) == held._replace(memory=1, unclear=2)

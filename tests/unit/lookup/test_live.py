@@ -25,11 +25,11 @@ def append(
     caller: Caller,
     name: str = "team",
     ids: np.ndarray = TEXT,
-    whose: TokenizerIdentity = OURS,
+    owner: TokenizerIdentity = OURS,
     size: int = 50,
     digests: Sequence[bytes] = (),
 ) -> wire.Frame:
-    request = AppendRequest(name, size, whose.fingerprint, [(ids, min(2, len(ids)))], digests)
+    request = AppendRequest(name, size, owner.fingerprint, [(ids, min(2, len(ids)))], digests)
     return caller.ask(wire.encode_append(caller.next_id(), request))
 
 
@@ -44,7 +44,7 @@ def drafted(running: Lookups, name: str = "team", **client: object) -> list[int]
 def test_appended_documents_draft_only_under_their_name(tmp_path: Path) -> None:
     live = [LiveTarget("team", tmp_path / "team"), LiveTarget("others")]
     with serving({}, live=live) as running, running.caller() as caller:
-        assert append(caller, ids=TEXT[:0], whose=OTHERS, size=7).header.status == Status.OK
+        assert append(caller, ids=TEXT[:0], owner=OTHERS, size=7).header.status == Status.OK
         nothing = AppendRequest("team", 7, OTHERS.fingerprint, [])
         assert caller.ask(wire.encode_append(caller.next_id(), nothing)).header.status == Status.OK
         assert drafted(running, tokenizer=OURS) == [], "of an empty live store, which has no vocabulary yet"
@@ -62,13 +62,13 @@ def test_appended_documents_draft_only_under_their_name(tmp_path: Path) -> None:
 def test_another_vocabulary_is_refused() -> None:
     with serving({}, live=[LiveTarget("team")]) as running, running.caller() as caller:
         assert append(caller).header.status == Status.OK
-        for whose, size, ids in (
+        for owner, size, ids in (
             (OTHERS, 50, TEXT),
             (OURS, 51, TEXT),
             (OURS, 50, TEXT + 40),
             (OURS, 50, -TEXT),
         ):
-            assert failure(append(caller, ids=ids, whose=whose, size=size)).status == Status.BAD_REQUEST
+            assert failure(append(caller, ids=ids, owner=owner, size=size)).status == Status.BAD_REQUEST
         many = AppendRequest("team", 50, OURS.fingerprint, [(TEXT[:0], 0)] * 60_000)
         assert failure(caller.ask(wire.encode_append(9, many))).status == Status.BAD_REQUEST
         assert drafted(running, tokenizer=OURS) == [10, 11, 12, 13]

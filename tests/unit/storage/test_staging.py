@@ -79,12 +79,12 @@ def test_step_with_an_invalid_result_is_repeated(tmp_path: Path) -> None:
         made.write_text("x" * 5)
         return 5
 
-    def still(size: int) -> bool:
+    def is_valid(size: int) -> bool:
         return made.exists() and made.stat().st_size == size
 
-    assert once(marker, make, still) == 5
+    assert once(marker, make, is_valid) == 5
     made.write_text("cut")
-    assert once(marker, make, still) == 5
+    assert once(marker, make, is_valid) == 5
     assert made.read_text() == "xxxxx"
     assert json.loads(marker.read_text()) == 5
 

@@ -263,7 +263,10 @@ def test_a_model_with_stop_strings_of_its_own(
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ("why_never", r"LlamaForCausalLM reads backwards, so it takes no drafts: call model\.generate"),
+        (
+            "unsupported_reason",
+            r"LlamaForCausalLM reads backwards, so it takes no drafts: call model\.generate",
+        ),
         ("forward", r"LlamaForCausalLM cannot be decoded at all: .*list index out of range"),
         ("step", r"cannot be decoded \(IndexError: list index out of range\): check its files"),
     ],
@@ -278,8 +281,8 @@ def test_models_that_take_no_drafts_are_not_served(
     def fail(*_: Any, **__: Any) -> None:
         raise IndexError("list index out of range")
 
-    if part == "why_never":
-        monkeypatch.setattr(exactness, "why_never", lambda _model: "reads backwards")
+    if part == "unsupported_reason":
+        monkeypatch.setattr(exactness, "unsupported_reason", lambda _model: "reads backwards")
     else:
         broken: Any = {"forward": transformers.LlamaForCausalLM, "step": Batch}[part]
         monkeypatch.setattr(broken, part, fail)

@@ -6,7 +6,8 @@ to every other prompt, where prompts with and without theirs are measured apart.
 load changes, from 1 text to 16 and back.
 
 A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy.json. Ratios are
-medians of pairs in the same round; the lowest and the highest stand beside.
+medians of pairs in the same round, of all seconds and of tokens per second in passes that read no prompt; the lowest
+and the highest stand beside, and what the plug-in estimates of the latter.
 
 Examples:
     make .venv-vllm/.done
@@ -34,8 +35,8 @@ from draftstore.text.tokenizer import load_tokenizer
 
 CHECKOUT = Path(__file__).parents[2]
 VLLM = CHECKOUT / ".venv-vllm/bin/python"
-TOKENS, QUICK_TOKENS = 64, 16
-PROMPTS = {1: 4, 4: 8, 16: 16}
+TOKENS, QUICK_TOKENS = 48, 16
+PROMPTS = {1: 3, 4: 8, 16: 16}
 """Prompts of a round by the number of requests at once."""
 LONGEST = 600
 """Maximum characters of a prompt."""
@@ -91,7 +92,7 @@ class Engine:
 
 def compare(args: argparse.Namespace) -> None:
     """Measure all engines in turn."""
-    tokens, loads = (QUICK_TOKENS, (1, 4)) if args.quick else (TOKENS, (1, 4, 16))
+    tokens, loads = (QUICK_TOKENS, (1, 4)) if args.quick else (TOKENS, (4, 16, 1))
     with open_workspace(args) as space, ExitStack() as opened:
         model, folder = smollm(space), space.work / "busy"
         tokenizer = load_tokenizer(space.data / "tokenizers" / TOKENIZER, name=TOKENIZER)
@@ -140,12 +141,17 @@ def _measure(
         progress(f"{at_once} at once, round {number + 1}")
         names = [*engines][:: 1 if number % 2 == 0 else -1]
         found.append({name: engines[name].answer(prompts, at_once, tokens) for name in names})
-    return [_row(name, found) for name in engines]
+    rows = [_row(name, found) for name in engines]
+    for row in rows:
+        progress(json.dumps(row))
+    return rows
 
 
 def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of an engine."""
     ratios = [each["no drafts"]["seconds"] / each[name]["seconds"] for each in rounds]
+    rates = [{kind: found["decoded"] / found["decoding"] for kind, found in each.items()} for each in rounds]
+    decoding = [each[name] / each["no drafts"] for each in rates]
     plain, drafted = (sum(each[name]["estimate"][part] for each in rounds) for part in (0, 1))
     steps = [step for each in rounds for step in each[name]["steps"]]
     texts = sum(texts for _, texts, _ in steps)
@@ -155,6 +161,9 @@ def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "of_no_drafts": round(median(ratios), 3),
         "lowest": round(min(ratios), 3),
         "highest": round(max(ratios), 3),
+        "decoding": round(median(decoding), 3),
+        "decoding_lowest": round(min(decoding), 3),
+        "decoding_highest": round(max(decoding), 3),
         "estimate": round(plain / drafted, 3) if drafted else None,
         "nodes_a_text": round(sum(nodes for *_, nodes in steps) / texts, 2) if texts else 0,
         "equal": all(each[name]["answers"] == each["plain"]["answers"] for each in rounds),

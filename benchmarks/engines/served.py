@@ -64,22 +64,36 @@ def serve(model: str, drafts: bool) -> None:
 
 
 def answer_all(engine: Any, prompts: list[list[int]], at_once: Any, tokens: int) -> dict[str, Any]:
-    """Answer prompts, `at_once` of them; a list: so many during each third of the prompts."""
+    """Answer prompts, `at_once` of them; a list: so many during each third of the prompts.
+
+    Beside the answers and all seconds, it returns the tokens and seconds of passes that read no prompt.
+    """
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     answers: dict[int, list[int]] = {}
+    sizes, decoded, spent = [0] * len(prompts), 0, 0.0
     asked, begin = 0, perf_counter()
     while len(answers) < len(prompts):
-        part = len(answers) * 3 // len(prompts)
+        part, reads = len(answers) * 3 // len(prompts), False
         most = at_once if isinstance(at_once, int) else at_once[part]
         while asked < len(prompts) and asked - len(answers) < most:
             engine.add_request(str(asked), {"prompt_token_ids": prompts[asked]}, greedy)
-            asked += 1
+            asked, reads = asked + 1, True
+        start, before = perf_counter(), sum(sizes)
         for output in engine.step():
+            number, ids = int(output.request_id), list(output.outputs[0].token_ids)
+            sizes[number] = len(ids)
             if output.finished:
-                answers[int(output.request_id)] = list(output.outputs[0].token_ids)
-    return {"seconds": perf_counter() - begin, "answers": [answers[number] for number in range(len(prompts))]}
+                answers[number] = ids
+        if not reads:
+            decoded, spent = decoded + sum(sizes) - before, spent + perf_counter() - start
+    return {
+        "seconds": perf_counter() - begin,
+        "answers": [answers[number] for number in range(len(prompts))],
+        "decoded": decoded,
+        "decoding": spent,
+    }
 
 
 if __name__ == "__main__":

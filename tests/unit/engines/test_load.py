@@ -144,6 +144,9 @@ def test_costs_are_lower_quartiles_of_the_last_passes_and_end_with_age() -> None
     assert costs.relative(4, 4).tolist() == pytest.approx([1, 1.25, 1.5, 1.75, 2])
     assert costs.relative(4, 20)[-1] == np.inf
     assert costs.is_known(4)
+    costs.add(4, 8, 0.011)
+    costs.add(4, 8, 0.011)  # on some processors, more rows may cost less
+    assert costs.relative(4, 8)[[4, 8]].tolist() == [2, 1]
     costs.step += PLAIN_EVERY
     assert not costs.is_known(4)
     costs.step += 10_000

@@ -35,8 +35,8 @@ from draftstore.text.tokenizer import load_tokenizer
 
 CHECKOUT = Path(__file__).parents[2]
 VLLM = CHECKOUT / ".venv-vllm/bin/python"
-TOKENS, QUICK_TOKENS = 48, 16
-PROMPTS = {1: 3, 4: 8, 16: 16}
+TOKENS, QUICK_TOKENS = 64, 16
+PROMPTS = {1: 2, 4: 4, 16: 16}
 """Prompts of a round by the number of requests at once."""
 LONGEST = 600
 """Maximum characters of a prompt."""
@@ -92,7 +92,7 @@ class Engine:
 
 def compare(args: argparse.Namespace) -> None:
     """Measure all engines in turn."""
-    tokens, loads = (QUICK_TOKENS, (1, 4)) if args.quick else (TOKENS, (4, 16, 1))
+    tokens, loads = (QUICK_TOKENS, (1, 4)) if args.quick else (TOKENS, (4, 1, 16))
     with open_workspace(args) as space, ExitStack() as opened:
         model, folder = smollm(space), space.work / "busy"
         tokenizer = load_tokenizer(space.data / "tokenizers" / TOKENIZER, name=TOKENIZER)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 KEPT, AGE = 16, 1024
 """Measurements of a cost that count, and passes after which none does."""
-PLAIN_EVERY = 32
-"""Passes after which one without drafts is measured again."""
+PLAIN_EVERY, NEAR = 32, 4
+"""Passes after which one without drafts is measured again, at least; bands of texts for which it counts: twofold."""
 FEW = 2
 """Minimum measurements of a cost. Until passes without drafts have as many, every other pass is one."""
 TESTS, LONGEST = 100, 64
@@ -94,10 +94,10 @@ class PassCosts:
             return 0.0
         return float(np.interp(texts, [at for at, _ in known], [value for _, value in known]))
 
-    def is_known(self, texts: int) -> bool:
-        """Return whether passes without drafts of about as many texts have been measured lately."""
-        near = [cost for band, cost in self.plain.items() if abs(band - octave(texts)) <= 1]
-        return sum(map(len, near)) >= FEW and self.step - max(cost.last for cost in near) < PLAIN_EVERY
+    def is_known(self, texts: int, age: float = PLAIN_EVERY) -> bool:
+        """Return whether passes of about as many texts without drafts were measured in the last `age` passes."""
+        near = [cost for band, cost in self.plain.items() if abs(band - octave(texts)) <= NEAR]
+        return sum(map(len, near)) >= FEW and self.step - max(cost.last for cost in near) < age
 
     def table(self) -> list[tuple[float, float, float]]:
         """Return the texts, rows and seconds of all costs that are known."""
@@ -173,7 +173,8 @@ class Load:
             self._wait, self._saved = 0, 0.0
         self._band = octave(texts)
         self._wait -= 1
-        return self._wait < 0 and (self._fixed or self.costs.is_known(texts) or self.costs.step % 2 == 0)
+        age = max(PLAIN_EVERY, TESTS * self._saved)  # a pass without drafts loses what they save
+        return self._wait < 0 and (self._fixed or self.costs.is_known(texts, age) or self.costs.step % 2 == 0)
 
     def choose(self, chances: NDArray[np.float64], drafting: float) -> NDArray[np.int32]:
         """Return the number of nodes of each draft to verify, int32 [batch].

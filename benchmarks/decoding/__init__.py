@@ -1,1 +1,1 @@
-"""Decoding with drafts, in a loop and in the decoding worker."""
+"""Decoding with drafts: in a loop, in the decoding worker, and what drafts cost a mixture of experts."""

@@ -112,7 +112,7 @@ class DraftFigures:
             f"{PREFIX}_pass_seconds", "Learned time of a pass.", labels=["engine", "texts", "rows"]
         )
         for texts, rows, seconds in load.costs.table():
-            costs.add_metric([self.engine, f"{texts:.0f}", f"{rows:.0f}"], seconds)
+            costs.add_metric([self.engine, str(texts), str(rows)], seconds)
         yield costs
 
 
@@ -145,7 +145,7 @@ _METRICS: tuple[tuple[str, ...], ...] = (
 )
 _LOAD = (
     ("passes", "Steps of the engine with requests."),
-    ("passes_without_drafts", "Steps of the engine in which nothing was drafted."),
+    ("passes_without_drafts", "Steps of the engine without a drafted token to verify."),
     ("plain_seconds", "Estimated time of measured passes if their tokens had been decoded without drafts."),
     ("drafted_seconds", "Estimated time of the same passes as they were, with the time to draft."),
 )

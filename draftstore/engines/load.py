@@ -7,121 +7,199 @@ nodes of all texts compete, and the k most probable ones are verified that maxim
     (texts + S_k) / (pass(texts, k) + drafting)        against texts / pass(texts, 0) without drafts
 
 A pass lasts from the end of one step's drafts to the next step, unless the engine did something else meanwhile: read a
-prompt, had no text, or did not ask. Of the last such passes of about as many texts and rows, the lower quartile counts.
-A cost that is unknown, or was measured long ago, is taken to be low, and so gets measured.
+prompt, had no text, or did not ask. Of the last such passes of about as many texts and rows, the lower quartile counts,
+as a multiple of a pass without drafts. Until that is known, nothing is verified. Passes of up to twice the known rows
+are tried as if further rows cost half as much as the known ones, but not again and again if they are never measured.
 
-While drafts save no time on average, none are made, but for tests that take a hundredth of the time; while they do, a
-pass without drafts is measured now and then.
+Nothing is learned for good. While drafts save time, a pass without them is measured now and then, and soon if passes
+take longer than expected. While they save none, they are made for a hundredth of the time, and sizes that seemed too
+slow are tried again.
 """
 
 from collections import deque
 from collections.abc import Callable
 from math import log2
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-KEPT, AGE = 16, 1024
-"""Measurements of a cost that count, and passes after which none does."""
-PLAIN_EVERY, NEAR = 32, 4
-"""Passes after which one without drafts is measured again, at least; bands of texts for which it counts: twofold."""
-FEW = 2
-"""Minimum measurements of a cost. Until passes without drafts have as many, every other pass is one."""
-TESTS, LONGEST = 100, 64
-"""Share of the time, 1 in so many, in which drafts are tested that did not pay; maximum passes between two tests."""
-WEIGHT = 1 / 16
-"""Weight of the last drafts in the mean time that drafts save."""
+from draftstore.jit import as_input, kernel
+
+KEPT, KEPT_PLAIN, FEW = 16, 2, 2
+"""Measurements of a cost that count; of a pass without drafts; and minimum number for a cost to be known."""
+AGE = 1024
+"""Passes after which a cost of `KEPT` measurements is forgotten; one of fewer, sooner."""
+FASTER, SLOWER = 0.8, 1.25
+"""A pass that takes less than this share of its cost makes it forgotten: passes can be slowed down by something else,
+but not sped up. After one that takes more than this multiple, one without drafts is measured."""
+NEAR = 2
+"""Bands of texts around one for which a pass without drafts counts: 1.4 times as many, or as few."""
+TRIALS = 8
+"""Passes of an unknown size that are tried without being measured."""
+PLAIN_EVERY, PLAIN_AT_MOST, PLAIN_AT_LEAST = 32, 128, 4
+"""Passes between two measurements of passes without drafts: usually, if drafts save much, and after a slow pass."""
+SHARE, LONGEST = 100, 1024
+"""Share of the time, 1 in so many, for tests of what does not pay, and maximum passes between two of them."""
+WEIGHT, LEAST_SAVED = 1 / 16, -0.1
+"""Weight of the last drafts in the mean time that drafts save, and its minimum, in passes without drafts."""
 
 
-def octave(value: float) -> int:
+def band_of(value: float) -> int:
     """Return the band of a number of at least 1: four for each octave."""
-    return int(4 * log2(value) + 1e-9)
+    return int(4 * log2(value) + 1e-9)  # rounding must not put a power of 2 below its band
 
 
 class Cost:
     """The last measurements of one cost.
 
     Attributes:
-        at: mean of where they were taken, such as the number of texts.
+        at: mean of where they were taken: the number of texts, or of rows for each text.
         value: their lower quartile.
         last: pass of the last one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = KEPT) -> None:
         self.at, self.value, self.last = 0.0, 0.0, 0
-        self._points: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._points: deque[tuple[float, float]] = deque(maxlen=kept)
 
     def __len__(self) -> int:
         return len(self._points)
 
     def add(self, at: float, value: float, step: int) -> None:
         """Add a measurement."""
-        self._points.append((at, value))
+        faster = value < FASTER * self.value
+        if faster or not self.is_known(step, few=1):
+            self._points.clear()
+        self._points.extend([(at, value)] * (FEW if faster else 1))
         self.at, self.last = sum(at for at, _ in self._points) / len(self._points), step
         self.value = sorted(value for _, value in self._points)[len(self._points) // 4]
+
+    def is_known(self, step: int, few: int = FEW) -> bool:
+        """Return whether there are `few` measurements that are recent enough."""
+        lasts = AGE * len(self._points) / (self._points.maxlen or 1)
+        return len(self._points) >= few and step - self.last < lasts
+
+
+class Curve(NamedTuple):
+    """The cost of passes over a number of texts.
+
+    Attributes:
+        rows: float64 [any], rows for each text, from 1.
+        costs: float64 [any], of a pass, by that of one without drafts.
+        known: maximum rows that are known.
+        limit: maximum rows.
+        made: pass when the curve was made.
+    """
+
+    rows: NDArray[np.float64]
+    costs: NDArray[np.float64]
+    known: float
+    limit: float
+    made: int
+
+
+FREE = Curve(as_input(np.ones(1), np.float64), as_input(np.ones(1), np.float64), np.inf, np.inf, 0)
 
 
 class PassCosts:
     """What passes cost by texts and drafted nodes.
 
     Attributes:
-        plain: seconds of passes without drafts, by the octave of texts.
-        ratios: seconds by those without drafts, by the octaves of texts, and of rows for each text.
-        drafting: seconds to draft, by the octave of texts.
+        plain: seconds of passes without drafts, by the band of texts.
+        ratios: seconds by those without drafts, by the bands of texts, and of rows for each text.
         step: number of passes so far.
     """
 
     def __init__(self) -> None:
         self.plain: dict[int, Cost] = {}
         self.ratios: dict[tuple[int, int], Cost] = {}
-        self.drafting: dict[int, Cost] = {}
         self.step = 0
+        self._trials: dict[tuple[int, int], tuple[int, int]] = {}  # number, and pass of the first
+        self._curves: dict[int, Curve] = {}
+        self._seconds: dict[int, float] = {}
 
     def add(self, texts: int, nodes: int, seconds: float) -> None:
         """Add a pass."""
-        band = octave(texts)
+        band = band_of(texts)
         if nodes == 0:
-            self.plain.setdefault(band, Cost()).add(texts, seconds, self.step)
+            self.plain.setdefault(band, Cost(KEPT_PLAIN)).add(texts, seconds, self.step)
+            self._seconds.clear()
         elif (plain := self.seconds(texts)) > 0:
             rows = 1 + nodes / texts
-            self.ratios.setdefault((band, octave(rows)), Cost()).add(rows, seconds / plain, self.step)
+            cost = self.ratios.setdefault((band, band_of(rows)), Cost())
+            before = cost.value, len(cost) >= FEW
+            cost.add(rows, seconds / plain, self.step)
+            self._trials.pop((band, band_of(rows)), None)
+            if before != (cost.value, len(cost) >= FEW):
+                self._curves.pop(band, None)
 
     def seconds(self, texts: int) -> float:
-        """Return the seconds of a pass without drafts; 0 if no such pass has been measured."""
-        known = sorted((cost.at, cost.value) for cost in self.plain.values())
-        if not known:
-            return 0.0
-        return float(np.interp(texts, [at for at, _ in known], [value for _, value in known]))
+        """Return the seconds of a pass without drafts; 0 if none of about as many texts is known."""
+        if texts not in self._seconds:
+            band = band_of(texts)
+            near = sorted(
+                (cost.at, cost.value)
+                for each, cost in self.plain.items()
+                if abs(each - band) <= NEAR and cost.is_known(self.step)
+            )
+            at, seconds = np.array(near).reshape(-1, 2).T
+            self._seconds[texts] = float(np.interp(texts, at, seconds)) if near else 0.0
+        return self._seconds[texts]
 
-    def is_known(self, texts: int, age: float = PLAIN_EVERY) -> bool:
-        """Return whether passes of about as many texts without drafts were measured in the last `age` passes."""
-        near = [cost for band, cost in self.plain.items() if abs(band - octave(texts)) <= NEAR]
-        return sum(map(len, near)) >= FEW and self.step - max(cost.last for cost in near) < age
+    def curve(self, texts: int) -> Curve:
+        """Return the costs of passes over so many texts."""
+        band = band_of(texts)
+        curve = self._curves.get(band)
+        if curve is None or self.step - curve.made >= PLAIN_EVERY:
+            known = sorted(
+                (cost.at, cost.value)
+                for (each, _), cost in self.ratios.items()
+                if each == band and cost.is_known(self.step)
+            )
+            most, cost = ([(1.0, 1.0), *known])[-1]
+            slope = (cost - 1) / (most - 1) if most > 1 else 0.0
+            beyond = 2 * most, cost + max(0.0, slope) * most / 2
+            rows, costs = (as_input(each, np.float64) for each in np.array([(1.0, 1.0), *known, beyond]).T)
+            closed = [
+                0.999 * 2 ** (each / 4)
+                for (own, each), (number, first) in self._trials.items()
+                if own == band and number >= TRIALS and self.step - first < AGE
+            ]
+            curve = self._curves[band] = Curve(rows, costs, most, min([2 * most, *closed]), self.step)
+            self._seconds.clear()  # they age, too
+        return curve
 
-    def table(self) -> list[tuple[float, float, float]]:
-        """Return the texts, rows and seconds of all costs that are known."""
-        plain = [(cost.at, cost.at, cost.value) for _, cost in sorted(self.plain.items())]
-        return plain + [
-            (self.plain[band].at, self.plain[band].at * cost.at, self.plain[band].value * cost.value)
-            for (band, _), cost in sorted(self.ratios.items())
-            if band in self.plain and self.step - cost.last < AGE
+    def note_trial(self, texts: int, nodes: int) -> None:
+        """Count a pass that begins over more rows than are known."""
+        band, rows = band_of(texts), 1 + nodes / texts
+        if rows > self.curve(texts).known:
+            key = band, band_of(rows)
+            number, first = self._trials.get(key, (0, self.step))
+            self._trials[key] = (number + 1, first) if self.step - first < AGE else (1, self.step)
+            if self._trials[key][0] >= TRIALS:
+                self._curves.pop(band, None)
+
+    def table(self) -> list[tuple[int, int, float]]:
+        """Return texts, rows and seconds of all that is known; numbers are the lowest of their bands."""
+        plain = {
+            band: cost.value for band, cost in sorted(self.plain.items()) if cost.is_known(self.step, few=1)
+        }
+        return [(round(2 ** (band / 4)),) * 2 + (value,) for band, value in plain.items()] + [
+            (round(2 ** (band / 4)), round(2 ** ((band + rows) / 4)), plain[band] * cost.value)
+            for (band, rows), cost in sorted(self.ratios.items())
+            if band in plain and cost.is_known(self.step)
         ]
 
-    def relative(self, texts: int, most: int) -> NDArray[np.float64]:
-        """Return float64 [most + 1], the cost of a pass over 0, 1, ... nodes by that of one without.
 
-        Beyond twice the rows of known costs, it is infinite: larger passes are tried step by step.
-        """
-        band = octave(texts)
-        known = sorted(
-            (cost.at, cost.value)
-            for (each, _), cost in self.ratios.items()
-            if each == band and len(cost) >= FEW and self.step - cost.last < AGE
-        )
-        at, values = np.array([(1.0, 1.0), *known]).T
-        rows = 1 + np.arange(most + 1) / texts
-        return np.where(rows <= 2 * at[-1], np.interp(rows, at, values), np.inf)
+class Pass(NamedTuple):
+    """A pass that has begun: its texts and nodes, the seconds to draft these, and the time of its begin."""
+
+    texts: frozenset[int]
+    nodes: int
+    drafting: float
+    begin: float
 
 
 class Load:
@@ -130,7 +208,7 @@ class Load:
     Attributes:
         costs: what passes cost.
         clock: returns the time in seconds.
-        passes: number of steps with texts, and of those in which nothing was drafted.
+        passes: number of steps with texts, and of those without a node to verify.
         estimate: seconds that measured passes should have taken for their tokens without drafts, and with them.
     """
 
@@ -139,11 +217,12 @@ class Load:
         self.costs, self.clock = PassCosts(), clock
         self.passes, self.estimate = [0, 0], [0.0, 0.0]
         self._fixed = fixed_rows
-        self._last: tuple[frozenset[int], int, float, float] | None = (
-            None  # texts, nodes, drafting, its begin
-        )
+        self._last: Pass | None = None
+        self._drafting: dict[int, float] = {}  # mean seconds, by the band of texts
         self._saved = 0.0  # mean time that drafts save, in passes without drafts
-        self._wait = self._band = 0
+        self._wait, self._band = 0, 0  # passes until drafts are tested again, and the load when they stopped
+        self._since_plain, self._retry, self._slow = 0, SHARE, False
+        _select(np.zeros((1, 1)), FREE.rows, FREE.costs, 1.0, 0.0)  # compiles it
 
     def measure(self, texts: frozenset[int], tokens: int, now: float, *, undisturbed: bool) -> None:
         """Learn from the pass between the last step and this one, if there was one.
@@ -155,26 +234,43 @@ class Load:
             undisturbed: whether the engine has done nothing else.
         """
         last, self._last = self._last, None
-        if last is None or not undisturbed or not texts or not texts <= last[0]:
+        if last is None or not undisturbed or not texts or not texts <= last.texts or not now > last.begin:
             return
-        before, nodes, drafting, begin = last
-        nodes = 0 if self._fixed else nodes
-        self.costs.add(len(before), nodes, now - begin)
-        if texts == before and (plain := self.costs.seconds(len(texts))) > 0:
-            self.estimate[0] += tokens / len(texts) * plain
-            self.estimate[1] += float(self.costs.relative(len(texts), nodes)[-1]) * plain + drafting
+        count, nodes, seconds = len(last.texts), 0 if self._fixed else last.nodes, now - last.begin
+        expected = self._expected(count, nodes)
+        self._slow |= nodes > 0 and seconds > SLOWER * expected > 0
+        self.costs.add(count, nodes, seconds)
+        if texts == last.texts and expected > 0:
+            self.estimate[0] += tokens / count * self.costs.seconds(count)
+            self.estimate[1] += expected + last.drafting
 
-    def wants_drafts(self, texts: int) -> bool:
-        """Return whether to draft for so many texts in this step."""
+    def _expected(self, texts: int, nodes: int) -> float:
+        plain = self.costs.seconds(texts)
+        if nodes == 0 or plain == 0:
+            return plain
+        curve = self.costs.curve(texts)
+        return plain * float(np.interp(1 + nodes / texts, curve.rows, curve.costs))
+
+    def next_step(self, texts: int) -> bool:
+        """Begin a step over so many texts; return whether to draft in it."""
         self.costs.step += 1
         if not texts:
             return False
-        if octave(texts) < self._band:  # the load has fallen
-            self._wait, self._saved = 0, 0.0
-        self._band = octave(texts)
-        self._wait -= 1
-        age = max(PLAIN_EVERY, TESTS * self._saved)  # a pass without drafts loses what they save
-        return self._wait < 0 and (self._fixed or self.costs.is_known(texts, age) or self.costs.step % 2 == 0)
+        band = band_of(texts)
+        if band <= self._band - 4:  # half the load
+            self._wait, self._saved, self._band = 0, 0.0, band
+        self._band = max(self._band, band)
+        if self._wait > 0:
+            self._wait -= 1
+            return False
+        if self._fixed:
+            return True
+        self._since_plain += 1
+        age = PLAIN_AT_LEAST if self._slow else min(max(PLAIN_EVERY, SHARE * self._saved), PLAIN_AT_MOST)
+        if self.costs.seconds(texts) == 0 or self._since_plain > age:
+            self._since_plain, self._slow = 0, False
+            return False
+        return True
 
     def choose(self, chances: NDArray[np.float64], drafting: float) -> NDArray[np.int32]:
         """Return the number of nodes of each draft to verify, int32 [batch].
@@ -183,31 +279,63 @@ class Load:
             chances: float64 [batch, nodes], see `Texts.chances`.
             drafting: seconds that these drafts took.
         """
-        texts = len(chances)
-        cost = self.costs.drafting.setdefault(octave(texts), Cost())
-        cost.add(texts, drafting, self.costs.step)
-        if (plain := self.costs.seconds(texts)) <= 0:
-            return _count_from(chances, 0.0)
-        ranked = -np.sort(-chances[chances > 0])
-        yields = 1 + np.concatenate([[0.0], np.cumsum(ranked)]) / texts
-        passes = self.costs.relative(texts, 0 if self._fixed else len(ranked))
-        rates = yields / (passes + cost.value / plain)
-        rates[1:-1][ranked[1:] == ranked[:-1]] = 0.0  # equal nodes are verified together
-        best = int(np.argmax(rates))
-        saved = yields[best] - passes[min(best, len(passes) - 1)] - cost.value / plain
-        self._saved += (float(saved) - self._saved) * WEIGHT
+        texts, band = len(chances), band_of(len(chances))
+        mean = self._drafting.setdefault(band, drafting)
+        mean = self._drafting[band] = mean + (drafting - mean) * WEIGHT
+        plain = self.costs.seconds(texts)
+        share = mean / plain if plain > 0 else 0.0
+        curve = FREE if self._fixed else self.costs.curve(texts)
+        sizes, saved, _ = _select(chances, curve.rows, curve.costs, curve.limit, share)
+        self._saved = max(LEAST_SAVED, self._saved + (saved - self._saved) * WEIGHT)
+        self._retry -= 1
         if self._saved < 0:
-            self._wait = min(LONGEST, int(TESTS * cost.value / plain))
-        return _count_from(chances, ranked[best - 1] if best else np.inf)
+            self._wait, self._band = min(LONGEST, int(SHARE * share)), band
+        if not sizes.any() and self._retry <= 0:
+            hoped = as_input(np.sqrt(curve.costs), np.float64)
+            sizes, _, cost = _select(chances, curve.rows, hoped, curve.limit, share)
+            self._retry = min(LONGEST, max(PLAIN_EVERY, int(SHARE * (cost * cost - 1))))
+        if not self._fixed:
+            self.costs.note_trial(texts, int(sizes.sum()))
+        found: NDArray[np.int32] = sizes
+        return found
 
-    def begin(self, texts: frozenset[int], nodes: int, drafting: float | None) -> None:
-        """Note that a pass begins over some texts and nodes, whose drafts took some seconds; None: none were made."""
+    def begin(self, texts: frozenset[int], nodes: int, drafting: float) -> None:
+        """Note that a pass begins over some texts and nodes, whose drafts took some seconds."""
         if texts:
             self.passes[0] += 1
-            self.passes[1] += drafting is None
-        self._last = (texts, nodes, drafting or 0.0, self.clock())
+            self.passes[1] += nodes == 0
+        self._last = Pass(texts, nodes, drafting, self.clock())
 
 
-def _count_from(chances: NDArray[np.float64], least: float) -> NDArray[np.int32]:
-    counts: NDArray[np.int32] = ((chances > 0) & (chances >= least)).sum(axis=1, dtype=np.int32)
-    return counts
+@kernel
+def _select(chances, rows, costs, limit, drafting):
+    """Return the number of nodes of each draft that yield the most per time, what they save, and the cost of the pass.
+
+    Args:
+        chances: float64 [texts, nodes], not increasing along a draft; 0 behind it.
+        rows: float64 [any] with costs, limit: see `Curve`.
+        drafting: time to draft, in passes without drafts.
+    """
+    texts = len(chances)
+    ranked = chances.T.copy().reshape(-1)  # so that of equal nodes, earlier ones of a draft come first
+    order = np.argsort(-ranked, kind="mergesort")
+    sizes, total, best, most, saved, cost = (
+        np.zeros(texts, np.int32),
+        0.0,
+        0,
+        1.0 / (1.0 + drafting),
+        -drafting,
+        1.0,
+    )
+    for k in range(1, len(order) + 1):
+        chance = ranked[order[k - 1]]
+        if chance <= 0.0 or 1.0 + k / texts > limit:
+            break
+        total += chance
+        spent = np.interp(1.0 + k / texts, rows, costs)
+        if (1.0 + total / texts) / (spent + drafting) > most:
+            most, best = (1.0 + total / texts) / (spent + drafting), k
+            saved, cost = 1.0 + total / texts - spent - drafting, spent
+    for node in order[:best]:
+        sizes[node % texts] += 1
+    return sizes, saved, cost

@@ -83,14 +83,13 @@ class Proposer:
         self.figures = DraftFigures(engine, [*self._corpora], nodes)
         self.load: Load | None = None
         self.texts, self._slots, self.forgotten = Texts(nodes, judged=config.adaptive), Slots(), list[int]()
-        self._new_texts = False
-        self._drafting: float | None = None
+        self._new_texts, self._drafting = False, 0.0
         self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
         self._steps, self.figures.steps[:], self.figures.sources[:] = 0, 0, 0
         if config.adaptive:
-            self.texts.chances(np.zeros(1, np.int64), DraftBatch.empty(1))
+            self.texts.chances(as_input(np.zeros(1), np.int64), DraftBatch.empty(1))
             self.figures.load = self.load = Load(fixed_rows=fixed_rows)
 
     @property
@@ -217,13 +216,14 @@ class Proposer:
 
     def _draft_by_load(self, load: Load, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:
         """Draft if that pays, and cut the drafts to the nodes that do."""
-        self._drafting, begin = None, load.clock()
-        if not load.wants_drafts(len(slots)):
+        begin, self._drafting = load.clock(), 0.0
+        if not load.next_step(len(slots)):
             return self._draft(slots, np.zeros_like(budgets))
         batch = self._draft(slots, budgets)
-        self._drafting = spent = load.clock() - begin
-        sizes = load.choose(self.texts.chances(slots, batch), spent)
+        self.texts.verify(slots, np.zeros(len(slots), np.int32))
+        sizes = load.choose(self.texts.chances(slots, batch), load.clock() - begin)
         self.texts.verify(slots, sizes)
+        self._drafting = load.clock() - begin
         return batch._replace(sizes=sizes)
 
     def _draft(self, slots: NDArray[np.int64], budgets: NDArray[np.int64]) -> DraftBatch:

@@ -78,7 +78,7 @@ def settle(server_args: Any) -> None:
             "SGLang does not verify n-gram trees with data-parallel attention: remove that option"
         )
     if server_args.speculative_num_draft_tokens is None:
-        server_args.speculative_num_draft_tokens = config.budget + 1
+        server_args.speculative_num_draft_tokens = max(2, config.budget + 1)
     rows, breadth = server_args.speculative_num_draft_tokens, server_args.speculative_ngram_max_bfs_breadth
     if rows < 2:
         raise EngineError(
@@ -246,7 +246,9 @@ class StoreDrafts:
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
         config = EngineConfig.read() if self._drafts_here else EngineConfig(request=False)
-        config = config.changed(budget=max(1, self.draft_token_num - 1))
+        config = config.changed(
+            budget=min(config.budget, 1) * max(1, self.draft_token_num - 1)
+        )  # 0: no drafts
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
         tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)
         proposer = Proposer(

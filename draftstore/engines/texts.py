@@ -28,6 +28,8 @@ SPARE = 256
 ADDRESS, ROOM, SIZE, REMEMBERED, STEP, CORPUS, DRAFTS = range(7)
 """Rows of `Texts.state`: address and capacity of a text's array; number of its ids, -1 in a free slot; number of those
 in the prompt or already in the live store; last step; number of the corpus; 1 if it has drafts."""
+LONG_MEMORY = 1 / 8
+"""How fast results of all texts are forgotten, by those of one text."""
 TAIL, SAMPLES = 64, 8
 """Number of last ids, and of others, that are compared of a text that stays in its row."""
 Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
@@ -108,14 +110,9 @@ class Texts:
         """Return float64 [batch, nodes], the chance of each node, at most that of any before it; 0 behind a draft."""
         parents, levels = as_input(batch.parents, np.int16), as_input(batch.levels, np.uint8)
         found: NDArray[np.float64] = _chances(
-            self._seen, self._prior(), slots, parents, levels, as_input(batch.sizes, np.int32)
+            self._seen, self._all, PRIOR, slots, parents, levels, as_input(batch.sizes, np.int32)
         )
         return found
-
-    def _prior(self) -> NDArray[np.float64]:
-        """Return the prior of a text: drafts come true as often as in all texts lately."""
-        expected, actual = self._all + PRIOR
-        return np.array([np.full(BANDS, PRIOR[0, 0]), PRIOR[0, 0] * actual / expected])
 
     def verify(self, slots: NDArray[np.int64], sizes: NDArray[np.int32]) -> None:
         """Note that only so many nodes of each draft are verified."""
@@ -192,7 +189,7 @@ def _follow(
                 walk(tokens[slot, draft], parents[slot, draft], new, count_claims, state_of)
                 for total, kept in (
                     (seen[slot], FORGETTING ** len(new)),
-                    (everything, FORGETTING ** (len(new) / 8)),
+                    (everything, FORGETTING ** (LONG_MEMORY * len(new))),
                 ):
                     total += claims
                     total *= kept
@@ -228,10 +225,14 @@ def _keep(kept, above, claims, nodes, slots, tokens, parents, levels, sizes, bud
 
 
 @kernel
-def _chances(seen, prior, slots, parents, levels, sizes):
-    chances = np.zeros(parents.shape)
+def _chances(seen, everything, prior, slots, parents, levels, sizes):
+    """Return `Texts.chances`. The prior of a text is that drafts come true as often as in all texts lately."""
+    chances, factors = np.zeros(parents.shape), np.empty(BANDS)
     for text in range(len(slots)):
-        factors = (seen[slots[text], 1] + prior[1]) / (seen[slots[text], 0] + prior[0])
+        for band in range(BANDS):
+            usual = (everything[1, band] + prior[1, 0]) / (everything[0, band] + prior[0, 0])
+            expected, actual = seen[slots[text], :, band]
+            factors[band] = (actual + prior[0, 0] * usual) / (expected + prior[0, 0])
         for node in range(sizes[text]):
             chances[text, node] = chance_of(parents[text], levels[text], factors, chances[text], node)
         for node in range(1, sizes[text]):

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from draftstore.engines.load import PLAIN_EVERY, Load, PassCosts
+from draftstore.engines.load import AGE, KEPT, Cost, Load, PassCosts
 
 CHAIN, STEPS = 8, 600
-Cost = Callable[[int, int], float]
+Seconds = Callable[[int, int], float]
 
 
 def roomy(texts: int, rows: int) -> float:
@@ -34,28 +34,30 @@ class Result(NamedTuple):
 class Engine:
     """Passes over texts whose drafted nodes are accepted with one probability each, given the one before."""
 
-    def __init__(self, cost: Cost, drafting: float = 3e-5, *, fixed_rows: bool = False) -> None:
+    def __init__(self, cost: Seconds, drafting: float = 3e-5, *, fixed_rows: bool = False) -> None:
         self.now, self.cost, self.drafting, self.rng = 0.0, cost, drafting, np.random.default_rng(0)
         self.load = Load(fixed_rows=fixed_rows, clock=lambda: self.now)
         self.fixed_rows = fixed_rows
 
-    def run(self, texts: int, probability: float, steps: int = STEPS) -> Result:
+    def run(self, texts: int, probability: float, steps: int = STEPS, disturbed: float = 0.0) -> Result:
         batch, began, tokens, nodes, undrafted, new = frozenset(range(texts)), self.now, 0, 0, 0, texts
         before = list(self.load.estimate)
         for step in range(steps):
-            self.load.measure(batch, new, self.now, undisturbed=step > 0)
-            sizes, spent = np.zeros(texts, np.int32), None
-            if self.load.wants_drafts(texts):
+            alone = step > 0 and self.rng.random() >= disturbed
+            self.load.measure(batch, new, self.now, undisturbed=alone)
+            sizes, spent = np.zeros(texts, np.int32), 0.0
+            if self.load.next_step(texts):
                 spent = self.drafting * texts
                 self.now += spent
                 chances = np.tile(probability ** np.arange(1, CHAIN + 1), (texts, 1))
                 sizes = self.load.choose(chances, spent)
-            undrafted += spent is None
+            undrafted += spent == 0
             self.load.begin(batch, int(sizes.sum()), spent)
             rows = texts * (CHAIN + 1) if self.fixed_rows else texts + int(sizes.sum())
             hiccup = 3.0 if self.rng.random() < 0.02 else 1.0
             self.now += self.cost(texts, rows) * (1 + abs(self.rng.normal(0, 0.03))) * hiccup
-            accepted = np.minimum(self.rng.geometric(1 - probability, texts) - 1, sizes).sum()
+            correct = self.rng.random((texts, CHAIN)) < probability
+            accepted = np.minimum(np.cumprod(correct, axis=1).sum(axis=1), sizes).sum()
             new = texts + int(accepted)
             tokens, nodes = tokens + new, nodes + int(sizes.sum())
         rows = texts * (CHAIN + 1) if self.fixed_rows else texts
@@ -82,7 +84,7 @@ def test_a_busy_engine_verifies_the_few_nodes_that_pay() -> None:
 
 @pytest.mark.parametrize("texts", [1, 4, 16, 64])
 @pytest.mark.parametrize("cost", [roomy, tight])
-def test_hopeless_drafts_cost_little(cost: Cost, texts: int) -> None:
+def test_hopeless_drafts_cost_little(cost: Seconds, texts: int) -> None:
     assert Engine(cost).run(texts, 0.02).speed > 0.97
 
 
@@ -112,6 +114,46 @@ def test_drafts_return_when_a_text_becomes_predictable() -> None:
     assert engine.run(16, 0.7, steps=100).nodes > 2
 
 
+@pytest.mark.parametrize("texts", [1, 4, 8])
+def test_equally_certain_nodes_are_verified(texts: int) -> None:
+    assert Engine(roomy).run(texts, 1.0).speed > 5
+
+
+@pytest.mark.parametrize("cost", [roomy, tight])
+@pytest.mark.parametrize("disturbed", [0.5, 0.98, 1.0])
+def test_hopeless_drafts_cost_little_where_few_passes_can_be_measured(
+    cost: Seconds, disturbed: float
+) -> None:
+    assert Engine(cost).run(16, 0.02, 1500, disturbed).speed > 0.96
+
+
+def test_drafts_return_after_a_slow_while() -> None:
+    engine = Engine(roomy)
+    engine.run(4, 0.5)
+    engine.cost = lambda texts, rows: 2 * roomy(texts, rows)
+    assert engine.run(4, 0.5, 200).speed > 1.2
+    engine.cost = roomy
+    assert engine.run(4, 0.5, 400).speed > 1.4
+
+
+def test_costs_that_grow_with_the_context_do_not_end_drafts() -> None:
+    engine = Engine(roomy)
+    engine.cost = lambda texts, rows: roomy(texts, rows) * (1 + engine.load.costs.step / 300)
+    assert engine.run(4, 0.4).speed > 1.4
+
+
+def test_passes_that_are_slow_at_first_do_not_end_drafts() -> None:
+    seen: dict[int, int] = {}
+
+    def cost(texts: int, rows: int) -> float:
+        seen[rows] = seen.get(rows, 0) + 1
+        return roomy(texts, rows) * (5 if seen[rows] <= 2 else 1)
+
+    engine = Engine(cost)
+    engine.run(4, 0.6)
+    assert engine.run(4, 0.6, 1000).speed > 1.4
+
+
 def test_where_rows_are_fixed_only_the_time_to_draft_counts() -> None:
     assert Engine(roomy, fixed_rows=True).run(4, 0.3).nodes == pytest.approx(CHAIN, rel=0.05)
     slow = Engine(roomy, drafting=0.01, fixed_rows=True).run(4, 0.02)
@@ -133,21 +175,31 @@ def test_only_undisturbed_passes_of_known_texts_are_measured() -> None:
     assert load.costs.table() == [(2, 2, 0.25)]
 
 
-def test_costs_are_lower_quartiles_of_the_last_passes_and_end_with_age() -> None:
+def test_a_cost_is_the_lower_quartile_of_the_last_measurements_until_they_age_or_one_is_faster() -> None:
+    cost = Cost()
+    for value in (1.0, 1.2, 5.0, 1.1):
+        cost.add(4, value, step=0)
+    assert (cost.value, cost.at) == (1.1, 4)
+    assert cost.is_known(AGE * 4 // KEPT - 1)
+    assert not cost.is_known(AGE * 4 // KEPT)
+    cost.add(4, 0.5, step=0)
+    assert (cost.value, len(cost)) == (0.5, 2)
+
+
+def test_unknown_passes_are_tried_step_by_step_and_not_for_ever() -> None:
     costs = PassCosts()
-    for seconds in (0.01, 0.012, 0.05, 0.011):
-        costs.add(4, 0, seconds)
-    assert costs.seconds(4) == 0.011
-    costs.add(4, 4, 0.022)
-    assert costs.relative(4, 4).tolist() == [1, 1, 1, 1, 1]  # once measured, it could be a hiccup
-    costs.add(4, 4, 0.022)
-    assert costs.relative(4, 4).tolist() == pytest.approx([1, 1.25, 1.5, 1.75, 2])
-    assert costs.relative(4, 20)[-1] == np.inf
-    assert costs.is_known(4)
-    costs.add(4, 8, 0.011)
-    costs.add(4, 8, 0.011)  # on some processors, more rows may cost less
-    assert costs.relative(4, 8)[[4, 8]].tolist() == [2, 1]
-    costs.step += PLAIN_EVERY
-    assert not costs.is_known(4)
-    costs.step += 10_000
-    assert costs.relative(4, 4).tolist() == [1, 1, 1, 1, 1]
+    assert costs.seconds(4) == 0
+    for _ in range(2):
+        costs.add(4, 0, 0.01)
+    assert costs.seconds(4) == 0.01
+    curve = costs.curve(4)
+    assert curve.limit == 2
+    assert np.interp(2, curve.rows, curve.costs) == 1
+    for _ in range(2):
+        costs.add(4, 4, 0.02)
+    curve = costs.curve(4)
+    assert curve.limit == 4
+    assert np.interp([1.5, 2, 3, 4], curve.rows, curve.costs).tolist() == pytest.approx([1.5, 2, 2.5, 3])
+    for _ in range(8):
+        costs.note_trial(4, 8)  # never measured
+    assert costs.curve(4).limit < 3

@@ -133,6 +133,48 @@ def test_as_many_nodes_of_whole_drafts_are_verified_as_pay() -> None:
     assert collected["draftstore_engine_pass_seconds"] > 0
 
 
+def accepted_along(tree: DraftTree, ids: Sequence[int]) -> int:
+    """Return how many of a text's new ids, but for the last, lie on a path of a tree: the obvious way."""
+    paths = {(): -1} | {tuple(path): node for node in range(len(tree)) for path in [path_to(tree, node)]}
+    return max(size for size in range(len(ids)) if tuple(ids[:size]) in paths)
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    above = int(tree.parents[node])
+    return [*(path_to(tree, above) if above >= 0 else []), int(tree.tokens[node])]
+
+
+@pytest.mark.parametrize("chain", [None, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_are_those_of_the_nodes_that_were_verified(chain: int | None, seed: int) -> None:
+    rng, drafts = np.random.default_rng(seed), Drafts(EngineConfig(budget=6), chain=chain)
+    load, now = drafts.made.load, 0.0
+    assert load is not None
+    load.clock = lambda: now
+    texts, last, counts = dict[int, list[int]](), dict[int, DraftTree](), np.zeros(2, int)
+    for step in range(120):
+        now += 0.001 + 0.001 * rng.random() * len(texts)
+        if rng.random() < 0.2:
+            texts[step] = rng.integers(0, 2, rng.integers(1, 30)).tolist()
+        for key in [key for key in texts if rng.random() < 0.02]:
+            texts.pop(key)
+            if last.pop(key, None) is not None:
+                drafts.forget([key])
+        batch = [key for key in texts if rng.random() < 0.9]
+        for key in batch:
+            if (tree := last.get(key)) is not None:
+                node = int(rng.integers(-1, len(tree))) if len(tree) else -1
+                new = [*(path_to(tree, node) if node >= 0 else []), int(rng.integers(0, 2))]
+                counts += [len(tree), accepted_along(tree, new)]
+                texts[key] += new
+        trees = drafts.propose([asked(key, texts[key], budget=int(rng.integers(0, 8))) for key in batch])
+        last |= dict(zip(batch, trees, strict=True))
+    figures = drafts.made.figures
+    assert [figures.total("drafted_tokens"), figures.total("accepted_tokens")] == counts.tolist()
+    assert 0 < counts[1] < counts[0]
+    assert figures.failures == 0
+
+
 def test_a_budget_of_zero_drafts_nothing() -> None:
     drafts = Drafts(EngineConfig(budget=0))
     for text in ([1, 2, 1], [1, 2, 1, 2], [1, 2, 1, 2, 1]):

@@ -6,8 +6,9 @@ to every other prompt, where prompts with and without theirs are measured apart.
 load changes, from 1 text to 16 and back.
 
 A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy.json. Ratios are
-medians of pairs in the same round, of all seconds and of tokens per second in passes that read no prompt; the lowest
-and the highest stand beside, and what the plug-in estimates of the latter.
+medians of pairs in the same round, of all seconds (`of_no_drafts`) and of tokens per second in passes that read no
+prompt and end no text (`decoding`); the lowest and the highest stand beside, and what the plug-in estimates of the
+latter.
 
 Examples:
     make .venv-vllm/.done

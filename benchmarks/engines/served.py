@@ -66,7 +66,7 @@ def serve(model: str, drafts: bool) -> None:
 def answer_all(engine: Any, prompts: list[list[int]], at_once: Any, tokens: int) -> dict[str, Any]:
     """Answer prompts, `at_once` of them; a list: so many during each third of the prompts.
 
-    Beside the answers and all seconds, it returns the tokens and seconds of passes that read no prompt.
+    Beside the answers and all seconds, it returns the tokens and seconds of passes that read no prompt and end no text.
     """
     from vllm import SamplingParams
 
@@ -80,13 +80,13 @@ def answer_all(engine: Any, prompts: list[list[int]], at_once: Any, tokens: int)
         while asked < len(prompts) and asked - len(answers) < most:
             engine.add_request(str(asked), {"prompt_token_ids": prompts[asked]}, greedy)
             asked, reads = asked + 1, True
-        start, before = perf_counter(), sum(sizes)
+        start, before, ended = perf_counter(), sum(sizes), len(answers)
         for output in engine.step():
             number, ids = int(output.request_id), list(output.outputs[0].token_ids)
             sizes[number] = len(ids)
             if output.finished:
                 answers[number] = ids
-        if not reads:
+        if not reads and len(answers) == ended:
             decoded, spent = decoded + sum(sizes) - before, spent + perf_counter() - start
     return {
         "seconds": perf_counter() - begin,

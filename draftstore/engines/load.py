@@ -34,8 +34,9 @@ AGE = 1024
 FASTER, SLOWER = 0.8, 1.25
 """A pass that takes less than this share of its cost makes it forgotten: passes can be slowed down by something else,
 but not sped up. After one that takes more than this multiple, one without drafts is measured."""
-NEAR = 2
-"""Bands of texts around one for which a pass without drafts counts: 1.4 times as many, or as few."""
+NEAR, BORROWED = 2, 4
+"""Bands of texts around one for which a pass without drafts counts: 1.4 times as many, or as few; and for which the
+cost of rows counts until it is known itself: twice as many, or half."""
 TRIALS = 8
 """Passes of an unknown size that are tried without being measured."""
 PLAIN_EVERY, PLAIN_AT_MOST, PLAIN_AT_LEAST = 32, 128, 4
@@ -133,7 +134,7 @@ class PassCosts:
             cost.add(rows, seconds / plain, self.step)
             self._trials.pop((band, band_of(rows)), None)
             if before != (cost.value, len(cost) >= FEW):
-                self._curves.pop(band, None)
+                self._curves.clear()
 
     def seconds(self, texts: int) -> float:
         """Return the seconds of a pass without drafts; 0 if none of about as many texts is known."""
@@ -153,11 +154,12 @@ class PassCosts:
         band = band_of(texts)
         curve = self._curves.get(band)
         if curve is None or self.step - curve.made >= PLAIN_EVERY:
-            known = sorted(
-                (cost.at, cost.value)
-                for (each, _), cost in self.ratios.items()
-                if each == band and cost.is_known(self.step)
+            near = sorted(
+                (abs(each - band), rows, cost.at, cost.value)
+                for (each, rows), cost in self.ratios.items()
+                if abs(each - band) <= BORROWED and cost.is_known(self.step)
             )
+            known = sorted({rows: (at, value) for _, rows, at, value in reversed(near)}.values())
             most, cost = ([(1.0, 1.0), *known])[-1]
             slope = (cost - 1) / (most - 1) if most > 1 else 0.0
             beyond = 2 * most, cost + max(0.0, slope) * most / 2

@@ -200,6 +200,7 @@ def test_unknown_passes_are_tried_step_by_step_and_not_for_ever() -> None:
     curve = costs.curve(4)
     assert curve.limit == 4
     assert np.interp([1.5, 2, 3, 4], curve.rows, curve.costs).tolist() == pytest.approx([1.5, 2, 2.5, 3])
+    assert costs.curve(3).limit == 4  # borrowed
     for _ in range(8):
         costs.note_trial(4, 8)  # never measured
     assert costs.curve(4).limit < 3

@@ -77,7 +77,8 @@ HIDDEN = b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [
-        (HEAD + b"X: " + b"x" * (2 * http.HEADERS), rb".{8} 400 "),
+        # No more than the server reads: closing with unread bytes would reset the connection.
+        (HEAD + b"X: " + b"x" * http.HEADERS, rb".{8} 400 "),
         (HEAD + LENGTHS + HIDDEN, rb".{8} 400 (?!.*HTTP/1.1)"),
         (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]", rb".{8} 415 .*'gzip'"),
         # Health checks of proxies need no host.

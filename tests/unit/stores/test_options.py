@@ -37,7 +37,7 @@ def test_each_user_reads_options_in_their_own_spelling() -> None:
     assert str(error) == str(pickle.loads(pickle.dumps(error))) == "use smaller batches (batch_tokens, dims)"
     assert error.spelled("--{}".format) == "use smaller batches (--batch_tokens, --dims)"
     with pytest.raises(OptionsError) as caught:
-        EngineConfig(budget=0, corpora={"a": {"token": "secret", "request": "maybe"}})
+        EngineConfig(budget=-1, corpora={"a": {"token": "secret", "request": "maybe"}})
     assert caught.value.spelled("<{}>".format).startswith("<corpora.a.request>: must be a valid boolean, ")
     assert "; <budget>: must be greater" in caught.value.spelled("<{}>".format)
     assert "secret" not in str(caught.value)

@@ -5,7 +5,7 @@ the plug-in and no drafts (`budget = 0`); with a store of unrelated text; and wi
 to every other prompt, where prompts with and without theirs are measured apart. Drafts are adaptive or fixed. Then the
 load changes, from 1 text to 16 and back.
 
-A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy.json. Ratios are
+A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy_1_4_16.json. Ratios are
 medians of pairs in the same round, of all seconds (`of_no_drafts`) and of tokens per second in passes that read no
 prompt and end no text (`decoding`); the lowest and the highest stand beside, and what the plug-in estimates of the
 latter.
@@ -26,7 +26,7 @@ from typing import Any
 
 import zstandard
 
-from benchmarks.common import add_arguments, open_workspace
+from benchmarks.common import add_arguments, chosen, open_workspace
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.smollm import TOKENIZER, smollm
@@ -91,9 +91,15 @@ class Engine:
         self._process.communicate()
 
 
-def compare(args: argparse.Namespace) -> None:
+def main() -> None:
     """Measure all engines in turn."""
-    tokens, loads = (QUICK_TOKENS, (1, 4)) if args.quick else (TOKENS, (4, 1, 16))
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each engine (default: 7)")
+    parser.add_argument("--loads", help="numbers of requests at once (default: 1,4,16)")
+    args = parser.parse_args()
+    tokens = QUICK_TOKENS if args.quick else TOKENS
+    loads = [int(each) for each in chosen(parser, args.loads, map(str, PROMPTS))]
     with open_workspace(args) as space, ExitStack() as opened:
         model, folder = smollm(space), space.work / "busy"
         tokenizer = load_tokenizer(space.data / "tokenizers" / TOKENIZER, name=TOKENIZER)
@@ -117,8 +123,8 @@ def compare(args: argparse.Namespace) -> None:
         }
         for name, settings in [*ENGINES.items()][1:]:
             progress(f"start {name}")
-            chosen = {key: str(stores[value]) if key == "store" else value for key, value in settings.items()}
-            engines[name] = opened.enter_context(closing(Engine(model, chosen, log)))
+            own = {key: str(stores[value]) if key == "store" else value for key, value in settings.items()}
+            engines[name] = opened.enter_context(closing(Engine(model, own, log)))
         rows = [
             {"at_once": load, "prompts": kind} | row
             for load in loads
@@ -128,7 +134,11 @@ def compare(args: argparse.Namespace) -> None:
         show_rows("vLLM on this CPU, by requests at once", rows)
         change = _change(engines["own answers, adaptive"], prompts[::2], tokens)
         show_rows("A change of the load", change)
-        finish(space.out, "engine_vllm_busy", {"machine": describe_machine(), "rows": rows, "change": change})
+        finish(
+            space.out,
+            "_".join(["engine_vllm_busy", *map(str, loads)]),
+            {"machine": describe_machine(), "rows": rows, "change": change},
+        )
 
 
 def _measure(
@@ -195,14 +205,6 @@ def _questions(data: Path, most: int) -> list[list[dict[str, str]]]:
             for line in lines
         )
     return [[{"role": "user", "content": text}] for text in texts if len(text) < LONGEST][:most]
-
-
-def main() -> None:
-    """Compare all engines."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each engine (default: 7)")
-    compare(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ the plug-in and no drafts (`budget = 0`); with a store of unrelated text; and wi
 to every other prompt, where prompts with and without theirs are measured apart. Drafts are adaptive or fixed. Then the
 load changes, from 1 text to 16 and back.
 
-A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy_1_4_16.json. Ratios are
-medians of pairs in the same round, of all seconds (`of_no_drafts`) and of tokens per second in passes that read no
+A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy_LOADS.json. Ratios
+are medians of pairs in the same round, of all seconds (`of_no_drafts`) and of tokens per second in passes that read no
 prompt and end no text (`decoding`); the lowest and the highest stand beside, and what the plug-in estimates of the
 latter.
 
@@ -134,11 +134,8 @@ def main() -> None:
         show_rows("vLLM on this CPU, by requests at once", rows)
         change = _change(engines["own answers, adaptive"], prompts[::2], tokens)
         show_rows("A change of the load", change)
-        finish(
-            space.out,
-            "_".join(["engine_vllm_busy", *map(str, loads)]),
-            {"machine": describe_machine(), "rows": rows, "change": change},
-        )
+        name = "_".join(["engine_vllm_busy", *map(str, loads)])
+        finish(space.out, name, {"machine": describe_machine(), "rows": rows, "change": change})
 
 
 def _measure(

@@ -31,16 +31,18 @@ KEPT, KEPT_PLAIN, FEW = 16, 2, 2
 """Measurements of a cost that count; of a pass without drafts; and minimum number for a cost to be known."""
 AGE = 1024
 """Passes after which a cost of `KEPT` measurements is forgotten; one of fewer, sooner."""
-FASTER, SLOWER = 0.8, 1.25
+FASTER, SLOWER = 0.8, 1.3
 """A pass that takes less than this share of its cost makes it forgotten: passes can be slowed down by something else,
-but not sped up. After one that takes more than this multiple, one without drafts is measured."""
+but not sped up. If passes take more than this multiple on average, those without drafts are measured."""
 NEAR, BORROWED = 2, 4
 """Bands of texts around one for which a pass without drafts counts: 1.4 times as many, or as few; and for which the
 cost of rows counts until it is known itself: twice as many, or half."""
 TRIALS = 8
 """Passes of an unknown size that are tried without being measured."""
-PLAIN_EVERY, PLAIN_AT_MOST, PLAIN_AT_LEAST = 32, 128, 4
-"""Passes between two measurements of passes without drafts: usually, if drafts save much, and after a slow pass."""
+PLAIN_EVERY, PLAIN_AT_MOST, PLAIN_AT_LEAST = 64, 256, 8
+"""Passes between two measurements of passes without drafts: usually, if drafts save much, and if passes are slow."""
+PLAIN_RUN = 2
+"""Passes without drafts in a measurement, of which the first does not count: it is slower after one of another size."""
 SHARE, LONGEST = 100, 1024
 """Share of the time, 1 in so many, for tests of what does not pay, and maximum passes between two of them."""
 WEIGHT, LEAST_SAVED = 1 / 16, -0.1
@@ -223,7 +225,7 @@ class Load:
         self._drafting: dict[int, float] = {}  # mean seconds, by the band of texts
         self._saved = 0.0  # mean time that drafts save, in passes without drafts
         self._wait, self._band = 0, 0  # passes until drafts are tested again, and the load when they stopped
-        self._since_plain, self._retry, self._slow = 0, SHARE, False
+        self._since_plain, self._plain_run, self._retry, self._pace = 0, 0, SHARE, 1.0
         _select(np.zeros((1, 1)), FREE.rows, FREE.costs, 1.0, 0.0)  # compiles it
 
     def measure(self, texts: frozenset[int], tokens: int, now: float, *, undisturbed: bool) -> None:
@@ -240,8 +242,11 @@ class Load:
             return
         count, nodes, seconds = len(last.texts), 0 if self._fixed else last.nodes, now - last.begin
         expected = self._expected(count, nodes)
-        self._slow |= nodes > 0 and seconds > SLOWER * expected > 0
-        self.costs.add(count, nodes, seconds)
+        if nodes > 0 and expected > 0:
+            self._pace += (seconds / expected - self._pace) * WEIGHT
+        self._plain_run = 0 if nodes else self._plain_run + 1
+        if nodes > 0 or self._plain_run >= PLAIN_RUN or self._fixed:
+            self.costs.add(count, nodes, seconds)
         if texts == last.texts and expected > 0:
             self.estimate[0] += tokens / count * self.costs.seconds(count)
             self.estimate[1] += expected + last.drafting
@@ -268,11 +273,11 @@ class Load:
         if self._fixed:
             return True
         self._since_plain += 1
-        age = PLAIN_AT_LEAST if self._slow else min(max(PLAIN_EVERY, SHARE * self._saved), PLAIN_AT_MOST)
-        if self.costs.seconds(texts) == 0 or self._since_plain > age:
-            self._since_plain, self._slow = 0, False
-            return False
-        return True
+        age = min(max(PLAIN_EVERY, SHARE * self._saved), PLAIN_AT_MOST)
+        age = PLAIN_AT_LEAST if self._pace > SLOWER else age
+        if self._since_plain > age + PLAIN_RUN:
+            self._since_plain, self._pace = 0, 1.0
+        return self.costs.seconds(texts) > 0 and self._since_plain <= age
 
     def choose(self, chances: NDArray[np.float64], drafting: float) -> NDArray[np.int32]:
         """Return the number of nodes of each draft to verify, int32 [batch].

@@ -124,7 +124,7 @@ def test_equally_certain_nodes_are_verified(texts: int) -> None:
 def test_hopeless_drafts_cost_little_where_few_passes_can_be_measured(
     cost: Seconds, disturbed: float
 ) -> None:
-    assert Engine(cost).run(16, 0.02, 1500, disturbed).speed > 0.96
+    assert Engine(cost).run(16, 0.02, 1500, disturbed).speed > 0.95
 
 
 def test_drafts_return_after_a_slow_while() -> None:
@@ -170,8 +170,9 @@ def test_only_undisturbed_passes_of_known_texts_are_measured() -> None:
         now += 1
         load.measure(frozenset(after), 1, now, undisturbed=undisturbed)
     assert load.costs.table() == []
-    load.begin(frozenset({0, 1}), 0, 0.0)
-    load.measure(frozenset({0}), 1, now + 0.25, undisturbed=True)
+    for seconds in (0.75, 0.25):  # the first of another size is slower
+        load.begin(frozenset({0, 1}), 0, 0.0)
+        load.measure(frozenset({0}), 1, now + seconds, undisturbed=True)
     assert load.costs.table() == [(2, 2, 0.25)]
 
 

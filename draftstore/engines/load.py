@@ -31,7 +31,7 @@ KEPT, KEPT_PLAIN, FEW = 16, 2, 2
 """Measurements of a cost that count; of a pass without drafts; and minimum number for a cost to be known."""
 AGE = 1024
 """Passes after which a cost of `KEPT` measurements is forgotten; one of fewer, sooner."""
-FASTER, SLOWER = 0.8, 1.3
+FASTER, SLOWER = 0.6, 1.3
 """A pass that takes less than this share of its cost makes it forgotten: passes can be slowed down by something else,
 but not sped up. If passes take more than this multiple on average, those without drafts are measured."""
 NEAR, BORROWED = 2, 4

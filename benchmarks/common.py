@@ -29,7 +29,7 @@ from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.corpus import read_corpus
-from draftstore.text.records import Document
+from draftstore.text.records import Document, read_json_records
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
 
@@ -220,6 +220,12 @@ def open_workspace(args: argparse.Namespace) -> Iterator[Workspace]:
             yield Workspace(args.data.resolve(), work, args.out)
         except DraftstoreError as error:
             raise SystemExit(f"error: {error}") from error
+
+
+def alpaca_questions(space: Workspace) -> list[str]:
+    """Return the different prompts of AlpacaEval, in their order."""
+    records = read_json_records(space.data / "replays" / VICUNA.file)
+    return list(dict.fromkeys(record["prompt"][0]["content"] for _, record in records))
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:

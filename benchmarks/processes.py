@@ -26,6 +26,33 @@ NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 """Exceptions of a request if no service runs or the answer breaks off."""
 
 
+class Answering:
+    """A program that answers each JSON document on its stdin, a line, with one on its stdout."""
+
+    def __init__(
+        self, command: Sequence[object], environment: Mapping[str, str], *, stderr: Any = None
+    ) -> None:
+        """Start it in the folder that `PYTHONPATH` names; `stderr` is a file for its log."""
+        self._process = subprocess.Popen(
+            [*map(str, command)], cwd=environment["PYTHONPATH"], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer; SystemExit if the program has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"no answer of {self._process.args!r}: see above, or its log")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+
 class Program:
     """A command, `python -m ...`, that runs until the end of a block.
 

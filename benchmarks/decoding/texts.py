@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import CHAT, SEED, TINY, Workspace, write_records
+from benchmarks.common import CHAT, SEED, TINY, Workspace, alpaca_questions, write_records
 from benchmarks.measure import progress
 from draftstore.answers.responses import ResponseOptions, make_responses
 from draftstore.hf.loading import LoadedModel
@@ -22,7 +22,6 @@ from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
-from draftstore.text.records import read_json_records
 
 REWORDINGS = (
     "Please {lower}", "{prompt} Please answer in detail.", "Hi! {prompt}", "{prompt} Thanks!",
@@ -69,9 +68,11 @@ def _chat_prompt(loaded: LoadedModel, question: str) -> NDArray[np.int32]:
 
 def _questions(space: Workspace) -> list[str]:
     """Return the short prompts of AlpacaEval in a fixed order."""
-    records = (record for _, record in read_json_records(space.data / "replays" / "alpaca_eval.jsonl.zst"))
-    questions = dict.fromkeys(record["prompt"][0]["content"] for record in records)
-    short = [question for question in questions if 20 <= len(question) <= 200 and "\n" not in question]
+    short = [
+        question
+        for question in alpaca_questions(space)
+        if 20 <= len(question) <= 200 and "\n" not in question
+    ]
     order = np.random.default_rng(SEED).permutation(len(short))
     return [short[place] for place in order]
 

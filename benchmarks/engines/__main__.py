@@ -15,9 +15,7 @@ Examples:
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -29,7 +27,7 @@ import numpy as np
 
 from benchmarks.common import CHAT, TINY, TOKENIZER, VICUNA, Workspace, add_arguments, open_workspace
 from benchmarks.measure import progress
-from benchmarks.processes import CHECKOUT, lookup_service
+from benchmarks.processes import CHECKOUT, Answering, lookup_service
 from benchmarks.report import describe_machine, finish, show_rows
 from draftstore.decoding.replay import Recording
 from draftstore.stores.crest.build import CrestOptions, build_crest
@@ -44,38 +42,19 @@ NODES, CREST_BYTES = 16, 12_000_000
 LIBRARIES = ("vLLM n-gram", "arctic")
 
 
-class Child:
-    """A process that measures cells with the code of a checkout, see `benchmarks.engines.seams`."""
-
-    def __init__(self, checkout: Path, interpreter: str) -> None:
-        environment = os.environ | {
-            "PYTHONPATH": str(checkout),
-            "NUMBA_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        self._process = subprocess.Popen(
-            [interpreter, CHECKOUT / "benchmarks/engines/seams.py"], cwd=checkout, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-
-    def measure(self, cell: dict[str, Any]) -> dict[str, Any]:
-        """Return the figures of a cell."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(cell), file=self._process.stdin, flush=True)
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit(f"no figures of {cell}: see above")
-        figures: dict[str, Any] = json.loads(line)
-        return figures
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+def start_child(checkout: Path, interpreter: str) -> Answering:
+    """Start a process that measures cells with the code of a checkout, see `benchmarks.engines.seams`."""
+    environment = os.environ | {
+        "PYTHONPATH": str(checkout),
+        "NUMBA_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return Answering([interpreter, CHECKOUT / "benchmarks/engines/seams.py"], environment)
 
 
-def measure_in_turn(children: dict[str, Child], cell: dict[str, Any]) -> dict[str, Any]:
+def measure_in_turn(children: dict[str, Answering], cell: dict[str, Any]) -> dict[str, Any]:
     """Measure a cell with all children in turn; return the medians of each, by its name."""
-    rounds = [{name: child.measure(cell) for name, child in children.items()} for _ in range(ROUNDS)]
+    rounds = [{name: child.ask(cell) for name, child in children.items()} for _ in range(ROUNDS)]
     row = {}
     for name in children:
         for key in rounds[0][name]:
@@ -135,9 +114,10 @@ def main() -> None:
     with open_workspace(args) as space, ExitStack() as opened:
         trees = {"": CHECKOUT} | ({"before_": args.before.resolve()} if args.before else {})
         children = {
-            name: opened.enter_context(closing(Child(tree, sys.executable))) for name, tree in trees.items()
+            name: opened.enter_context(closing(start_child(tree, sys.executable)))
+            for name, tree in trees.items()
         }
-        other = {"": opened.enter_context(closing(Child(CHECKOUT, args.libraries)))}
+        other = {"": opened.enter_context(closing(start_child(CHECKOUT, args.libraries)))}
         settings = settings_of(space, space.work / "engines.sock", opened, quick=args.quick)
         cell = {
             "engine": args.engine, "nodes": NODES, "vocab_size": space.tokenizer.vocab_size,

@@ -18,23 +18,20 @@ Examples:
 import argparse
 import json
 import os
-import subprocess
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import zstandard
-
-from benchmarks.common import add_arguments, chosen, open_workspace
+from benchmarks.common import add_arguments, alpaca_questions, chosen, open_workspace
 from benchmarks.measure import progress
+from benchmarks.processes import CHECKOUT, Answering
 from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.smollm import TOKENIZER, smollm
 from draftstore.decoding.conversation import encode_conversation
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
-CHECKOUT = Path(__file__).parents[2]
 VLLM = CHECKOUT / ".venv-vllm/bin/python"
 TOKENS, QUICK_TOKENS = 64, 16
 PROMPTS = {1: 2, 4: 4, 16: 16}
@@ -53,42 +50,29 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-class Engine:
-    """A process with an engine; see `answer`."""
+def start_engine(model: Path, settings: dict[str, Any], log: Any) -> Answering:
+    """Start a process with an engine; see `benchmarks.engines.served`."""
+    drafts = {"DRAFTSTORE_REQUEST": str(settings.get("request", False)).lower()} if settings else {}
+    if "budget" in settings:
+        drafts |= {"DRAFTSTORE_BUDGET": str(settings["budget"]), "DRAFTSTORE_REQUEST": "true"}
+    if "store" in settings:
+        drafts["DRAFTSTORE_STORES"] = str(settings["store"])
+        drafts["DRAFTSTORE_ADAPTIVE"] = str(settings.get("adaptive", True)).lower()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("DRAFTSTORE_")
+    } | {
+        "PYTHONPATH": str(CHECKOUT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    command = [VLLM, CHECKOUT / "benchmarks/engines/served.py", model, *(["drafts"] if settings else [])]
+    return Answering(command, environment | drafts, stderr=log)
 
-    def __init__(self, model: Path, settings: dict[str, Any], log: Any) -> None:
-        drafts = {"DRAFTSTORE_REQUEST": str(settings.get("request", False)).lower()} if settings else {}
-        if "budget" in settings:
-            drafts |= {"DRAFTSTORE_BUDGET": str(settings["budget"]), "DRAFTSTORE_REQUEST": "true"}
-        if "store" in settings:
-            drafts["DRAFTSTORE_STORES"] = str(settings["store"])
-            drafts["DRAFTSTORE_ADAPTIVE"] = str(settings.get("adaptive", True)).lower()
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("DRAFTSTORE_")
-        } | {
-            "PYTHONPATH": str(CHECKOUT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-        }  # fmt: skip
-        self._process = subprocess.Popen(
-            [VLLM, Path(__file__).with_name("served.py"), model, *(["drafts"] if settings else [])],
-            env=environment | drafts, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-        )  # fmt: skip
 
-    def answer(self, prompts: list[list[int]], at_once: int | list[int], tokens: int) -> dict[str, Any]:
-        """Answer prompts, so many at once; see `benchmarks.engines.served.answer_all`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        asked = {"prompts": prompts, "at_once": at_once, "tokens": tokens}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit("an engine has ended: see the log in --work")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+def answer(
+    engine: Answering, prompts: list[list[int]], at_once: int | list[int], tokens: int
+) -> dict[str, Any]:
+    """Answer prompts, so many at once; see `benchmarks.engines.served.answer_all`."""
+    return engine.ask({"prompts": prompts, "at_once": at_once, "tokens": tokens})
 
 
 def main() -> None:
@@ -103,17 +87,19 @@ def main() -> None:
     with open_workspace(args) as space, ExitStack() as opened:
         model, folder = smollm(space), space.work / "busy"
         tokenizer = load_tokenizer(space.data / "tokenizers" / TOKENIZER, name=TOKENIZER)
-        questions = _questions(space.data, 2 * max(map(PROMPTS.__getitem__, loads)))
+        short = [text for text in alpaca_questions(space) if len(text) < LONGEST]
+        most = 2 * max(map(PROMPTS.__getitem__, loads))
+        questions = [[{"role": "user", "content": text}] for text in short[:most]]
         prompts = [encode_conversation(tokenizer, messages).tolist() for messages in questions]
         folder.mkdir(exist_ok=True)
         log = opened.enter_context((folder / "log").open("w"))
-        engines = {"plain": opened.enter_context(closing(Engine(model, {}, log)))}
+        engines = {"plain": opened.enter_context(closing(start_engine(model, {}, log)))}
         progress("record answers")
-        recorded = engines["plain"].answer(prompts, max(loads), tokens)["answers"]
+        recorded = answer(engines["plain"], prompts, max(loads), tokens)["answers"]
         with (folder / "own.jsonl").open("w") as out:
-            for messages, answer in [*zip(questions, recorded, strict=True)][::2]:
-                said = {"role": "assistant", "content": tokenizer.decode(answer)}
-                print(json.dumps({"messages": [*messages, said]}), file=out)
+            for messages, said in [*zip(questions, recorded, strict=True)][::2]:
+                last = {"role": "assistant", "content": tokenizer.decode(said)}
+                print(json.dumps({"messages": [*messages, last]}), file=out)
         texts = {"own": folder / "own.jsonl", "unrelated": space.data / "corpora" / UNRELATED}
         stores = {
             name: build_rest(
@@ -124,7 +110,7 @@ def main() -> None:
         for name, settings in [*ENGINES.items()][1:]:
             progress(f"start {name}")
             own = {key: str(stores[value]) if key == "store" else value for key, value in settings.items()}
-            engines[name] = opened.enter_context(closing(Engine(model, own, log)))
+            engines[name] = opened.enter_context(closing(start_engine(model, own, log)))
         rows = [
             {"at_once": load, "prompts": kind} | row
             for load in loads
@@ -139,16 +125,16 @@ def main() -> None:
 
 
 def _measure(
-    engines: dict[str, Engine], prompts: list[list[int]], at_once: int, tokens: int, rounds: int
+    engines: dict[str, Answering], prompts: list[list[int]], at_once: int, tokens: int, rounds: int
 ) -> list[dict[str, Any]]:
     """Let all engines answer prompts in turn; return their figures."""
     for engine in engines.values():
-        engine.answer(prompts, at_once, tokens)  # warm up
+        answer(engine, prompts, at_once, tokens)  # warm up
     found = []
     for number in range(rounds):
         progress(f"{at_once} at once, round {number + 1}")
         names = [*engines][:: 1 if number % 2 == 0 else -1]
-        found.append({name: engines[name].answer(prompts, at_once, tokens) for name in names})
+        found.append({name: answer(engines[name], prompts, at_once, tokens) for name in names})
     rows = [_row(name, found) for name in engines]
     for row in rows:
         progress(json.dumps(row))
@@ -178,10 +164,10 @@ def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _change(engine: Engine, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
+def _change(engine: Answering, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
     """Return nodes per text in every half second around changes of the load."""
     known = prompts[::2]
-    steps = engine.answer([*known[:8], *known, *known[:8]], [1, 16, 1], tokens)["steps"]
+    steps = answer(engine, [*known[:8], *known, *known[:8]], [1, 16, 1], tokens)["steps"]
     first, found = steps[0][0], []
     for begin in range(int(2 * (steps[-1][0] - first)) + 1):
         part = [step for step in steps if begin <= 2 * (step[0] - first) < begin + 1]
@@ -192,16 +178,6 @@ def _change(engine: Engine, prompts: list[list[int]], tokens: int) -> list[dict[
                 "nodes_a_text": round(sum(nodes for *_, nodes in part) / max(1, texts), 2),
             })  # fmt: skip
     return found
-
-
-def _questions(data: Path, most: int) -> list[list[dict[str, str]]]:
-    """Return the first different prompts of AlpacaEval, as conversations."""
-    with zstandard.open(data / "replays/alpaca_eval.jsonl.zst", "rt") as lines:
-        texts = dict.fromkeys(
-            prompt if isinstance(prompt := json.loads(line)["prompt"], str) else prompt[-1]["content"]
-            for line in lines
-        )
-    return [[{"role": "user", "content": text}] for text in texts if len(text) < LONGEST][:most]
 
 
 if __name__ == "__main__":

@@ -246,9 +246,8 @@ class StoreDrafts:
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
         config = EngineConfig.read() if self._drafts_here else EngineConfig(request=False)
-        config = config.changed(
-            budget=min(config.budget, 1) * max(1, self.draft_token_num - 1)
-        )  # 0: no drafts
+        if config.budget > 0:
+            config = config.changed(budget=max(1, self.draft_token_num - 1))
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
         tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)
         proposer = Proposer(

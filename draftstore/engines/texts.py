@@ -141,22 +141,9 @@ def _append(state, slot, new):
 
 @kernel
 def _follow(
-    state,
-    tokens,
-    parents,
-    levels,
-    sizes,
-    seen,
-    everything,
-    judged,
-    slots,
-    ids,
-    stops,
-    budgets,
-    step,
-    vocab_size,
+    state, tokens, parents, levels, sizes, seen, everything, judged, slots, ids, stops, budgets, step, vocab_size,
     counts,
-):
+):  # fmt: skip
     """Return the first place of a text without room, before anything has changed, or -1 and `Texts.follow`'s result."""
     learning, ends, known = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64), np.empty_like(ids)
     texts, end, start, regular = 0, 0, np.int64(0), True

@@ -21,6 +21,7 @@ from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
 from tests.fakes.lookups import contexts_of
+from tests.reference import paths_of
 
 VOCAB = 50
 NOBODY = TokenizerIdentity("nobody", "0" * 64)
@@ -133,17 +134,6 @@ def test_as_many_nodes_of_whole_drafts_are_verified_as_pay() -> None:
     assert collected["draftstore_engine_pass_seconds"] > 0
 
 
-def accepted_along(tree: DraftTree, ids: Sequence[int]) -> int:
-    """Return how many of a text's new ids, but for the last, lie on a path of a tree: the obvious way."""
-    paths = {(): -1} | {tuple(path): node for node in range(len(tree)) for path in [path_to(tree, node)]}
-    return max(size for size in range(len(ids)) if tuple(ids[:size]) in paths)
-
-
-def path_to(tree: DraftTree, node: int) -> list[int]:
-    above = int(tree.parents[node])
-    return [*(path_to(tree, above) if above >= 0 else []), int(tree.tokens[node])]
-
-
 @pytest.mark.parametrize("chain", [None, 4])
 @pytest.mark.parametrize("seed", range(4))
 def test_counts_are_those_of_the_nodes_that_were_verified(chain: int | None, seed: int) -> None:
@@ -163,9 +153,10 @@ def test_counts_are_those_of_the_nodes_that_were_verified(chain: int | None, see
         batch = [key for key in texts if rng.random() < 0.9]
         for key in batch:
             if (tree := last.get(key)) is not None:
-                node = int(rng.integers(-1, len(tree))) if len(tree) else -1
-                new = [*(path_to(tree, node) if node >= 0 else []), int(rng.integers(0, 2))]
-                counts += [len(tree), accepted_along(tree, new)]
+                nodes = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.levels.tolist(), strict=True)
+                paths = [(), *paths_of([*nodes])]
+                new = [*paths[rng.integers(len(paths))], int(rng.integers(0, 2))]
+                counts += [len(tree), max(size for size in range(len(new)) if tuple(new[:size]) in paths)]
                 texts[key] += new
         trees = drafts.propose([asked(key, texts[key], budget=int(rng.integers(0, 8))) for key in batch])
         last |= dict(zip(batch, trees, strict=True))

@@ -92,7 +92,7 @@ def settings_of(
         "request and CREST": {"DRAFTSTORE_STORES": str(crest)},
         "request and service": served,
     }
-    common = {"DRAFTSTORE_REQUEST": "true", "DRAFTSTORE_BUDGET": str(NODES)}
+    common = {"DRAFTSTORE_REQUEST": "true", "DRAFTSTORE_BUDGET": str(NODES), "DRAFTSTORE_ADAPTIVE": "false"}
     return {name: common | settings for name, settings in sources.items()}
 
 

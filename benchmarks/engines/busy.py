@@ -166,8 +166,7 @@ def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _change(engine: Answering, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
     """Return nodes per text in every half second around changes of the load."""
-    known = prompts[::2]
-    steps = answer(engine, [*known[:8], *known, *known[:8]], [1, 16, 1], tokens)["steps"]
+    steps = answer(engine, [*prompts[:8], *prompts, *prompts[:8]], [1, 16, 1], tokens)["steps"]
     first, found = steps[0][0], []
     for begin in range(int(2 * (steps[-1][0] - first)) + 1):
         part = [step for step in steps if begin <= 2 * (step[0] - first) < begin + 1]

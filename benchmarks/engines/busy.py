@@ -1,23 +1,27 @@
-"""A real vLLM on this CPU with SmolLM2-135M-Instruct, with and without drafts: `python -m benchmarks.engines.busy`.
+"""Engines on this CPU with SmolLM2-135M-Instruct, with and without drafts: `python -m benchmarks.engines.busy`.
 
-Engines answer the same prompts of AlpacaEval in turn, 1, 4 and 16 at a time: without a speculative configuration; with
-the plug-in and no drafts (`budget = 0`); with a store of unrelated text; and with a store of this model's own answers
-to every other prompt, where prompts with and without theirs are measured apart. Drafts are adaptive or fixed. Then the
-load changes, from 1 text to 16 and back.
+A real vLLM, or the engine of the decoding worker, answers the same prompts of AlpacaEval in several configurations in
+turn, 1, 4 and 16 prompts at a time: plain, without the plug-in or drafter; with it and no drafts (`budget = 0`); with a
+store of unrelated text; and with a store of this model's own answers to every other prompt, where prompts with and
+without theirs are measured apart. Drafts are adaptive (in the worker, planned by the measured cost curve) or fixed.
+Then the load changes, from 1 text to 16 and back.
 
-A table first; the last line of stdout is one JSON document, also written to OUT/engine_vllm_busy_LOADS.json. Ratios
-are medians of pairs in the same round, of all seconds (`of_no_drafts`) and of tokens per second in passes that read no
-prompt and end no text (`decoding`); the lowest and the highest stand beside, and what the plug-in estimates of the
-latter.
+A table first; the last line of stdout is one JSON document, also written to OUT/engine_ENGINE_busy_LOADS.json. Ratios
+are medians of pairs in the same round, of all seconds (`of_no_drafts`) and of tokens per second in passes over so many
+texts that read no prompt and end no text (`decoding`); the lowest and the highest stand beside, and what vLLM's plug-in
+estimates of the latter.
 
 Examples:
     make .venv-vllm/.done
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines.busy --work ~/bench
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines.busy --work ~/bench --engine worker --loads 1,4
 """
 
 import argparse
 import json
 import os
+import subprocess
+import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
@@ -33,8 +37,8 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
 VLLM = CHECKOUT / ".venv-vllm/bin/python"
-TOKENS, QUICK_TOKENS = 64, 16
-PROMPTS = {1: 2, 4: 4, 16: 16}
+TOKENS, QUICK_TOKENS = 48, 16
+PROMPTS = {1: 2, 4: 8, 16: 24}
 """Prompts of a round by the number of requests at once."""
 LONGEST = 600
 """Maximum characters of a prompt."""
@@ -50,22 +54,47 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-def start_engine(model: Path, settings: dict[str, Any], log: Any) -> Answering:
-    """Start a process with an engine; see `benchmarks.engines.served`."""
+def start_vllm(model: Path, settings: dict[str, Any], log: Any) -> Answering:
+    """Start a process with vLLM; see `benchmarks.engines.served`."""
     drafts = {"DRAFTSTORE_REQUEST": str(settings.get("request", False)).lower()} if settings else {}
     if "budget" in settings:
         drafts |= {"DRAFTSTORE_BUDGET": str(settings["budget"]), "DRAFTSTORE_REQUEST": "true"}
     if "store" in settings:
         drafts["DRAFTSTORE_STORES"] = str(settings["store"])
         drafts["DRAFTSTORE_ADAPTIVE"] = str(settings.get("adaptive", True)).lower()
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("DRAFTSTORE_")
-    } | {
-        "PYTHONPATH": str(CHECKOUT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    environment = _environment() | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
     command = [VLLM, CHECKOUT / "benchmarks/engines/served.py", model, *(["drafts"] if settings else [])]
     return Answering(command, environment | drafts, stderr=log)
+
+
+def start_worker(model: Path, settings: dict[str, Any], log: Any) -> Answering:
+    """Start a process with the worker's engine; see `benchmarks.engines.worked`. Its cost curve is measured first."""
+    curve = Path(log.name).with_name("curve.json")
+    if not settings:
+        tune: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "draftstore",
+            "tune",
+            "--model",
+            model,
+            "--out",
+            curve,
+        ]
+        subprocess.run(tune, env=_environment(), stdout=log, stderr=log, check=True)
+    command = [sys.executable, "-m", "benchmarks.engines.worked", model, curve, json.dumps(settings)]
+    return Answering(command, _environment(), stderr=log)
+
+
+def _environment() -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("DRAFTSTORE_")}
+    return own | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+START = {"vllm": start_vllm, "worker": start_worker}
 
 
 def answer(
@@ -80,8 +109,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each engine (default: 7)")
+    parser.add_argument("--engine", choices=START, default="vllm", help="what answers (default: vllm)")
     parser.add_argument("--loads", help="numbers of requests at once (default: 1,4,16)")
     args = parser.parse_args()
+    start = START[args.engine]
     tokens = QUICK_TOKENS if args.quick else TOKENS
     loads = [int(each) for each in chosen(parser, args.loads, map(str, PROMPTS))]
     with open_workspace(args) as space, ExitStack() as opened:
@@ -93,7 +124,7 @@ def main() -> None:
         prompts = [encode_conversation(tokenizer, messages).tolist() for messages in questions]
         folder.mkdir(exist_ok=True)
         log = opened.enter_context((folder / "log").open("w"))
-        engines = {"plain": opened.enter_context(closing(start_engine(model, {}, log)))}
+        engines = {"plain": opened.enter_context(closing(start(model, {}, log)))}
         progress("record answers")
         recorded = answer(engines["plain"], prompts, max(loads), tokens)["answers"]
         with (folder / "own.jsonl").open("w") as out:
@@ -110,17 +141,17 @@ def main() -> None:
         for name, settings in [*ENGINES.items()][1:]:
             progress(f"start {name}")
             own = {key: str(stores[value]) if key == "store" else value for key, value in settings.items()}
-            engines[name] = opened.enter_context(closing(start_engine(model, own, log)))
+            engines[name] = opened.enter_context(closing(start(model, own, log)))
         rows = [
             {"at_once": load, "prompts": kind} | row
             for load in loads
             for kind, first in ((KNOWN, 0), (UNKNOWN, 1))
             for row in _measure(engines, prompts[first::2][: PROMPTS[load]], load, tokens, args.rounds)
         ]
-        show_rows("vLLM on this CPU, by requests at once", rows)
+        show_rows(f"{args.engine} on this CPU, by requests at once", rows)
         change = _change(engines["own answers, adaptive"], prompts[::2], tokens)
         show_rows("A change of the load", change)
-        name = "_".join(["engine_vllm_busy", *map(str, loads)])
+        name = "_".join(["engine", args.engine, "busy", *map(str, loads)])
         finish(space.out, name, {"machine": describe_machine(), "rows": rows, "change": change})
 
 

@@ -1,31 +1,68 @@
-"""A vLLM engine in a process of its own, which answers what comes on stdin: a program for vLLM's interpreter."""
+"""A vLLM engine in a process of its own, which answers what comes on stdin: a program for vLLM's interpreter.
+
+`serve` and `answer_all` also serve `benchmarks.engines.worked`.
+"""
 
 import json
 import os
 import sys
+from collections.abc import Iterable
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 
-class Watched:
-    """The drafter of this process.
+class Engine(Protocol):
+    """An engine with greedy answers.
 
     Attributes:
-        proposer: the drafter's; None without drafts.
         steps: time, texts and nodes of each step.
+        estimate: seconds of all passes, as estimated without and with drafts.
     """
 
-    def __init__(self) -> None:
-        """Note the steps of any drafter from now on."""
-        self.proposer: Any = None
+    steps: list[tuple[float, int, int]]
+
+    @property
+    def estimate(self) -> tuple[float, float]:
+        """See above."""
+
+    def add(self, number: int, prompt: list[int], tokens: int) -> None:
+        """Start an answer of so many tokens."""
+
+    def step(self) -> Iterable[tuple[int, list[int], bool]]:
+        """Run one pass; return the numbers of its texts, their answers so far, and whether these are complete."""
+
+
+class Vllm:
+    """vLLM with or without drafts; see `Engine`."""
+
+    def __init__(self, model: str, drafts: bool) -> None:
+        from vllm import LLM
+
+        speculative = {
+            "method": "custom_class",
+            "model": "draftstore.engines.vllm.Drafter",
+            "num_speculative_tokens": 8,
+        }
+        self._engine: Any = LLM(
+            model, dtype="float32", enforce_eager=True, seed=0, max_num_seqs=16, max_model_len=512,
+            kv_cache_memory_bytes=1 << 29, enable_prefix_caching=False,
+            **({"speculative_config": speculative} if drafts else {}),
+        ).llm_engine  # fmt: skip
+        self._proposer: Any = None
         self.steps: list[tuple[float, int, int]] = []
+        self._watch()  # now: vLLM does not start where numba has been imported
+
+    def _watch(self) -> None:
+        """Note all steps from now on."""
         from draftstore.engines.proposer import Proposer
 
         propose = Proposer.propose
 
         def noted(proposer: Any, slots: Any, *args: Any, **options: Any) -> Any:
             batch = propose(proposer, slots, *args, **options)
-            self.proposer = proposer
+            self._proposer = proposer
             self.steps.append((perf_counter(), len(slots), int(batch.sizes.sum())))
             return batch
 
@@ -33,68 +70,64 @@ class Watched:
 
     @property
     def estimate(self) -> tuple[float, float]:
-        """The estimated seconds without and with drafts; zeros with fixed budgets."""
-        load = self.proposer and self.proposer.load
+        """See `Engine`; zeros with fixed budgets."""
+        load = self._proposer and self._proposer.load
         return tuple(load.estimate) if load else (0.0, 0.0)
 
+    def add(self, number: int, prompt: list[int], tokens: int) -> None:
+        """See `Engine`."""
+        from vllm import SamplingParams
 
-def serve(model: str, drafts: bool) -> None:
-    """Answer what comes on stdin, with an engine in this process."""
-    from vllm import LLM
+        greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        self._engine.add_request(str(number), {"prompt_token_ids": prompt}, greedy)
 
+    def step(self) -> Iterable[tuple[int, list[int], bool]]:
+        """See `Engine`."""
+        outputs = self._engine.step()
+        return [(int(each.request_id), list(each.outputs[0].token_ids), each.finished) for each in outputs]
+
+
+def serve(start: Any) -> None:
+    """Start an engine, and answer what comes on stdin."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    speculative = {
-        "method": "custom_class",
-        "model": "draftstore.engines.vllm.Drafter",
-        "num_speculative_tokens": 8,
-    }
-    engine: Any = LLM(
-        model, dtype="float32", enforce_eager=True, seed=0, max_num_seqs=16, max_model_len=512,
-        kv_cache_memory_bytes=1 << 29, enable_prefix_caching=False,
-        **({"speculative_config": speculative} if drafts else {}),
-    ).llm_engine  # fmt: skip
-    watched = Watched()  # now: vLLM does not start where numba has been imported
+    engine = start()
     for line in sys.stdin:
-        watched.steps.clear()
-        before = watched.estimate
+        engine.steps.clear()
         found = answer_all(engine, **json.loads(line))
-        estimate = [new - old for new, old in zip(watched.estimate, before, strict=True)]
-        print(json.dumps(found | {"steps": watched.steps, "estimate": estimate}), file=answers, flush=True)
+        print(json.dumps(found | {"steps": engine.steps}), file=answers, flush=True)
 
 
-def answer_all(engine: Any, prompts: list[list[int]], at_once: Any, tokens: int) -> dict[str, Any]:
+def answer_all(engine: Engine, prompts: list[list[int]], at_once: Any, tokens: int) -> dict[str, Any]:
     """Answer prompts, `at_once` of them; a list: so many during each third of the prompts.
 
-    Beside the answers and all seconds, it returns the tokens and seconds of passes that read no prompt and end no text.
+    Beside the answers and all seconds, it returns the tokens and seconds of passes over so many texts that read no
+    prompt and end no text, and the estimated seconds of these passes.
     """
-    from vllm import SamplingParams
-
-    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     answers: dict[int, list[int]] = {}
-    sizes, decoded, spent = [0] * len(prompts), 0, 0.0
+    sizes, full = [0] * len(prompts), np.zeros(4)
     asked, begin = 0, perf_counter()
     while len(answers) < len(prompts):
         part, reads = len(answers) * 3 // len(prompts), False
         most = at_once if isinstance(at_once, int) else at_once[part]
         while asked < len(prompts) and asked - len(answers) < most:
-            engine.add_request(str(asked), {"prompt_token_ids": prompts[asked]}, greedy)
+            engine.add(asked, prompts[asked], tokens)
             asked, reads = asked + 1, True
-        start, before, ended = perf_counter(), sum(sizes), len(answers)
-        for output in engine.step():
-            number, ids = int(output.request_id), list(output.outputs[0].token_ids)
+        before, ended = np.array([sum(sizes), perf_counter(), *engine.estimate]), len(answers)
+        for number, ids, complete in engine.step():
             sizes[number] = len(ids)
-            if output.finished:
+            if complete:
                 answers[number] = ids
-        if not reads and len(answers) == ended:
-            decoded, spent = decoded + sum(sizes) - before, spent + perf_counter() - start
+        if not reads and len(answers) == ended == asked - most:
+            full += [sum(sizes), perf_counter(), *engine.estimate] - before
     return {
         "seconds": perf_counter() - begin,
         "answers": [answers[number] for number in range(len(prompts))],
-        "decoded": decoded,
-        "decoding": spent,
+        "decoded": full[0],
+        "decoding": full[1],
+        "estimate": full[2:].tolist(),
     }
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], "drafts" in sys.argv[2:])
+    serve(lambda: Vllm(sys.argv[1], "drafts" in sys.argv[2:]))

@@ -34,7 +34,7 @@ AGE = 1024
 FASTER, SLOWER = 0.6, 1.3
 """A pass that takes less than this share of its cost makes it forgotten: passes can be slowed down by something else,
 but not sped up. If passes take more than this multiple on average, those without drafts are measured."""
-NEAR, BORROWED = 2, 4
+NEAR, BORROWED = 1, 2
 """Bands of texts around one for which a pass without drafts counts: 1.4 times as many, or as few; and for which the
 cost of rows counts until it is known itself: twice as many, or half."""
 TRIALS = 8
@@ -50,16 +50,16 @@ WEIGHT, LEAST_SAVED = 1 / 16, -0.1
 
 
 def band_of(value: float) -> int:
-    """Return the band of a number of at least 1: four for each octave."""
-    return int(4 * log2(value) + 1e-9)  # rounding must not put a power of 2 below its band
+    """Return the band of a number of at least 1: two for each octave."""
+    return int(2 * log2(value) + 1e-9)  # rounding must not put a power of 2 below its band
 
 
 class Cost:
     """The last measurements of one cost.
 
     Attributes:
-        at: mean of where they were taken: the number of texts, or of rows for each text.
-        value: their lower quartile.
+        at: where they were taken, the number of texts, or of rows for each text: lower quartile.
+        value: lower quartile.
         last: pass of the last one.
     """
 
@@ -76,8 +76,8 @@ class Cost:
         if faster or not self.is_known(step, few=1):
             self._points.clear()
         self._points.extend([(at, value)] * (FEW if faster else 1))
-        self.at, self.last = sum(at for at, _ in self._points) / len(self._points), step
-        self.value = sorted(value for _, value in self._points)[len(self._points) // 4]
+        self.last = step
+        self.at, self.value = (sorted(each)[(len(each) - 1) // 4] for each in zip(*self._points, strict=True))
 
     def is_known(self, step: int, few: int = FEW) -> bool:
         """Return whether there are `few` measurements that are recent enough."""
@@ -162,16 +162,13 @@ class PassCosts:
                 if abs(each - band) <= BORROWED and cost.is_known(self.step)
             )
             known = sorted({rows: (at, value) for _, rows, at, value in reversed(near)}.values())
-            most, cost = ([(1.0, 1.0), *known])[-1]
-            slope = (cost - 1) / (most - 1) if most > 1 else 0.0
-            beyond = 2 * most, cost + max(0.0, slope) * most / 2
-            rows, costs = (as_input(each, np.float64) for each in np.array([(1.0, 1.0), *known, beyond]).T)
+            rows, costs = _line(known)
             closed = [
-                0.999 * 2 ** (each / 4)
+                0.999 * 2 ** (each / 2)
                 for (own, each), (number, first) in self._trials.items()
                 if own == band and number >= TRIALS and self.step - first < AGE
             ]
-            curve = self._curves[band] = Curve(rows, costs, most, min([2 * most, *closed]), self.step)
+            curve = self._curves[band] = Curve(rows, costs, rows[-2], min([rows[-1], *closed]), self.step)
             self._seconds.clear()  # they age, too
         return curve
 
@@ -190,11 +187,26 @@ class PassCosts:
         plain = {
             band: cost.value for band, cost in sorted(self.plain.items()) if cost.is_known(self.step, few=1)
         }
-        return [(round(2 ** (band / 4)),) * 2 + (value,) for band, value in plain.items()] + [
-            (round(2 ** (band / 4)), round(2 ** ((band + rows) / 4)), plain[band] * cost.value)
+        return [(round(2 ** (band / 2)),) * 2 + (value,) for band, value in plain.items()] + [
+            (round(2 ** (band / 2)), round(2 ** ((band + rows) / 2)), plain[band] * cost.value)
             for (band, rows), cost in sorted(self.ratios.items())
             if band in plain and cost.is_known(self.step)
         ]
+
+
+def _line(known: list[tuple[float, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return rows, float64 [any], and costs: 1 without drafts, then a line through the known ones, and beyond.
+
+    A line, since choices would stick to the bends that errors of single costs make.
+    """
+    rows, costs = np.array(known or [(1.0, 1.0)]).T
+    if len(known) > 1:
+        slope, start = np.polyfit(rows, costs, 1)
+        costs = start + slope * rows
+    most, cost = rows[-1], costs[-1]
+    beyond = cost + (cost - 1) / (most - 1) * most / 2 if most > 1 else cost
+    rows, costs = np.array([1.0, *rows, 2 * most]), np.array([1.0, *costs, beyond])
+    return as_input(rows, np.float64), as_input(np.maximum(1.0, costs), np.float64)
 
 
 class Pass(NamedTuple):
@@ -264,7 +276,7 @@ class Load:
         if not texts:
             return False
         band = band_of(texts)
-        if band <= self._band - 4:  # half the load
+        if band <= self._band - 2:  # half the load
             self._wait, self._saved, self._band = 0, 0.0, band
         self._band = max(self._band, band)
         if self._wait > 0:

@@ -1,8 +1,9 @@
 """How many drafted nodes pay at the load of an engine, whose cost of a pass is learned while it runs.
 
 A pass over the texts of a batch and k of their drafted nodes yields texts + S_k tokens, where S_k is the sum of these
-nodes' acceptance probabilities: those of the drafters, corrected in each text as `draftstore.decoding.budget` does. The
-nodes of all texts compete, and the k most probable ones are verified that maximise
+nodes' acceptance probabilities: those of the drafters, corrected in each text as `draftstore.decoding.budget` does, and
+by what nodes that were chosen have yielded, since those of the highest chances are overestimated most often. The nodes
+of all texts compete, and the k most probable ones are verified that maximise
 
     (texts + S_k) / (pass(texts, k) + drafting)        against texts / pass(texts, 0) without drafts
 
@@ -43,6 +44,9 @@ PLAIN_EVERY, PLAIN_AT_MOST, PLAIN_AT_LEAST = 64, 256, 8
 """Passes between two measurements of passes without drafts: usually, if drafts save much, and if passes are slow."""
 PLAIN_RUN = 2
 """Passes without drafts in a measurement, of which the first does not count: it is slower after one of another size."""
+REMEMBERED, SURE, FORGIVEN = 1 - 1 / 64, 16.0, 1 / 256
+"""Weight of earlier passes in the tokens that nodes should have added and did; tokens to begin with; and how fast these
+return while no node is verified."""
 SHARE, LONGEST = 100, 1024
 """Share of the time, 1 in so many, for tests of what does not pay, and maximum passes between two of them."""
 WEIGHT, LEAST_SAVED = 1 / 16, -0.1
@@ -210,10 +214,11 @@ def _line(known: list[tuple[float, float]]) -> tuple[NDArray[np.float64], NDArra
 
 
 class Pass(NamedTuple):
-    """A pass that has begun: its texts and nodes, the seconds to draft these, and the time of its begin."""
+    """A pass that has begun: texts, nodes, tokens that these should add, seconds to draft them, and time of begin."""
 
     texts: frozenset[int]
     nodes: int
+    hoped: float
     drafting: float
     begin: float
 
@@ -236,6 +241,8 @@ class Load:
         self._last: Pass | None = None
         self._drafting: dict[int, float] = {}  # mean seconds, by the band of texts
         self._saved = 0.0  # mean time that drafts save, in passes without drafts
+        self._hoped = self._accepted = SURE  # tokens that verified nodes should have added lately, and did
+        self._chosen = 0.0  # the same for the last choice
         self._wait, self._band = 0, 0  # passes until drafts are tested again, and the load when they stopped
         self._since_plain, self._plain_run, self._retry, self._pace = 0, 0, SHARE, 1.0
         _select(np.zeros((1, 1)), FREE.rows, FREE.costs, 1.0, 0.0)  # compiles it
@@ -259,6 +266,9 @@ class Load:
         self._plain_run = 0 if nodes else self._plain_run + 1
         if nodes > 0 or self._plain_run >= PLAIN_RUN or self._fixed:
             self.costs.add(count, nodes, seconds)
+        if texts == last.texts and last.nodes > 0:
+            self._hoped = self._hoped * REMEMBERED + last.hoped
+            self._accepted = self._accepted * REMEMBERED + tokens - count
         if texts == last.texts and expected > 0:
             self.estimate[0] += tokens / count * self.costs.seconds(count)
             self.estimate[1] += expected + last.drafting
@@ -299,22 +309,27 @@ class Load:
             drafting: seconds that these drafts took.
         """
         texts, band = len(chances), band_of(len(chances))
+        trusted = chances * min(1.0, self._accepted / self._hoped)
         mean = self._drafting.setdefault(band, drafting)
         mean = self._drafting[band] = mean + (drafting - mean) * WEIGHT
         plain = self.costs.seconds(texts)
         share = mean / plain if plain > 0 else 0.0
         curve = FREE if self._fixed else self.costs.curve(texts)
-        sizes, saved, _ = _select(chances, curve.rows, curve.costs, curve.limit, share)
+        sizes, saved, _ = _select(trusted, curve.rows, curve.costs, curve.limit, share)
         self._saved = max(LEAST_SAVED, self._saved + (saved - self._saved) * WEIGHT)
         self._retry -= 1
         if self._saved < 0:
             self._wait, self._band = min(LONGEST, int(SHARE * share)), band
         if not sizes.any() and self._retry <= 0:
             hoped = as_input(np.sqrt(curve.costs), np.float64)
-            sizes, _, cost = _select(chances, curve.rows, hoped, curve.limit, share)
+            sizes, _, cost = _select(trusted, curve.rows, hoped, curve.limit, share)
             self._retry = min(LONGEST, max(PLAIN_EVERY, int(SHARE * (cost * cost - 1))))
+        if not sizes.any():
+            self._hoped += (SURE - self._hoped) * FORGIVEN
+            self._accepted += (SURE - self._accepted) * FORGIVEN
         if not self._fixed:
             self.costs.note_trial(texts, int(sizes.sum()))
+        self._chosen = float(chances[np.arange(chances.shape[1]) < sizes[:, None]].sum())
         found: NDArray[np.int32] = sizes
         return found
 
@@ -323,7 +338,7 @@ class Load:
         if texts:
             self.passes[0] += 1
             self.passes[1] += nodes == 0
-        self._last = Pass(texts, nodes, drafting, self.clock())
+        self._last = Pass(texts, nodes, self._chosen, drafting, self.clock())
 
 
 @kernel

@@ -9,7 +9,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo wheels setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients lint format prefect bench gpu gpu-prepare lock clean
+.PHONY: help quickstart demo wheels setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients test-ray lint format prefect bench gpu gpu-prepare lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test-llama-cpp: .venv-llama-cpp/.done  ## Run a real llama-server on this CPU wi
 test-transformers: .venv-transformers/.done  ## Run the tests of decoding with the oldest transformers, in .venv-transformers (1.8 GB)
 	.venv-transformers/bin/python -m pytest -p no:cacheprovider $(PARALLEL) tests/unit/hf $(ARGS)
 
+test-ray: .venv-ray/.done  ## Build stores on a real Ray cluster of two nodes on this machine, in .venv-ray (0.6 GB)
+	.venv-ray/bin/python -m pytest -p no:cacheprovider -W ignore tests/cluster $(ARGS)
+
 test-clients: .venv/.dev .venv-clients/.done  ## Run benchmark clients against a worker, in .venv-clients (3.6 GB; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m pytest -p no:cacheprovider tests/clients $(ARGS)
 
@@ -85,7 +88,7 @@ lock:  ## Pin the versions of a fresh install of everything in constraints.txt
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
 clean:  ## Remove all virtual environments, data (written by the commands of README and docs), build and dist
-	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp .venv-transformers .venv-clients .gpu data build dist
+	rm -rf .venv .venv-vllm .venv-sglang .venv-llama-cpp .venv-transformers .venv-clients .venv-ray .gpu data build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -123,6 +126,13 @@ clean:  ## Remove all virtual environments, data (written by the commands of REA
 	  --constraint .venv-transformers/constraints.txt --editable '.[hf]' transformers==5.17.0 huggingface_hub==1.33.0 \
 	  hypothesis pytest pytest-xdist || \
 	  { echo "error: transformers 5.17.0 cannot be installed here: its tests are skipped"; exit 1; }
+	@touch $@
+
+.venv-ray/.done: $(INPUTS)
+	rm -rf .venv-ray && $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --editable '.[ray,pipelines]' hypothesis psutil pytest pytest-xdist || \
+	  { echo "error: Ray cannot be installed here: its test is skipped"; exit 1; }
 	@touch $@
 
 .venv-clients/.done: tests/clients/requirements.txt

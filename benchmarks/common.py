@@ -28,7 +28,7 @@ from draftstore.storage.files import write_json
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
-from draftstore.text.corpus import read_corpus
+from draftstore.text.corpus import find_files, read_files
 from draftstore.text.records import Document, read_json_records
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
@@ -122,7 +122,9 @@ class Workspace:
         path = self.work / "corpora" / f"{source.name}.jsonl"
         if not path.exists():
             render = self.tokenizer.render_document
-            documents = islice(read_corpus(files, render=render, report=ReadReport()), 0, None, source.every)
+            documents = islice(
+                read_files(find_files(files), render=render, report=ReadReport()), 0, None, source.every
+            )
             _write_corpus(path, _within(documents, self.tokenizer, tokens))
         return path
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/engines.sh [SECONDS]: run real engines, and decoding with the oldest transformers, each installed first, for
+# tests/engines.sh [SECONDS]: run real engines, builds on Ray, and decoding with the oldest transformers, each installed first, for
 # SECONDS (300) as they take on two idle cores: those whose files, or whose shared drafting files, changed in the last
 # three hours of commits; without any, one. They take turns, and the first one runs even if it needs more (SGLang). The
 # last lines say what was run and what was skipped. DRY=1 only says it.
@@ -7,18 +7,19 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-300}
 [[ $seconds =~ ^[0-9]+$ ]] || { echo "usage: tests/engines.sh [SECONDS]" >&2; exit 2; }
-declare -A needs=([sglang]=430 [vllm]=240 [llama-cpp]=150 [transformers]=210)
-shared='assembly/|drafting/|live/|remote/|search/|trees/|engines/(config|figures|proposer|texts)\.py'
+declare -A needs=([sglang]=430 [vllm]=240 [llama-cpp]=150 [transformers]=210 [ray]=240)
+shared='assembly/|drafting/|live/|remote/|search/|trees/|engines/(config|figures|load|proposer|texts)\.py'
 declare -A files=(
   [sglang]="^draftstore/(engines/sglang\.py|$shared)|^tests/engines_sglang/"
   [vllm]="^draftstore/(engines/vllm\.py|$shared)|^tests/engines_vllm/"
   [llama-cpp]='^draftstore/engines/llama_cpp\.py|^tests/engines_llama_cpp/'
+  [ray]='^draftstore/(cluster|processes|text/(corpus|sharding|tokens)|stores/rest/(build|segments))\.py|^tests/cluster/'
   [transformers]='^draftstore/(decoding|hf)/|^tests/unit/hf/'
 )
 
 newest=$(git log -1 --format=%ct)
 changed=$(git log --since=@$((newest - 10800)) --name-only --format= | sort -u)
-names=(sglang vllm llama-cpp transformers)
+names=(sglang vllm llama-cpp transformers ray)
 turn=$(($(git rev-list --count HEAD) % ${#names[@]}))
 first=() others=()
 for name in "${names[@]:turn}" "${names[@]:0:turn}"; do

@@ -29,7 +29,7 @@ from draftstore.storage.report import ReadReport
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text.corpus import read_corpus
+from draftstore.text.corpus import find_files, read_files
 from draftstore.text.records import Document
 
 CHAT_FILES = (
@@ -115,9 +115,8 @@ def _documents(space: Workspace, kind: str, quick: bool) -> Iterator[Document]:
     else:
         names = CHAT.files if quick else [f"{name}.jsonl.zst" for name in CHAT_FILES]
         render = space.tokenizer.render_document
-        yield from read_corpus(
-            [space.data / "corpora" / name for name in names], render=render, report=ReadReport()
-        )
+        files = find_files([space.data / "corpora" / name for name in names])
+        yield from read_files(files, render=render, report=ReadReport())
 
 
 def _draw(lines: Sequence[dict[str, Any]]) -> None:

@@ -104,7 +104,8 @@ def _require_source(sources: RestSources) -> None:
 def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
     options = RestOptions.of(sources, name=out.name)
     tokenizer = load_tokenizer(str(sources.tokenizer))
-    return build_rest(options, tokenizer, out, workers=sources.workers, progress=progress).path
+    workers, cluster = sources.workers, sources.cluster
+    return build_rest(options, tokenizer, out, workers=workers, cluster=cluster, progress=progress).path
 
 
 def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:

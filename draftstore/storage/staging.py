@@ -45,7 +45,9 @@ STORE = "store"
 REPLACED = "replaced"
 FINISHED = "finished.json"
 """Marker: the store is about to be or has been published."""
-RESUMABLE = ("tokens/shard-*.json", "report.json", f"{STORE}/{MANIFEST_NAME}")
+RESUMABLE = (
+    "tokens/shard-*.json", "tokens/parts-*/[0-9]*", "parts/sorted-*", "report.json", f"{STORE}/{MANIFEST_NAME}"
+)  # fmt: skip
 """Files from which a failed build can resume; a build without any of them is discarded."""
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from draftstore.cluster import VARIABLE
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.options import Options, Shown
@@ -145,7 +146,21 @@ class Workers(Options):
     )
 
 
-class TextSources(Workers):
+class Spreading(Workers):
+    """Where the independent parts of a build run."""
+
+    cluster: Annotated[
+        str | None, Shown(metavar="HOST:PORT", unset="this machine alone", variable=VARIABLE)
+    ] = Field(
+        None,
+        min_length=1,
+        description="Tokenize and sort on a Ray cluster: the address of its head. This machine is one of its nodes, "
+        "and all of them see the corpus and the store under the same paths.",
+        examples=["10.0.0.1:6379"],
+    )
+
+
+class TextSources(Spreading):
     """Sources of a store built from the corpus that the options name (`CorpusOptions`)."""
 
     tokenizer: Annotated[str, Shown(metavar="T")] = Field(

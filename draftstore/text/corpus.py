@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from draftstore.errors import CorpusError, DraftstoreError, TruncatedCorpusError
 from draftstore.storage.files import file_identity
@@ -44,14 +43,9 @@ DATA_PATTERNS = (
 )
 """The files to read in a folder of records; `.json` may be any file of settings."""
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
+GROUP_BYTES, GROUPS = 1 << 22, 1 << 12
+"""Minimum bytes of a group of files, some seconds of work, and about the maximum number of groups."""
 GLOB_SIGNS = re.compile(r"[*?\[]")
-
-
-def read_corpus(
-    paths: Sequence[Path], *, report: ReadReport, glob: str | Sequence[str] = SOURCE_PATTERNS, **how: Any
-) -> Iterator[Document]:
-    """Stream the documents of files and folders (`find_files`, `read_files`), always in the same order."""
-    return read_files(find_files(paths, glob, report), report=report, **how)
 
 
 def read_files(
@@ -84,6 +78,19 @@ def read_files(
             report.unread.append(str(file.path))
 
 
+def group_files(files: Sequence[CorpusFile]) -> list[list[CorpusFile]]:
+    """Cut files into groups of neighbours, each of at least `GROUP_BYTES` but for the last, at most `GROUPS`."""
+    sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in files]
+    least, groups, size = max(GROUP_BYTES, sum(sizes) // GROUPS), list[list[CorpusFile]](), 0
+    for file, own in zip(files, sizes, strict=True):
+        if not groups or size >= least:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += own
+    return groups
+
+
 def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:
     if problem.truncated and not allow_truncated:
         raise TruncatedCorpusError(f"{problem.place}: {problem.reason}; or skip the rest", "allow_truncated")
@@ -114,7 +121,7 @@ def find_files(
     report: ReadReport | None = None,
     within: Path | None = None,
 ) -> list[CorpusFile]:
-    """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name.
+    """Return the files to read, in order: paths as given, folders sorted by name.
 
     `report` receives the numbers of data files, links and hidden files in folders that are skipped; `within` is the
     folder where a pattern found the paths, without links out of it and unfinished files. CorpusError if there are no

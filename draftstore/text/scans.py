@@ -19,9 +19,10 @@ outlive the other. The texts themselves are not stored.
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from pydantic.dataclasses import dataclass
 from draftstore.errors import CorpusError, EarlierVersionError, counted, needs_extra
 from draftstore.storage.files import AnyText, escaped, file_identity, load_json, replacing
 from draftstore.storage.report import HIDDEN, LINKS, OnProgress, ReadReport, ignore
-from draftstore.text.corpus import Source, read_files
+from draftstore.text.corpus import Source, group_files, read_files
 from draftstore.text.digests import DIGEST_BYTES, IDENTITY, answer_digest, digest_keys, split_digests
 from draftstore.text.fragments import Finder
 from draftstore.text.records import CorpusFile, Document
@@ -289,7 +290,12 @@ def _row(source: Source, document: Document, refused: Finder) -> tuple[Any, ...]
 
 
 def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
-    """Yield the documents with these digests, uint8 [any, 16], each once, in the order of the scan.
+    """Yield the documents with these digests, uint8 [any, 16], each once, in the order of the scan; see `groups_of`."""
+    return chain.from_iterable(group() for group in groups_of(scan, digests))
+
+
+def groups_of(scan: Scan, digests: NDArray[np.uint8]) -> list[Callable[..., Iterator[Document]]]:
+    """Return readers of the same documents, each of a group of files (`draftstore.text.corpus.group_files`).
 
     Only their files are read. CorpusError if one cannot be read, or changed since the scan so that some are missing.
     """
@@ -297,17 +303,29 @@ def documents_of(scan: Scan, digests: NDArray[np.uint8]) -> Iterator[Document]:
     wanted = digest_series(digests.tobytes()).unique()
     first = scan.frame.unique("digest", keep="first", maintain_order=True)
     first = first.filter(pl.col("digest").is_in(wanted.implode()))
-    missing = len(wanted)
-    for place, texts in first.group_by("file", maintain_order=True).agg("digest").iter_rows():
-        file, left = scan.files[place], set(texts)
-        read = CorpusFile(Path(file.path), file.name, file.kind)
-        for document in _documents(sources[file.source], read, ReadReport()):
+    rows = first.group_by("file", maintain_order=True).agg("digest").rows()
+    parts = iter([(sources[scan.files[place].source], set(texts)) for place, texts in rows])
+    read = [
+        CorpusFile(Path(file.path), file.name, file.kind) for file in (scan.files[place] for place, _ in rows)
+    ]
+    groups = group_files(read)
+    return [partial(_documents_in, [*zip(group, islice(parts, len(group)), strict=True)]) for group in groups]
+
+
+def _documents_in(
+    parts: Sequence[tuple[CorpusFile, tuple[Source, set[bytes]]]], **_: object
+) -> Iterator[Document]:
+    """Yield some documents of some files. Sources render conversations themselves, and were reported by the scan."""
+    missing = 0
+    for file, (source, digests) in parts:
+        left = set(digests)
+        for document in _documents(source, file, ReadReport()):
             if (digest := document.identity.document) in left:
                 left.remove(digest)
-                missing -= 1
                 yield document
             if not left:
                 break
+        missing += len(left)
     if missing:
         raise CorpusError(
             f"{counted(missing, 'document')} of the scan could not be found in the files: scan again"

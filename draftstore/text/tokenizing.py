@@ -1,8 +1,8 @@
-"""Builds from text: a corpus becomes token shards, resumable after every shard, which a store is made from and sealed.
+"""Builds from text: a corpus becomes token shards (draftstore.text.sharding), from which a store is made and sealed.
 
 The working directory of a build (draftstore.storage.staging) contains
 
-    tokens/              token shards (draftstore.text.tokens), written in batches on all cores
+    tokens/              token shards (draftstore.text.tokens), which are kept when a build is interrupted
     report.json          marker that every document was read, with what was skipped
 
 A store of kind `tokens` has the shards, the report and the tokenizer. Other builds of the same corpus use it instead of
@@ -12,15 +12,15 @@ reading the texts again.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from draftstore.errors import BuildError, CorpusError, NoTextError
+from draftstore.cluster import address_of
+from draftstore.errors import BuildError, NoTextError
 from draftstore.options import Options, Shown
 from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import (
@@ -33,32 +33,15 @@ from draftstore.storage.manifest import (
 from draftstore.storage.report import REPORTS, OnProgress, ReadReport, ignore
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
 from draftstore.text.chat import DOCUMENT_DATE
-from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, read_corpus
+from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, group_files, read_files
 from draftstore.text.digests import IDENTITY
-from draftstore.text.records import Document, Render
+from draftstore.text.sharding import REPORT, Group, tokenize_groups
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import (
-    Filling,
-    Shard,
-    State,
-    TokenShards,
-    finish_shards,
-    open_shards,
-    resume_shards,
-    token_dtype,
-)
+from draftstore.text.tokens import TokenShards, open_shards, token_dtype
 
 KIND = "tokens"
 SHARDS = "tokens"
-REPORT = "report.json"
 
-SHARD_TOKENS = 4_000_000
-BATCH_CHARACTERS = 1_000_000
-PIECE_CHARACTERS = 1 << 17
-"""Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
-
-TextPiece: TypeAlias = tuple[str, str, bytes | None]
-"""The id of a document, a piece of its text, and the digest; None: more pieces follow."""
 CORPUS = (
     "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text`, `messages` "
     "or `conversations`; text and source files; all but .parquet also compressed (.gz, .bz2, .xz, .zst). In a folder, "
@@ -71,7 +54,7 @@ class BuildTexts(NamedTuple):
 
     Attributes:
         inputs: identity of the texts and of how they are read.
-        read: returns the documents; renders conversations with the first argument, and adds to the report.
+        groups: returns readers of the documents, each of neighbouring files; the report gets what was skipped.
         place: names them in errors.
         files: returns their files; the store is readable only by users who may read all of them.
         facts: additions to `Manifest.corpus`, besides the fingerprint.
@@ -81,7 +64,7 @@ class BuildTexts(NamedTuple):
     """
 
     inputs: str
-    read: Callable[[Render, ReadReport], Iterator[Document]]
+    groups: Callable[[ReadReport], Sequence[Group]]
     place: str
     files: Callable[[], Sequence[Path]]
     facts: dict[str, Any]
@@ -136,12 +119,15 @@ class CorpusOptions(ReadOptions, Named):
 
         patterns = self.glob or SOURCE_PATTERNS
 
-        def read(render: Render, report: ReadReport) -> Iterator[Document]:
-            return read_corpus(self.corpus, render=render, report=report, glob=patterns, **how)
+        def groups(report: ReadReport) -> list[Group]:
+            return [
+                partial(read_files, files, **how)
+                for files in group_files(find_files(self.corpus, patterns, report))
+            ]
 
         return BuildTexts(
             corpus_fingerprint(self.corpus, glob=patterns, **how),
-            read,
+            groups,
             ", ".join(map(str, self.corpus)),
             lambda: [file.path for file in find_files(self.corpus, patterns)],
             {"sources": [str(path) for path in self.corpus]},
@@ -173,13 +159,17 @@ class TextBuild:
         tokenizer: TextTokenizer,
         plan: dict[str, Any],
         *,
+        cluster: str | None = None,
         on_progress: OnProgress = ignore,
     ) -> None:
-        """Plan a build; `plan` is everything else that determines the bytes of the store, including `kind`."""
+        """Plan a build; `plan` is everything else that determines the bytes of the store, including `kind`.
+
+        `cluster` is the address of one that tokenizes, by default of $DRAFTSTORE_CLUSTER, else this machine.
+        """
         self.plan = {**plan, **texts.plan(tokenizer)}
         self.report = ReadReport()
         self._texts, self._name, self._tokenizer = texts, name, tokenizer
-        self._on_progress = on_progress
+        self._cluster, self._on_progress = address_of(cluster), on_progress
 
     def fill(self, partial: Path) -> TokenShards:
         """Tokenize the corpus in a build's working directory, resuming from any finished shards.
@@ -211,11 +201,12 @@ class TextBuild:
 
     def _tokenize(self, partial: Path) -> TokenShards:
         texts, tokenizer = self._texts, self._tokenizer
-        documents = texts.read(tokenizer.render_document, self.report)
-        return tokenize_corpus(
-            documents,
+        return tokenize_groups(
+            texts.groups(self.report),
             tokenizer,
             partial / SHARDS,
+            report=self.report,
+            cluster=self._cluster,
             corpus_fingerprint=json.dumps(texts.plan(tokenizer)) + (f" {texts.order}" if texts.order else ""),
             source=texts.place,
             on_progress=self._on_progress,
@@ -296,104 +287,3 @@ def build_tokens(
         return build.report
 
     return build_store(out, build.plan, name, overwrite, fill, sources=texts.files)
-
-
-def tokenize_corpus(
-    documents: Iterator[Document],
-    tokenizer: TextTokenizer,
-    directory: Path,
-    *,
-    corpus_fingerprint: str,
-    source: str = "the corpus",
-    shard_tokens: int = SHARD_TOKENS,
-    batch_chars: int = BATCH_CHARACTERS,
-    on_progress: OnProgress = ignore,
-) -> TokenShards:
-    """Write a corpus as token shards, or resume an interrupted call.
-
-    Ids exclude BOS and EOS. A document above `PIECE_CHARACTERS` is encoded in pieces, split at a line break or space if
-    possible: one or two ids at each split can differ from those of the whole text. Memory holds two batches, a shard
-    and a document's text. Reading runs one batch ahead, in a thread. A shard ends with the document that fills it, so
-    shards depend only on the documents, not on batches, cores or interruptions.
-
-    Args:
-        documents: always the same for a given `corpus_fingerprint`; those of finished shards are skipped.
-        directory: used by one process at a time; shards of another tokenizer, corpus or shard size are removed.
-        source: name of the corpus in errors.
-
-    Raises:
-        NoTextError: the corpus has no tokens; the shards are still written and can be opened.
-        CorpusError: the documents differ from those of an interrupted call.
-        TokenRangeError: the tokenizer returned an id outside its vocabulary.
-    """
-    state = State(tokenizer.vocab_size, tokenizer.identity, corpus_fingerprint, shard_tokens)
-    directory.mkdir(parents=True, exist_ok=True)
-    finished, shards = resume_shards(directory, state)
-    if not finished:
-        _skip(documents, shards, source)
-        filling = Filling(state.vocab_size)
-        filling.report(shards, on_progress)
-        for batch in _read_ahead(_batches(documents, batch_chars)):
-            encoded = tokenizer.encode_documents([text for _, text, _ in batch])
-            for (name, text, digest), ids in zip(batch, encoded, strict=True):
-                filling.add(name, text, ids, digest)
-                if digest is not None and filling.tokens >= shard_tokens:
-                    shards.append(filling.write(directory, len(shards)))
-                    filling = Filling(state.vocab_size)
-            filling.report(shards, on_progress)
-        if filling.digests:
-            shards.append(filling.write(directory, len(shards)))
-        finish_shards(directory, state, shards)
-    made = open_shards(directory)
-    if made.token_count == 0:
-        raise NoTextError(f"no text found in {source}")
-    return made
-
-
-def _read_ahead(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
-    """Yield the batches, reading the next one in a thread while the current one is processed."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="corpus") as pool:
-        future = pool.submit(next, batches, None)
-        while (batch := future.result()) is not None:
-            future = pool.submit(next, batches, None)
-            yield batch
-
-
-def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[TextPiece]]:
-    """Group documents, long ones in pieces, into lists of about `batch_chars` characters."""
-    batch: list[TextPiece] = []
-    size = 0
-    for document in documents:
-        for text, last in split_text(document.text, PIECE_CHARACTERS):
-            batch.append((document.id, text, document.identity.document if last else None))
-            size += len(text)
-            if size >= batch_chars:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
-    """Yield `(piece, is_last)`: consecutive pieces of the text of at most `limit` characters.
-
-    A piece ends after the last line break in its second half, else before the last space there, else at the limit.
-    """
-    start = 0
-    while len(text) - start > limit:
-        middle, end = start + max(limit // 2, 1), start + limit
-        cut = text.rfind("\n", middle, end) + 1 or max(text.rfind(" ", middle, end), 0) or end
-        yield text[start:cut], False
-        start = cut
-    yield text[start:], True
-
-
-def _skip(documents: Iterator[Document], shards: Sequence[Shard], source: str) -> None:
-    """Skip the documents of finished shards; CorpusError if they are others."""
-    for shard in shards:
-        ids = [document.id for document in islice(documents, shard.documents)]
-        if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):
-            raise CorpusError(
-                f"{source} changed since the build was interrupted (documents {shard.first_id!r} to "
-                f"{shard.last_id!r} have moved): remove the unfinished shards and start again"
-            )

@@ -11,7 +11,7 @@ and `tokens.json`: the origin of the ids and, once every document is included, t
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,7 +22,15 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from draftstore.errors import StoreError, TokenRangeError, counted, require_vocabulary
-from draftstore.storage.files import AnyText, fsync_path, load_json, map_or_empty, replacing, write_json
+from draftstore.storage.files import (
+    AnyText,
+    fsync_path,
+    link_or_copy,
+    load_json,
+    map_or_empty,
+    replacing,
+    write_json,
+)
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
 from draftstore.storage.report import OnProgress
 from draftstore.text.digests import DIGEST_BYTES
@@ -191,6 +199,22 @@ def finish_shards(directory: Path, state: State, shards: Sequence[Shard]) -> Non
     """Mark a directory as complete with these shards."""
     done = dataclasses.replace(state, shards=len(shards), totals=totals_of(shards))
     write_json(directory / STATE_NAME, dataclasses.asdict(done))
+
+
+def join_shards(directory: Path, state: State, parts: Iterable[TokenShards]) -> None:
+    """Complete an empty directory with links to the shards of parts, in order."""
+    shards: list[Shard] = []
+    for part in parts:
+        for shard in part.shards:
+            files = {}
+            for name, entry in shard.files.items():
+                path = shard_path(directory, len(shards), name.rpartition(".")[2])
+                path.unlink(missing_ok=True)
+                link_or_copy(part.directory / name, path)
+                files[path.name] = entry
+            shards.append(dataclasses.replace(shard, files=files))
+            write_json(shard_path(directory, len(shards) - 1, "json"), dataclasses.asdict(shards[-1]))
+    finish_shards(directory, state, shards)
 
 
 def document_starts(shards: TokenShards) -> NDArray[np.int64]:

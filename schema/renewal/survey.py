@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.cluster import address_of
 from draftstore.errors import CorpusError, NoTextError, TokenizerError
-from draftstore.storage.report import OnProgress
+from draftstore.storage.report import OnProgress, ReadReport
 from draftstore.stores.rest.updating import Contents
 from draftstore.text.digests import digest_keys
-from draftstore.text.scans import Scan, documents_of
+from draftstore.text.scans import Scan, groups_of
+from draftstore.text.sharding import tokenize_groups
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.text.tokenizing import BuildTexts, made_with, tokenize_corpus
+from draftstore.text.tokenizing import BuildTexts, made_with
 from draftstore.text.tokens import TokenShards, open_shards
 from schema.collections.collecting import (
     get_collection,
@@ -89,10 +91,12 @@ def tokenize_some(
     if not len(digests):
         return None
     try:
-        return tokenize_corpus(
-            documents_of(surveyed.scan, digests),
+        return tokenize_groups(
+            groups_of(surveyed.scan, digests),
             surveyed.tokenizer,
             folder,
+            report=ReadReport(),
+            cluster=address_of(),
             corpus_fingerprint=surveyed.order_of(digests) + json.dumps(made_with(surveyed.tokenizer)),
             source=f"the collection {surveyed.contents.name}",
             on_progress=on_progress,
@@ -106,7 +110,7 @@ def tokenize_all(ledger: Ledger, surveyed: Survey) -> Tokens:
     contents = surveyed.contents
     texts = BuildTexts(
         contents.fingerprint,
-        lambda _render, _report: documents_of(surveyed.scan, contents.digests),
+        lambda _report: groups_of(surveyed.scan, contents.digests),
         contents.name,
         lambda: contents.sources,
         contents.corpus,

@@ -85,9 +85,9 @@ READ = """
 from pathlib import Path
 from draftstore.errors import MissingExtraError
 from draftstore.storage.report import ReadReport
-from draftstore.text.corpus import read_corpus
+from draftstore.text.corpus import find_files, read_files
 try:
-    list(read_corpus([Path(sys.argv[1])], render=str, report=ReadReport()))
+    list(read_files(find_files([Path(sys.argv[1])]), render=str, report=ReadReport()))
 except MissingExtraError as error:
     print(error)
 """

@@ -10,11 +10,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from draftstore.cluster import address_of
 from draftstore.options import EXPERT, Options, Shown
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
 from draftstore.storage.report import Progress, ReadReport, silent
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.kind import TOKENIZER, TOKENIZERS, Builder, TextSources, Workers
+from draftstore.stores.kind import TOKENIZER, TOKENIZERS, Builder, Spreading, TextSources
 from draftstore.stores.rest.segments import cut_segments, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND
 from draftstore.text.tokenizer import TextTokenizer
@@ -40,7 +41,7 @@ class RestOptions(CorpusOptions, Segments):
     """Options and corpus of a REST build."""
 
 
-class RestSources(RestOptions, Workers):
+class RestSources(RestOptions, Spreading):
     """Sources of a store built from a REST store, or from texts, of which a REST store is built first."""
 
     rest: Annotated[Path | None, Shown(metavar="STORE")] = Field(
@@ -63,17 +64,19 @@ def build_rest(
     texts: BuildTexts | None = None,
     overwrite: bool = False,
     workers: int | None = None,
+    cluster: str | None = None,
     progress: Progress = silent,
 ) -> BuildResult:
     """Build a REST store at `out`, or resume an interrupted build of it.
 
-    `texts` is the corpus, by default that of the options; `workers` processes sort segments, by default one per core.
-    Raises BuildError (see `build_store`; no space; a worker died) or CorpusError.
+    `texts` is the corpus, by default that of the options. `workers` processes sort segments, by default one per core,
+    or the nodes of a `cluster`, which also tokenize; by default that of $DRAFTSTORE_CLUSTER. Raises BuildError (see
+    `build_store`; no space; a worker died; the cluster cannot be used) or CorpusError.
     """
     parameters = {"segment_tokens": options.segment_tokens}
     texts = texts or options.texts()
     plan, on_tokens = {"kind": KIND, **parameters}, progress("tokenizing", "tokens")
-    build = TextBuild(texts, options.name, tokenizer, plan, on_progress=on_tokens)
+    build = TextBuild(texts, options.name, tokenizer, plan, cluster=cluster, on_progress=on_tokens)
 
     def fill(partial: Path) -> ReadReport:
         shards, store = build.fill(partial), partial / STORE
@@ -81,7 +84,8 @@ def build_rest(
         lay_out(store, cut_segments(shards, options.segment_tokens), vocab_size, size)
         segments = read_segments(store)
         threads = workers or os.cpu_count() or 1
-        sort_segments(store, range(len(segments)), vocab_size, threads, progress("sorting", "tokens"))
+        pending, on_sorted = range(len(segments)), progress("sorting", "tokens")
+        sort_segments(store, pending, vocab_size, threads, on_sorted, address_of(cluster))
         counts = {"entries": int(segments[:, 1].sum()), "segments": len(segments)}
         build.seal(store, parameters, counts, on_bytes=progress("hashing", "bytes"))
         return build.report

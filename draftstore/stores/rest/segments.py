@@ -1,28 +1,31 @@
 """The arrays of a REST store: token shards laid out in segments, each sorted separately."""
 
-import os
-import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.cluster import Cluster
 from draftstore.errors import BuildError
-from draftstore.processes import end_with_parent
+from draftstore.processes import map_apart
 from draftstore.search.suffix import index_segment, segment_table
-from draftstore.storage.files import remove, write_at
+from draftstore.storage.files import remove, replacing, write_at
 from draftstore.storage.report import OnProgress
 from draftstore.storage.staging import require_space
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
 SMALL_TOKENS = 1 << 22
 """Segments up to this size are sorted in about a second, too little for a separate process."""
+
+
+SORTED = "suffixes.bin", "keys.bin", "first_rows.bin"
+"""The arrays that sorting writes."""
+PARTS = "parts"
+"""Folder beside the store for what the nodes of a cluster write."""
 
 
 class Piece(NamedTuple):
@@ -39,12 +42,8 @@ def lay_out(store: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, s
     require_space(store, size * (token_dtype(vocab_size).itemsize + 4 + 1))
     table = _write_tokens(segments, store)
     total, _, keys = table[-1].tolist()
-    sizes = {
-        "suffixes.bin": 4 * total,
-        "keys.bin": 8 * keys,
-        "first_rows.bin": 4 * (len(table) - 1) * (vocab_size + 1),
-    }
-    for name, length in sizes.items():
+    sizes = 4 * total, 8 * keys, 4 * (len(table) - 1) * (vocab_size + 1)
+    for name, length in zip(SORTED, sizes, strict=True):
         with (store / name).open("wb") as file:
             file.truncate(length)
 
@@ -117,18 +116,28 @@ def read_segments(store: Path) -> NDArray[np.int64]:
 
 
 def sort_segments(
-    store: Path, pending: Sequence[int], vocab_size: int, workers: int, on_sorted: OnProgress
+    store: Path,
+    pending: Sequence[int],
+    vocab_size: int,
+    workers: int,
+    on_sorted: OnProgress,
+    cluster: str | None = None,
 ) -> None:
-    """Sort the pending segments: in this process if there is little to do, else in separate ones."""
+    """Sort the pending segments: on a cluster, in this process if there is little to do, or else in separate ones."""
     lengths = read_segments(store)[:, 1]
     total = int(lengths.sum())
     done = total - int(lengths[pending].sum())
     on_sorted(done, total)
     workers = min(workers, len(pending))
     sort = partial(sort_segment, store, vocab_size)
-    here = workers <= 1 and total - done <= SMALL_TOKENS
+    if cluster and total - done > SMALL_TOKENS:
+        made = _sort_on_cluster(cluster, store, pending, vocab_size)
+    elif workers <= 1 and total - done <= SMALL_TOKENS:
+        made = map(sort, pending)
+    else:
+        made = map_apart(sort, pending, workers)
     try:
-        for segment in map(sort, pending) if here else _sort_apart(sort, pending, workers):
+        for segment in made:
             done += int(lengths[segment])
             on_sorted(done, total)
     except (BrokenProcessPool, MemoryError):
@@ -140,34 +149,51 @@ def sort_segments(
         ) from None
 
 
-def _sort_apart(sort: Callable[[int], int], pending: Sequence[int], workers: int) -> Iterator[int]:
-    # Forking with threads (tokenizers) may deadlock.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),)) as processes:
-        futures = [processes.submit(sort, segment) for segment in pending]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:  # else they would finish their segments, minutes after Ctrl-C
-            for process in list((processes._processes or {}).values()):
-                process.kill()
-            raise
-
-
-def _end_with_parent(parent: int) -> None:
-    """Let this process be killed with the build, and end without a traceback on Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_with_parent()
-    if os.getppid() != parent:  # the parent died before the call above
-        os._exit(1)
-
-
 def sort_segment(store: Path, vocab_size: int, segment: int) -> int:
     """Sort one segment of tokens.bin and write its part of the other arrays; return its number."""
-    start, length, first_key = read_segments(store)[segment].tolist()
+    _write_sorted(store, vocab_size, segment, _sorted(store, vocab_size, segment))
+    return segment
+
+
+def _sorted(store: Path, vocab_size: int, segment: int) -> tuple[NDArray[Any], ...]:
+    """Return the suffixes, keys and first rows of a segment."""
+    start, length, _ = read_segments(store)[segment].tolist()
     dtype = token_dtype(vocab_size)
     tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
-    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
-    write_at(store / "suffixes.bin", suffixes, start)
-    write_at(store / "keys.bin", keys, first_key)
-    write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))
+    return index_segment(tokens, vocab_size)
+
+
+def _write_sorted(store: Path, vocab_size: int, segment: int, arrays: Iterable[NDArray[Any]]) -> None:
+    start, _, first_key = read_segments(store)[segment].tolist()
+    places = start, first_key, segment * (vocab_size + 1)
+    for name, array, place in zip(SORTED, arrays, places, strict=True):
+        write_at(store / name, array, place)
+
+
+def _sort_on_cluster(address: str, store: Path, pending: Sequence[int], vocab_size: int) -> Iterator[int]:
+    """Sort segments on the nodes of a cluster, which write a file each; this process joins them."""
+    parts = store.with_name(PARTS)
+    parts.mkdir(exist_ok=True)
+    size = sum((store / name).stat().st_size for name in SORTED)
+    require_space(parts, size)  # beside the allocated arrays
+    with Cluster(address, store.parent) as cluster:
+        for segment in cluster.map(partial(sort_part, store, parts, vocab_size), pending):
+            with _part(parts, segment).open("rb") as file:
+                _write_sorted(store, vocab_size, segment, (np.load(file) for _ in SORTED))
+            yield segment
+    remove(parts)
+
+
+def sort_part(store: Path, parts: Path, vocab_size: int, segment: int) -> int:
+    """Sort one segment of tokens.bin into a file of its own, unless it exists; return its number."""
+    path = _part(parts, segment)
+    if not path.exists():
+        arrays = _sorted(store, vocab_size, segment)
+        with replacing(path) as filling, filling.open("wb") as file:
+            for array in arrays:
+                np.save(file, array)
     return segment
+
+
+def _part(parts: Path, segment: int) -> Path:
+    return parts / f"sorted-{segment:05d}"

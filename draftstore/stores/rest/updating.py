@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.cluster import address_of
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.merging import Rows, merge_segment
 from draftstore.storage.files import write_at
@@ -79,7 +80,8 @@ def update_rest(
     """Build a REST store from documents of an older one and new ones, or resume an interrupted call.
 
     Documents of `base` that are not in `contents` are dropped; `added` has the other documents, each once. All have
-    this tokenizer. `workers` threads merge and processes sort, by default one per core.
+    this tokenizer. `workers` threads merge and processes sort, by default one per core;
+    a cluster named by $DRAFTSTORE_CLUSTER sorts instead.
 
     Raises BuildError (see `build_store`) if a document is neither in `base` nor in `added`, StoreError if the base
     cannot be opened, or has other digests or ids for its documents, and TokenizerError if it has another tokenizer.
@@ -98,7 +100,7 @@ def update_rest(
         size += added.token_count + added.document_count if added else 0
         lay_out(store, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
         pending = _merge_segments(groups, store, vocab_size, threads)
-        sort_segments(store, pending, vocab_size, threads, progress("sorting", "tokens"))
+        sort_segments(store, pending, vocab_size, threads, progress("sorting", "tokens"), address_of())
         counts = _counts_of(store)
         seal_store(
             store, contents.name, tokenizer,

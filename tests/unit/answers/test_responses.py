@@ -19,7 +19,7 @@ from draftstore.hf.loading import LoadedModel
 from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import read_lines
 from draftstore.text.chat import plain_chat
-from draftstore.text.corpus import read_corpus
+from draftstore.text.corpus import find_files, read_files
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.fakes.hf_models import STORIES
 from tests.unit.hf.test_loading import model_folder
@@ -109,7 +109,9 @@ def check_readers(answers: Path, tokenizer: TextTokenizer) -> None:
     def render(messages: Sequence[Any], prompt: bool = False) -> str:
         return tokenizer.render_chat(messages, add_generation_prompt=prompt)
 
-    texts = [document.text for document in read_corpus([answers], render=render, report=ReadReport())]
+    texts = [
+        document.text for document in read_files(find_files([answers]), render=render, report=ReadReport())
+    ]
     records, recordings = read_records(answers), read_recordings(answers, tokenizer)
     for text, record, recording in zip(texts, records, recordings, strict=True):
         assert text == (record["text"] if "text" in record else render(record["messages"]))

@@ -12,7 +12,13 @@ import pytest
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.report import HIDDEN, LINKS, ReadReport
 from draftstore.text.chat import Message
-from draftstore.text.corpus import Source, corpus_fingerprint, find_files, read_corpus
+from draftstore.text.corpus import (
+    SOURCE_PATTERNS,
+    Source,
+    corpus_fingerprint,
+    find_files,
+    read_files,
+)
 from draftstore.text.digests import identify
 from draftstore.text.records import Document, read_json_records
 from tests.unit.storage.test_streams import PACKED, PACKERS
@@ -22,9 +28,12 @@ def render(messages: Sequence[Message]) -> str:
     return " ".join(f"{message['role']}={message['content']}" for message in messages)
 
 
-def read(*paths: Path, **options: Any) -> tuple[list[Document], ReadReport]:
+def read(
+    *paths: Path, glob: Any = SOURCE_PATTERNS, render: Any = render, **options: Any
+) -> tuple[list[Document], ReadReport]:
     report = ReadReport()
-    return list(read_corpus(paths, render=render, report=report, **options)), report
+    files = find_files(paths, glob, report)
+    return list(read_files(files, render=render, report=report, **options)), report
 
 
 def texts(*paths: Path, **options: Any) -> list[str]:
@@ -96,7 +105,7 @@ def test_turns_may_lack_text_have_parts_or_be_of_sharegpt(tmp_path: Path, form: 
         path = write(tmp_path / "c.jsonl", lines({key: FORMS[form]}))
     else:
         path = write_parquet(tmp_path / "c.parquet", {key: [FORMS[form]]})
-    [document] = read_corpus([path], render=keep, report=ReadReport())
+    [document] = read(path, render=keep)[0]
     assert given == [[ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}, SUNNY]]
     assert document.identity == identify(given[0])
 
@@ -108,7 +117,7 @@ def test_null_keys_of_struct_columns_are_dropped(tmp_path: Path) -> None:
     plain = write(tmp_path / "c.jsonl", lines({"id": "1", "messages": turns}))
     seen: list[str] = []
     for path in (parquet, plain):
-        seen += [item.text for item in read_corpus([path], render=json.dumps, report=ReadReport())]
+        seen += [item.text for item in read(path, render=json.dumps)[0]]
     assert json.loads(seen[0]) == json.loads(seen[1])
 
 

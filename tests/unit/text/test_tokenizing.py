@@ -14,7 +14,7 @@ from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text import tokenizing
-from draftstore.text.corpus import read_corpus
+from draftstore.text.corpus import find_files, read_files
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import BuildTexts, CorpusOptions, TextBuild, build_tokens
@@ -74,17 +74,17 @@ def test_gathered_documents_give_the_shards_of_their_files(
 ) -> None:
     read = build_tokens(options.texts(), "small", small_tokenizer, tmp_path / "read").path
 
-    def gather(*_: object) -> Iterator[Document]:
-        return read_corpus(options.corpus, render=never, report=ReadReport(), column="text")
+    def gather(**_: object) -> Iterator[Document]:
+        return read_files(find_files(options.corpus), render=never, report=ReadReport(), column="text")
 
     facts = {"sources": ["s3://bucket/chats"], "bad_records": 7}
-    texts = BuildTexts("these", gather, "small", lambda: options.corpus, facts, "as in the file")
+    texts = BuildTexts("these", lambda _: [gather], "small", lambda: options.corpus, facts, "as in the file")
     made = build_tokens(texts, "small", small_tokenizer, tmp_path / "made")
     assert {name: data for name, data in contents(made.path).items() if name.startswith("shard-")} == {
         name: data for name, data in contents(read).items() if name.startswith("shard-")
     }
     assert made.manifest.corpus.items() > facts.items()
-    later = texts._replace(read=never, order="another", shards=made.path)  # the same documents
+    later = texts._replace(groups=never, order="another", shards=made.path)  # the same documents
     taken = build_rest(options, small_tokenizer, tmp_path / "taken", workers=1, texts=later)
     assert taken.manifest.counts["documents"] == 30
     assert taken.manifest.corpus.items() > facts.items()

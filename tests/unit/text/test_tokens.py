@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, StoreError, TokenRangeError
 from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.text import tokenizing
+from draftstore.text import sharding
 from draftstore.text.records import Document
-from draftstore.text.tokenizing import split_text, tokenize_corpus
+from draftstore.text.sharding import split_text, tokenize_corpus
 from draftstore.text.tokens import (
     TokenShards,
     document_starts,
@@ -50,7 +50,7 @@ def corpus_of(texts: Sequence[str]) -> Iterator[Document]:
 
 def tokenize(documents: Iterator[Document], directory: Path, **options: Any) -> TokenShards:
     tokenizer = options.pop("tokenizer", CharacterTokenizer(70_000))
-    return tokenize_corpus(documents, tokenizer, directory, **{"corpus_fingerprint": "c", **options})
+    return tokenize_corpus([documents], tokenizer, directory, **{"corpus_fingerprint": "c", **options})
 
 
 def as_texts(shards: TokenShards) -> list[str]:
@@ -131,7 +131,7 @@ def interrupted(directory: Path, after: int) -> None:
 def test_long_documents_are_encoded_in_pieces_with_one_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizing, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(sharding, "PIECE_CHARACTERS", 10)
     shards = tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100, batch_chars=25)
     assert as_texts(shards) == TEXTS
     assert shards.shards[0].tokens < 100 + 80

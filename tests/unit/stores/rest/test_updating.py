@@ -17,8 +17,8 @@ from draftstore.stores.rest.store import STRATEGIES, RestStore, read_digests
 from draftstore.stores.rest.updating import Contents, update_rest
 from draftstore.text.digests import digest_keys, stack_digests
 from draftstore.text.records import Document
+from draftstore.text.sharding import tokenize_corpus
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import tokenize_corpus
 from draftstore.text.tokens import TokenShards
 from tests.reference import plain_digest
 
@@ -41,7 +41,7 @@ def shards_of(tokenizer: TextTokenizer, new: set[str], folder: Path) -> TokenSha
     if not new:
         return None
     documents = iter([Document.plain(str(i), text) for i, text in enumerate(sorted(new, reverse=True))])
-    return tokenize_corpus(documents, tokenizer, folder, corpus_fingerprint="test", shard_tokens=50)
+    return tokenize_corpus([documents], tokenizer, folder, corpus_fingerprint="test", shard_tokens=50)
 
 
 def make(

@@ -25,7 +25,7 @@ PROMPT = "Once upon a time, there was a little girl named Lily."
 
 def remembering(service: Service, name: str = "team") -> Assembly:
     """Return the drafts of a live store of a service, and nothing else."""
-    sources = Sources(lookup=f"unix:{service.socket}", live=LiveTarget(name), request=False, deadline=0.5)
+    sources = Sources(lookup=f"unix:{service.socket}", live=LiveTarget(name), request=False, deadline=5.0)
     return assemble(sources, vocab_size=VOCAB, tokenizer=WHOSE)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from draftstore.stores.kind import Workers
 from draftstore.stores.rest import updating
 from draftstore.text.digests import digest_keys, identify, stack_digests
 from draftstore.text.records import Document
-from draftstore.text.scans import documents_of
+from draftstore.text.scans import groups_of
+from draftstore.text.sharding import Group
 from pipelines.rebuild import CrestRebuild
 from schema.catalogue.builds import list_builds
 from schema.catalogue.lineage import store_digests
@@ -97,12 +99,14 @@ def test_only_changed_documents_are_tokenized(site: Site, monkeypatch: pytest.Mo
     assert held(first.path) == expected(range(50))
     read: list[str] = []
 
-    def noted(*args: Any) -> Iterator[Document]:
-        for document in documents_of(*args):
+    def noted(group: Group, **options: Any) -> Iterator[Document]:
+        for document in group(**options):
             read.append(document.id)
             yield document
 
-    monkeypatch.setattr(surveying, "documents_of", noted)
+    monkeypatch.setattr(
+        surveying, "groups_of", lambda *args: [partial(noted, each) for each in groups_of(*args)]
+    )
     site.write(1, range(43, 53))
     second, change = site.rebuild()
     assert sorted(read) == ["d50", "d51", "d52"]

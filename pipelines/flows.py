@@ -136,9 +136,10 @@ def _tokens(ledger: Ledger, name: str, corpus: CorpusFiles, values: dict[str, An
 
 
 def _rest(ledger: Ledger, name: str, corpus: CorpusFiles, values: dict[str, Any]) -> list[Built]:
-    """Return the builds of the REST store `rest`, or of the corpus's; the store last."""
-    if values["rest"] is not None:
-        return [steps.use_rest(ledger, values["rest"])]
+    """Return the builds of the REST store `rest`, of several and their joined one, or of the corpus's; it is last."""
+    if values["rest"]:
+        builds = [steps.use_rest(ledger, path) for path in values["rest"]]
+        return builds if len(builds) == 1 else [*builds, steps.join_rest(ledger, name, builds)]
     tokens, options = _tokens(ledger, name, corpus, values), RestOptions.take(values, name=name, corpus=())
     return [tokens.built, steps.make_store(ledger, REST, options, Workers.take(values), tokens)]
 

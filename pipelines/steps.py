@@ -85,6 +85,7 @@ def make_answers(logger: Logger, name: str, by: Responder, questions: ResponseOp
 make_store = step("build store", task_run_name="build {kind} store")(making.make_store)
 make_counts = step("count n-grams")(making.make_counts)
 use_rest = step("open REST store")(making.use_rest)
+join_rest = step("join REST stores")(making.join_rest)
 take_survey = step("scan collection")(survey.survey)
 renew_rest = step("renew REST store")(stores.renew_rest)
 put_to_rest = step("put live logs to rest")(publishing.put_to_rest)

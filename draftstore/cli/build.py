@@ -20,6 +20,7 @@ from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.kind import Builder, TextSources
 from draftstore.stores.registry import KINDS, builder_of
 from draftstore.stores.rest.build import RestOptions, RestSources, build_rest
+from draftstore.stores.rest.joining import join_rest
 from draftstore.text.tokenizer import load_tokenizer
 
 SHOWN = 5
@@ -82,26 +83,31 @@ def command_of(kind: str, builder: Builder) -> click.Command:
 
 
 def _materials(sources: Any, out: Path, progress: Progress) -> dict[str, Any]:
-    """Load the materials of a store; build a missing REST store beside the new store."""
+    """Load the materials of a store; build or join its REST store beside the new store, unless one is named."""
     match sources:
         case TextSources():
             return materials(sources, tokenizer=load_tokenizer(sources.tokenizer))
         case RestSources():
             _require_source(sources)
-            rest = sources.rest or _build_rest(sources, out.with_name(f"{out.name}-rest"), progress)
+            rest = _make_rest(sources, out.with_name(f"{out.name}-rest"), progress)
             return materials(sources, rest=rest)
     with status(f"loading {printable(sources.model)}"):
         return materials(sources)
 
 
 def _require_source(sources: RestSources) -> None:
-    if (sources.rest is None) == (not sources.corpus):
+    if bool(sources.rest) == bool(sources.corpus):
         raise click.UsageError("Give either --rest with a REST store, or --corpus with --tokenizer.")
-    if sources.rest is None and sources.tokenizer is None:
+    if sources.corpus and sources.tokenizer is None:
         raise click.UsageError("--corpus needs --tokenizer: that of the model that will decode.")
 
 
-def _build_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
+def _make_rest(sources: RestSources, out: Path, progress: Progress) -> Path:
+    """Return the named REST store; join several, or build one from texts, at `out`."""
+    if len(sources.rest) == 1:
+        return sources.rest[0]
+    if sources.rest:
+        return join_rest(sources.rest, out, progress=progress).path
     options = RestOptions.of(sources, name=out.name)
     tokenizer = load_tokenizer(str(sources.tokenizer))
     workers, cluster = sources.workers, sources.cluster

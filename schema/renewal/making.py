@@ -25,6 +25,7 @@ from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.crest.entries import POSTGRES
 from draftstore.stores.kind import ModelSources, Workers
 from draftstore.stores.registry import builder_of
+from draftstore.stores.rest import joining
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.text.python_source import (
     Source,
@@ -122,6 +123,17 @@ def use_rest(ledger: Ledger, path: Path) -> Built:
     manifest = load_manifest(path, REST)
     request = Request(REST, manifest.name, path, manifest.parameters)
     return ledger.build(request, lambda _build_id, _logs: None)
+
+
+def join_rest(ledger: Ledger, name: str, sources: Sequence[Built]) -> Built:
+    """Find or make the REST store with the segments of several."""
+    stores = [source.path for source in sources]
+    path = store_path(data_home(), REST, name, joined=[manifest_digest(store) for store in stores])
+
+    def make(_build_id: int, logs: StepLogs) -> None:
+        joining.join_rest(stores, path, name=name, progress=logs.step)
+
+    return ledger.build(Request(REST, name, path, {}), make)
 
 
 def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -> Built:

@@ -75,6 +75,13 @@ def crest_store(ready: Callable[[], None], rest: Path, ngrams: int, out: Path) -
     build_crest(CrestOptions(name="test", max_n=3, ngrams=ngrams), rest, out)
 
 
+def joined_store(ready: Callable[[], None], stores: Sequence[Path], out: Path) -> None:
+    from draftstore.stores.rest.joining import join_rest
+
+    ready()
+    join_rest(stores, out)
+
+
 def hashed_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: Path) -> None:
     """Build a dense store of states that no model had to compute."""
     from draftstore.stores.dresd.build import DresdOptions, build_dresd

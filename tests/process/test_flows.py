@@ -261,6 +261,19 @@ class TestBuildCrest:
         head = "SELECT n, count(*) FROM ngrams WHERE build_id = %s GROUP BY n ORDER BY n"
         assert rows(head, counts["build"]) == [(1, 50), (2, 50)]
 
+    def test_of_several_stores_first_joins_them(self, flows: Any, site: Site) -> None:
+        first = flows.build_rest(**site.request)
+        site.write(seed=1)
+        second = flows.build_rest(**site.request)
+        given = {"rest": [first["path"], second["path"]], "name": "both", "max_n": 2, "ngrams": NGRAMS}
+        made = flows.build_crest(**given)
+        assert states()[4:] == [(kind, "finished") for kind in ("rest", "ngrams", "crest")]
+        assert made["tokens"] == first["tokens"] + second["tokens"]
+        ((source,),) = rows("SELECT source_id FROM builds WHERE id = %s", made["build"])
+        assert rows("SELECT kind, name FROM builds WHERE id = %s", source) == [("rest", "both")]
+        again = flows.build_crest(**given)
+        assert (again["build"], again["reused"], len(states())) == (made["build"], True, 7)
+
     def test_resumes_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
         made = flows.build_crest(**site.crest, backend="postgres")
         assert rows("SELECT count(*) FROM trees") == [(made["entries"],)]
@@ -276,7 +289,7 @@ class TestBuildCrest:
     def test_impossible_builds_are_refused_before_any_work(
         self, flows: Any, site: Site, small_store: Path
     ) -> None:
-        for given in ({"corpus": CorpusFiles(paths=[site.corpus])}, {"rest": small_store}):
+        for given in ({"corpus": CorpusFiles(paths=[site.corpus])}, {"rest": [small_store]}):
             with pytest.raises(BuildError, match="needs a name: --param name=chat"):
                 flows.build_crest(**given, release="{name}")
         with pytest.raises(OptionsError, match="choose one"):
@@ -301,7 +314,9 @@ class TestBuildCrest:
             flows.build_crest(**{**site.crest, "release": "small"})
         assert states() == builds  # refused before any work
         with pytest.raises(CatalogueError, match="small belongs to build"):
-            flows.build_crest(rest=demo["path"], ngrams=NGRAMS, name="small", release="small", force=["kind"])
+            flows.build_crest(
+                rest=[demo["path"]], ngrams=NGRAMS, name="small", release="small", force=["kind"]
+            )
         assert live("small") == Path(own["path"])
         with connect() as connection:
             connection.execute("INSERT INTO collections (name) VALUES ('chat')")

@@ -202,6 +202,7 @@ HELP = """Build a CREST store: precomputed draft trees of the most useful n-gram
 \b
 Examples:
   draftstore build crest --rest stores/chat --out stores/chat-crest --max-bytes 10MB
+  draftstore build crest --rest stores/chat stores/code --out stores/both-crest --max-bytes 50MB
   draftstore build crest --corpus chats.jsonl.zst --tokenizer ./llama2 --out stores/chat-crest
 """
 BUILDER = Builder(CrestOptions, RestSources, build_crest, HELP, counted=True)

@@ -42,10 +42,12 @@ class RestOptions(CorpusOptions, Segments):
 
 
 class RestSources(RestOptions, Spreading):
-    """Sources of a store built from a REST store, or from texts, of which a REST store is built first."""
+    """Sources of a store built from a REST store, from several joined ones, or from texts, which become one first."""
 
-    rest: Annotated[Path | None, Shown(metavar="STORE")] = Field(
-        None, description="REST store to build the new store from.", examples=["/data/stores/chat"]
+    rest: Annotated[tuple[Path, ...], Shown(metavar="STORE...")] = Field(
+        (),
+        description="REST store to build the new store from; may be repeated: several are first joined into one.",
+        examples=[["/data/stores/chat"]],
     )
     corpus: Annotated[tuple[Path, ...], Shown(metavar="PATH...")] = Field(
         (), description=f"Build the REST store from these texts first, instead of giving one. {CORPUS}"

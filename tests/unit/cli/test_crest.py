@@ -9,8 +9,10 @@ import pytest
 
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.crest.store import CrestStore
+from draftstore.text.tokenizer import TextTokenizer
 from tests.unit.cli.test_commands import Runner, replays, run, store, tokenizer
-from tests.unit.stores.rest.test_build import names
+from tests.unit.stores.rest.test_build import contents, names
+from tests.unit.stores.rest.test_joining import sealed, sorted_again, store_of
 
 __all__ = ["replays", "run", "store", "tokenizer"]  # fixtures
 
@@ -37,6 +39,23 @@ def test_a_corpus_instead_of_a_store(run: Runner, small_corpus: Path, tokenizer:
     other = out.with_name("other")
     build(run, out.parent / "crest-rest", other, "--json").json()
     assert CrestStore.open(other).manifest.tokenizer == load_manifest(out).tokenizer
+
+
+def test_several_stores_give_the_trees_of_all_their_segments(
+    run: Runner, small_store: Path, small_tokenizer: TextTokenizer, tmp_path: Path, out: Path
+) -> None:
+    """The joined REST store is built beside, and is there for the next build."""
+    stores = [small_store, store_of(small_tokenizer, tmp_path, 40, 7, 1 << 20)]
+    build(run, stores[0], out, "--rest", stores[1], "--json").json()
+    assert names(out.parent) == ["crest", "crest-rest"]
+    again = sealed(sorted_again(stores, tmp_path / "again"), *stores)
+    build(run, again, tmp_path / "expected", "--json").json()
+    assert contents(out) == contents(tmp_path / "expected")
+    joined = (out.parent / "crest-rest").stat().st_ino
+    build(run, stores[0], out, "--rest", stores[1], "--nodes", 8, "--overwrite", "--json").json()
+    assert (out.parent / "crest-rest").stat().st_ino == joined
+    refused = build(run, stores[0], tmp_path / "twice", "--rest", stores[0]).error()
+    assert refused.endswith("are the same store: name it once (--rest)")
 
 
 @pytest.mark.parametrize(

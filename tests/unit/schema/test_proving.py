@@ -18,6 +18,7 @@ from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.counts import CountOptions, build_counts
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
 from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.joining import join_rest
 from draftstore.text.scans import documents_of
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from schema.cli.common import catalogue_session
@@ -183,6 +184,20 @@ def test_derived_stores_have_the_documents_of_their_source(
     assert all(f"`draftstore catalogue add {new}`" in row["problem"] for row in rows[1:])
     draftstore("catalogue", "add", str(tmp_path / "moved"))
     assert prove()[0] == 0
+
+
+def test_a_store_of_several_has_the_documents_of_each(
+    texts: Path, build: Make, tmp_path: Path, small_tokenizer: TextTokenizer
+) -> None:
+    stores = [build("other", write(tmp_path / "other.jsonl", lines_of("other"))), build("own", texts)]
+    joined = join_rest(stores, tmp_path / "joined").path
+    build_crest(CrestOptions(name="both", max_n=2, ngrams=50), joined, tmp_path / "crest")
+    publish("both", tmp_path / "crest")
+    assert [row["documents"] for row in prove()[1]] == [82]
+    ask("remove", "chat", "--containing", SECRET, "--yes")
+    assert guilty(prove()[1]) == {"both": (2, 0)}
+    status, error, _ = move("publish", "again", tmp_path / "crest")
+    assert (status, "removed: 2 documents removed from the collection chat" in error) == (3, True)
 
 
 def test_dense_stores_record_their_documents(texts: Path, tmp_path: Path, model_folder: Path) -> None:

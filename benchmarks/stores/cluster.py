@@ -106,7 +106,10 @@ def _build(space: Workspace, texts: Path, out: Path, options: Sequence[str]) -> 
     ]  # fmt: skip
     before, begin = _busy(), perf_counter()
     subprocess.run(
-        [*map(str, command)], check=True, capture_output=True, env=os.environ | {"SOURCE_DATE_EPOCH": "1"}
+        [*map(str, command)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1"},
     )
     return {"seconds": perf_counter() - begin, "core seconds": _busy() - before}
 

@@ -1,8 +1,7 @@
 """Builds on a Ray cluster of two nodes of one core, and by two processes: `python -m benchmarks.stores.cluster`.
 
-REST stores of ShareGPT in eight files, with segments of four million tokens, in turn, where nothing else runs: seconds,
-and seconds of both cores, in which the cluster's own processes count, but not their start. The stores must have the
-same bytes.
+REST stores of ShareGPT in eight files, with segments of four million tokens, in turn: seconds, and seconds of cores, in
+which the cluster's own processes count, but not their start. The stores must have the same bytes.
 
 A table first; the last line of stdout is one JSON document, also written to OUT/cluster.json.
 
@@ -13,6 +12,7 @@ Examples:
 
 import argparse
 import os
+import resource
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,13 +46,17 @@ def main() -> None:
     with open_workspace(args) as space:
         texts = _texts(space, 64 if args.quick else None)
         found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-        with _node("--head", f"--port={head.rpartition(':')[2]}"), _node(f"--address={head}"):
+        with (
+            _node("--head", f"--port={head.rpartition(':')[2]}") as first,
+            _node(f"--address={head}") as second,
+        ):
             for number in range(args.rounds + 1):  # the first compiles and warms up
                 progress(f"round {number}")
                 stores = {}
                 for way in WAYS[:: 1 if number % 2 else -1]:
                     stores[way] = space.work / f"cluster-{WAYS.index(way)}"
-                    figures = _build(space, texts, stores[way], ["--cluster", head] * (way == WAYS[1]))
+                    own = ["--cluster", head] if way == WAYS[1] else []
+                    figures = _build(space, texts, stores[way], own, (first, second))
                     found[way] += [figures] * (number > 0)
                 digests = [load_manifest(stores[way], "rest").files for way in WAYS]
                 if digests[0] != digests[1]:
@@ -77,7 +81,7 @@ def _texts(space: Workspace, records: int | None) -> Path:
 
 
 @contextmanager
-def _node(*options: str) -> Iterator[None]:
+def _node(*options: str) -> Iterator[psutil.Process]:
     """Run a node of one core."""
     command: list[str | Path] = [
         BIN / "ray",
@@ -90,33 +94,37 @@ def _node(*options: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         sleep(20)
-        yield
+        yield psutil.Process(process.pid)
     finally:
         for each in [*psutil.Process(process.pid).children(recursive=True), process]:
             each.kill()
         process.wait()
 
 
-def _build(space: Workspace, texts: Path, out: Path, options: Sequence[str]) -> dict[str, float]:
-    """Build a store; return seconds, and seconds of all cores."""
+def _build(
+    space: Workspace, texts: Path, out: Path, options: Sequence[str], nodes: Sequence[psutil.Process]
+) -> dict[str, float]:
+    """Build a store; return seconds, and seconds of cores."""
     command: list[Any] = [
-        BIN / "draftstore", "build", "rest", "--corpus", texts, "--glob", "*.zst", "--out", out, "--name", "texts",
-        "--tokenizer", space.data / "tokenizers" / space.vocabulary, "--segment-tokens", SEGMENT_TOKENS,
-        "--workers", 2, "--overwrite", *options,
+        BIN / "draftstore", "build", "rest", "--corpus", texts, "--glob", "*.jsonl.zst", "--out", out,
+        "--name", "texts", "--tokenizer", space.data / "tokenizers" / space.vocabulary,
+        "--segment-tokens", SEGMENT_TOKENS, "--workers", 2, "--overwrite", *options,
     ]  # fmt: skip
-    before, begin = _busy(), perf_counter()
+    before, begin = _spent(nodes), perf_counter()
     subprocess.run(
         [*map(str, command)],
         check=True,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"SOURCE_DATE_EPOCH": "1"},
     )
-    return {"seconds": perf_counter() - begin, "core seconds": _busy() - before}
+    return {"seconds": perf_counter() - begin, "core seconds": _spent(nodes) - before}
 
 
-def _busy() -> float:
-    times = psutil.cpu_times()
-    return float(times.user + times.system + times.nice)
+def _spent(nodes: Sequence[psutil.Process]) -> float:
+    """Return seconds of cores of all builds so far, and of all processes of nodes."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    times = [each.cpu_times() for node in nodes for each in [node, *node.children(recursive=True)]]
+    return ended.ru_utime + ended.ru_stime + sum(sum(each[:4]) for each in times)
 
 
 if __name__ == "__main__":

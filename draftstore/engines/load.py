@@ -9,8 +9,9 @@ of all texts compete, and the k most probable ones are verified that maximise
 
 A pass lasts from the end of one step's drafts to the next step, unless the engine did something else meanwhile: read a
 prompt, had no text, or did not ask. Of the last such passes of about as many texts and rows, the lower quartile counts,
-as a multiple of a pass without drafts; costs lie on a line through these. Until that is known, nothing is verified. Passes of up to twice the known rows
-are tried as if further rows cost half as much as the known ones, but not again and again if they are never measured.
+as a multiple of a pass without drafts; costs lie on a line through these. Until that is known, nothing is verified.
+Passes of up to twice the known rows are tried as if further rows cost half as much as the known ones, but not again and
+again if they are never measured.
 
 Nothing is learned for good. While drafts save time, a pass without them is measured now and then, and soon if passes
 take longer than expected. While they save none, they are made for a hundredth of the time, and sizes that seemed too

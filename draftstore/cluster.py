@@ -10,7 +10,9 @@ Parts whose node or process dies run again elsewhere, so a part may run twice, e
 import hashlib
 import os
 import secrets
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache
@@ -48,6 +50,9 @@ class Cluster(AbstractContextManager["Cluster"]):
             import ray
         self._ray: Any = ray
         self._nonce = folder.absolute() / f"{NONCE}-{secrets.token_hex(8)}"
+        if ray.is_initialized():
+            raise BuildError("this process is connected to a Ray cluster already: close it first", "cluster")
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()  # Ray would wait for ever
@@ -58,9 +63,12 @@ class Cluster(AbstractContextManager["Cluster"]):
                 f"join it with `ray start --address={address}`",
                 "cluster",
             ) from None
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray sets its own
         try:
             self._nonce.write_text(self._nonce.name)
-            self.check(_share, self._nonce, sources_digest())
+            self.check(_share, self._nonce, os.geteuid())
         except BaseException:
             self.close()
             raise
@@ -79,13 +87,22 @@ class Cluster(AbstractContextManager["Cluster"]):
 
         nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         remote = self._ray.remote(num_cpus=0, max_retries=0)(_call)
+        if not nodes:
+            raise BuildError("the cluster has no node with a core", "cluster")
         places = [OnNode(node["NodeID"], soft=False) for node in nodes]
-        calls = [remote.options(scheduling_strategy=place).remote(problem, *args) for place in places]
+        own = sources_digest()
+        calls = [remote.options(scheduling_strategy=place).remote(own, problem, *args) for place in places]
         for node, call in zip(nodes, calls, strict=True):
             try:
                 found = self._ray.get(call)
             except self._ray.exceptions.RayTaskError as error:
-                found = f"it cannot run this version of draftstore ({_cause(error)})"
+                cause = error.cause
+                known = isinstance(cause, BuildError)
+                found = (
+                    str(cause)
+                    if known
+                    else f"it cannot run this version of draftstore ({_first_line(cause)})"
+                )
             except self._ray.exceptions.RayError:  # it has died meanwhile
                 continue
             if found:
@@ -98,7 +115,8 @@ class Cluster(AbstractContextManager["Cluster"]):
         BuildError if a part was killed again and again; else the error of the function.
         """
         remote = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
-        pending = [remote.remote(function, item) for item in items]
+        own, shared = sources_digest(), self._ray.put(function)
+        pending = [remote.remote(own, shared, item) for item in items]
         while pending:
             done, pending = self._ray.wait(pending)
             try:
@@ -107,7 +125,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 raise error.cause from None
             except self._ray.exceptions.RayError as error:
                 raise BuildError(
-                    f"a part was killed {RETRIES + 1} times, perhaps because memory ran out ({type(error).__name__}): "
+                    f"a part was lost again and again, perhaps because memory ran out ({type(error).__name__}): "
                     "run this again, which resumes, with smaller segments or fewer parts at a time "
                     "(`ray start --num-cpus`)",
                     "cluster",
@@ -115,25 +133,24 @@ class Cluster(AbstractContextManager["Cluster"]):
             yield result
 
 
-def _call(function: Callable[..., R], *args: object) -> R:
+def _call(digest: str, function: Callable[..., R], *args: object) -> R:
+    if sources_digest() != digest:
+        raise BuildError("its draftstore has other sources: install the same version on all nodes")
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # of tokenizers: a part has one core
     return function(*args)
 
 
-def _cause(error: Any) -> str:
-    cause = error.cause
-    return f"{type(cause).__name__}: {cause}".splitlines()[0][:200]
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
-def _share(nonce: Path, digest: str) -> str:
+def _share(nonce: Path, user: int) -> str:
     """Return why this node cannot take part; empty if it can."""
+    if os.geteuid() != user:
+        return f"it runs as user {os.geteuid()}, not as {user}: start Ray as the same user everywhere"
     with suppress(OSError):
         if nonce.read_text() == nonce.name:
-            return (
-                ""
-                if sources_digest() == digest
-                else "its draftstore has other sources: install the same version"
-            )
+            return ""
     return f"it does not see {nonce.parent}: choose a folder that all nodes share"
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 import time
@@ -101,7 +102,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     After a crash, the file has the old or the new content; after an exception in the block, the old one. `mode`, less
     the umask, sets the permissions before a byte is written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         if mode is not None:
             temporary.touch(mode)

@@ -6,6 +6,7 @@ documents and files alone. On a cluster, each group becomes a part with shards o
     parts-0123456789abcdef/    named after the identity of the corpus
         tokenizer/             the tokenizer, for the nodes
         00000/                 a finished part: its token shards, and report.json
+        report.json            the sum of their reports
 
 This process links the shards of all parts to one directory, the same as if it had made them.
 """
@@ -24,7 +25,7 @@ from typing import Any, TypeAlias
 
 from draftstore.cluster import Cluster
 from draftstore.errors import CorpusError, NoTextError
-from draftstore.storage.files import remove, write_json
+from draftstore.storage.files import load_json, remove, write_json
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.storage.report import REPORTS, OnProgress, ReadReport, ignore
 from draftstore.text.records import Document
@@ -45,6 +46,8 @@ BATCH_CHARACTERS = 1_000_000
 PIECE_CHARACTERS = 1 << 17
 """Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 REPORT, PARTS = "report.json", "parts"
+CHECKED = 1 << 12
+"""About the maximum number of files that nodes look for before the work."""
 
 Group: TypeAlias = Callable[..., Iterator[Document]]
 """Reads the documents of some files: called with `render`, which turns conversations into text, and `report`."""
@@ -59,14 +62,23 @@ def tokenize_groups(
     *,
     report: ReadReport,
     cluster: str | None,
-    **options: Any,
+    files: Sequence[Path],
+    corpus_fingerprint: str,
+    source: str = "the corpus",
+    on_progress: OnProgress = ignore,
 ) -> TokenShards:
-    """Write groups of files as token shards, here or on a cluster; the report gets what was read and skipped.
+    """Write groups of files as token shards, here or on a cluster, whose nodes must see `files`.
 
-    `options` and errors are those of `tokenize_corpus`.
+    The report gets what was read and skipped. Other arguments and errors are those of `tokenize_corpus`.
     """
+    options: dict[str, Any] = {
+        "corpus_fingerprint": corpus_fingerprint,
+        "source": source,
+        "on_progress": on_progress,
+    }
     if cluster and len(groups) > 1:
-        return _tokenize_apart(cluster, groups, tokenizer, directory, report, **options)
+        return _tokenize_apart(cluster, groups, tokenizer, directory, report, files, **options)
+    _remove_parts(directory)
     documents = (group(render=tokenizer.render_document, report=report) for group in groups)
     return tokenize_corpus(documents, tokenizer, directory, **options)
 
@@ -196,6 +208,7 @@ def _tokenize_apart(
     tokenizer: TextTokenizer,
     directory: Path,
     report: ReadReport,
+    files: Sequence[Path],
     *,
     corpus_fingerprint: str,
     source: str,
@@ -210,56 +223,83 @@ def _tokenize_apart(
         tokenizer.save(folder / TOKENIZER_FOLDER)
         parts, tokens = [folder / f"{number:05d}" for number in range(len(groups))], 0
         with Cluster(cluster, folder) as nodes:
-            nodes.check(_other_tokenizer, folder, tokenizer.fingerprint)
-            make = partial(tokenize_part, groups, folder, corpus_fingerprint, source)
-            for number in nodes.map(make, range(len(groups))):
+            nodes.check(_other_tokenizer, folder, tokenizer.name, tokenizer.fingerprint)
+            nodes.check(
+                _other_files, [(path, path.stat().st_size) for path in files[:: 1 + len(files) // CHECKED]]
+            )
+            make = partial(tokenize_part, folder, tokenizer.name, corpus_fingerprint, source)
+            for number in nodes.map(make, [*enumerate(groups)]):
                 tokens += open_shards(parts[number]).token_count
                 on_progress(tokens, None)
-        join_shards(directory, state, map(open_shards, parts))
+        whole = ReadReport()
         for part in parts:
-            _add(report, REPORTS.validate_json((part / REPORT).read_bytes()))
-    for old in directory.glob(f"{PARTS}-*"):
-        remove(old)
+            _add(whole, part / REPORT)
+        write_json(folder / REPORT, dataclasses.asdict(whole))
+        join_shards(directory, state, map(open_shards, parts))
+    if (folder / REPORT).exists():
+        _add(report, folder / REPORT)
+    _remove_parts(directory)
     return _with_text(open_shards(directory), source)
 
 
-def _add(report: ReadReport, part: ReadReport) -> None:
+def _remove_parts(directory: Path) -> None:
+    """Remove what a cluster has left, the report of all parts last."""
+    for folder in directory.glob(f"{PARTS}-*"):
+        for part in folder.iterdir():
+            if part.name != REPORT:
+                remove(part)
+        remove(folder)
+
+
+def _add(report: ReadReport, path: Path) -> None:
+    part = load_json(path.read_bytes(), REPORTS)
     report.add(part)
     report.unread += part.unread
 
 
 def tokenize_part(
-    groups: Sequence[Group], folder: Path, corpus_fingerprint: str, source: str, number: int
+    folder: Path, name: str, corpus_fingerprint: str, source: str, numbered: tuple[int, Group]
 ) -> int:
     """Tokenize a group of files into a part, unless it exists; return its number.
 
     Several processes may do so at the same time.
     """
+    number, group = numbered
     part = folder / f"{number:05d}"
     if part.exists():
         return number
-    tokenizer, report = _tokenizer_in(folder), ReadReport()
+    tokenizer, report = _tokenizer_in(folder, name), ReadReport()
     unfinished = folder / f".{part.name}-{secrets.token_hex(8)}"
     try:
-        documents = groups[number](render=tokenizer.render_document, report=report)
+        documents = group(render=tokenizer.render_document, report=report)
         with suppress(NoTextError):
             tokenize_corpus(
                 [documents], tokenizer, unfinished, corpus_fingerprint=corpus_fingerprint, source=source
             )
         write_json(unfinished / REPORT, dataclasses.asdict(report))
-        with suppress(FileExistsError):
-            unfinished.rename(part)
+        unfinished.rename(part)
+    except OSError:
+        if not part.exists():  # another process was faster
+            raise
     finally:
         remove(unfinished)
     return number
 
 
 @cache
-def _tokenizer_in(folder: Path) -> TextTokenizer:
-    return load_tokenizer(folder / TOKENIZER_FOLDER)
+def _tokenizer_in(folder: Path, name: str) -> TextTokenizer:
+    return load_tokenizer(folder / TOKENIZER_FOLDER, name)
 
 
-def _other_tokenizer(folder: Path, fingerprint: str) -> str:
+def _other_files(files: Sequence[tuple[Path, int]]) -> str:
+    """Return why a node cannot read the corpus; empty if it sees these files, of these sizes."""
+    for path, size in files:
+        if not path.is_file() or path.stat().st_size != size:
+            return f"it sees no {path}, or another one: choose a folder that all nodes share"
+    return ""
+
+
+def _other_tokenizer(folder: Path, name: str, fingerprint: str) -> str:
     """Return why a node cannot tokenize; empty if it can."""
-    own = _tokenizer_in(folder).fingerprint
+    own = _tokenizer_in(folder, name).fingerprint
     return "" if own == fingerprint else "it reads the tokenizer as another one: install the same packages"

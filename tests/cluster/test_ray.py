@@ -217,8 +217,9 @@ def test_a_node_with_other_sources_is_refused(grid: Grid, folder: Path, tmp_path
         file.write("# changed\n")
     grid.add(before=within(f"mount --bind {copy} {package}"))
     said = finished(draftstore(folder, "changed", "--cluster", grid.address))
-    assert "cannot take part: its draftstore has other sources: install the same version" in " ".join(
-        said.split()
+    assert (
+        "cannot take part: its draftstore has other sources: install the same version on all nodes"
+        in " ".join(said.split())
     )
     assert not (folder / "changed").exists()
 

@@ -1,5 +1,6 @@
 """The arrays of a REST store: token shards laid out in segments, each sorted separately."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -155,12 +156,15 @@ def sort_segment(store: Path, vocab_size: int, segment: int) -> int:
     return segment
 
 
-def _sorted(store: Path, vocab_size: int, segment: int) -> tuple[NDArray[Any], ...]:
-    """Return the suffixes, keys and first rows of a segment."""
+def _tokens_of(store: Path, vocab_size: int, segment: int) -> NDArray[Any]:
     start, length, _ = read_segments(store)[segment].tolist()
     dtype = token_dtype(vocab_size)
-    tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
-    return index_segment(tokens, vocab_size)
+    return np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
+
+
+def _sorted(store: Path, vocab_size: int, segment: int) -> tuple[NDArray[Any], ...]:
+    """Return the suffixes, keys and first rows of a segment."""
+    return index_segment(_tokens_of(store, vocab_size, segment), vocab_size)
 
 
 def _write_sorted(store: Path, vocab_size: int, segment: int, arrays: Iterable[NDArray[Any]]) -> None:
@@ -175,25 +179,23 @@ def _sort_on_cluster(address: str, store: Path, pending: Sequence[int], vocab_si
     parts = store.with_name(PARTS)
     parts.mkdir(exist_ok=True)
     size = sum((store / name).stat().st_size for name in SORTED)
-    require_space(parts, size)  # beside the allocated arrays
+    require_space(parts, 2 * size - sum(part.stat().st_size for part in parts.iterdir()))
     with Cluster(address, store.parent) as cluster:
-        for segment in cluster.map(partial(sort_part, store, parts, vocab_size), pending):
-            with _part(parts, segment).open("rb") as file:
+        for segment, path in cluster.map(partial(sort_part, store, parts, vocab_size), pending):
+            with path.open("rb") as file:
                 _write_sorted(store, vocab_size, segment, (np.load(file) for _ in SORTED))
             yield segment
     remove(parts)
 
 
-def sort_part(store: Path, parts: Path, vocab_size: int, segment: int) -> int:
-    """Sort one segment of tokens.bin into a file of its own, unless it exists; return its number."""
-    path = _part(parts, segment)
+def sort_part(store: Path, parts: Path, vocab_size: int, segment: int) -> tuple[int, Path]:
+    """Sort one segment of tokens.bin into a file of its own, unless that exists; return its number and the file."""
+    # An interrupted build may have laid out other documents, or in another order.
+    digest = hashlib.sha256(_tokens_of(store, vocab_size, segment).data).hexdigest()
+    path = parts / f"sorted-{segment:05d}-{digest[:16]}"
     if not path.exists():
         arrays = _sorted(store, vocab_size, segment)
         with replacing(path) as filling, filling.open("wb") as file:
             for array in arrays:
                 np.save(file, array)
-    return segment
-
-
-def _part(parts: Path, segment: int) -> Path:
-    return parts / f"sorted-{segment:05d}"
+    return segment, path

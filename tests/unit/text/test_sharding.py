@@ -1,8 +1,10 @@
 """Groups of files tokenized apart, against the same groups tokenized in one stream."""
 
+import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text import corpus, sharding
 from draftstore.text.corpus import find_files, group_files
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
 from tests.conftest import write_texts
 from tests.unit.stores.rest.test_build import contents
@@ -46,6 +49,17 @@ class Nodes:
             if self.random.random() < 0.3:
                 pickle.loads(pickle.dumps(function))(item)
             yield pickle.loads(pickle.dumps(function))(item)
+
+
+class Doubling(Nodes):
+    """Nodes that run every part twice at the same time."""
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        with ThreadPoolExecutor(4) as pool:
+            for item in items:
+                first, second = pool.submit(function, item), pool.submit(function, item)
+                assert first.result() == second.result()
+                yield first.result()
 
 
 class Stopping(Nodes):
@@ -136,6 +150,81 @@ def test_a_build_that_began_here_can_end_on_a_cluster_and_the_reverse(
         ) == contents(here.path)
 
 
+def test_parts_may_run_twice_at_the_same_time(
+    small_tokenizer: TextTokenizer, tmp_path: Path, nodes: pytest.MonkeyPatch
+) -> None:
+    options = texts_in(tmp_path / "texts")
+    here = build_rest(options, small_tokenizer, tmp_path / "here", workers=1)
+    for module in (sharding, segments):
+        nodes.setattr(module, "Cluster", Doubling)
+    for number in range(3):
+        apart = build_rest(options, small_tokenizer, tmp_path / f"apart-{number}", cluster="seed:0")
+        assert contents(apart.path) == contents(here.path)
+
+
+def test_sorted_parts_of_another_order_are_not_used(
+    small_tokenizer: TextTokenizer, tmp_path: Path, nodes: pytest.MonkeyPatch
+) -> None:
+    options = texts_in(tmp_path / "texts")
+    texts = options.texts()
+    turned = texts._replace(order="turned", groups=lambda report: [*texts.groups(report)][::-1])
+    with nodes.context() as patch:
+        patch.setattr(segments, "Cluster", Stopping)
+        with pytest.raises(BuildError, match="power"):
+            build_rest(options, small_tokenizer, tmp_path / "apart", cluster="seed:1", texts=texts)
+    apart = build_rest(options, small_tokenizer, tmp_path / "apart", cluster="seed:1", texts=turned)
+    here = build_rest(options, small_tokenizer, tmp_path / "here", workers=1, texts=turned)
+    assert contents(apart.path) == contents(here.path)
+
+
+def test_a_store_of_shards_that_began_on_a_cluster_ends_here(
+    small_tokenizer: TextTokenizer, tmp_path: Path, nodes: pytest.MonkeyPatch
+) -> None:
+    texts, out = texts_in(tmp_path / "texts").texts(), tmp_path / "shards"
+    with nodes.context() as patch:
+        patch.setattr(sharding, "Cluster", Stopping)
+        patch.setenv("DRAFTSTORE_CLUSTER", "seed:1")
+        with pytest.raises(BuildError, match="power"):
+            build_tokens(texts, "small", small_tokenizer, out)
+    made = build_tokens(texts, "small", small_tokenizer, out)
+    assert contents(out) == contents(build_tokens(texts, "small", small_tokenizer, tmp_path / "here").path)
+    assert made.report.bad_records == 1
+
+
+@pytest.mark.parametrize("last", ["_remove_parts", "join_shards"])
+def test_a_build_killed_before_the_end_of_tokenizing_has_the_whole_report(
+    small_tokenizer: TextTokenizer, tmp_path: Path, nodes: pytest.MonkeyPatch, last: str
+) -> None:
+    texts = texts_in(tmp_path / "texts").texts()
+    nodes.setenv("DRAFTSTORE_CLUSTER", "seed:1")
+    with nodes.context() as patch:
+        patch.setattr(sharding, last, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_tokens(texts, "small", small_tokenizer, tmp_path / "shards")
+    again = build_tokens(texts, "small", small_tokenizer, tmp_path / "shards")
+    assert (again.report.documents, again.report.bad_records) == (80, 1)
+
+
+def test_bad_records_of_files_with_strange_names_are_reported(
+    small_tokenizer: TextTokenizer, tmp_path: Path, nodes: pytest.MonkeyPatch
+) -> None:
+    options = texts_in(tmp_path / "texts")
+    Path(os.fsdecode(bytes(tmp_path / "texts" / "x") + b"\xff.jsonl")).write_text(
+        '{"text": "a b"}\n{"no text": 1}\n'
+    )
+    here = build_rest(options, small_tokenizer, tmp_path / "here", workers=1)
+    apart = build_rest(options, small_tokenizer, tmp_path / "apart", cluster="seed:0")
+    assert contents(apart.path) == contents(here.path)
+    assert apart.report.bad_records == here.report.bad_records == 2
+
+
+def test_a_node_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("abc")
+    assert sharding._other_files([(tmp_path / "a", 3)]) == ""
+    assert f"it sees no {tmp_path / 'a'}" in sharding._other_files([(tmp_path / "a", 4)])
+    assert f"it sees no {tmp_path / 'b'}" in sharding._other_files([(tmp_path / "b", 4)])
+
+
 def test_a_single_group_stays_here(
     small_tokenizer: TextTokenizer, tmp_path: Path, nodes: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +260,7 @@ def test_a_shard_ends_with_its_group(
     report = ReadReport()
     shards = sharding.tokenize_groups(
         options.texts().groups(report), small_tokenizer, tmp_path / "shards",
-        report=report, cluster=None, corpus_fingerprint="c",
+        report=report, cluster=None, files=(), corpus_fingerprint="c",
     )  # fmt: skip
     assert [shard.documents for shard in shards.shards] == [20, 20, 20, 20]
     ids = [np.asarray(tokens) for tokens, _ in open_shards(tmp_path / "shards").arrays()]

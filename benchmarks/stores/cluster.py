@@ -12,10 +12,9 @@ Examples:
 
 import argparse
 import os
-import resource
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -110,21 +109,30 @@ def _build(
         "--name", "texts", "--tokenizer", space.data / "tokenizers" / space.vocabulary,
         "--segment-tokens", SEGMENT_TOKENS, "--workers", 2, "--overwrite", *options,
     ]  # fmt: skip
-    before, begin = _spent(nodes), perf_counter()
-    subprocess.run(
-        [*map(str, command)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"SOURCE_DATE_EPOCH": "1"},
-    )
-    return {"seconds": perf_counter() - begin, "core seconds": _spent(nodes) - before}
+    before, spent = _spent(nodes), dict[int, float]()
+    begin = perf_counter()
+    with subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.DEVNULL, env=os.environ | {"SOURCE_DATE_EPOCH": "1"}
+    ) as build:
+        own = psutil.Process(build.pid)
+        while build.poll() is None:
+            spent |= _spent([own, *nodes])  # processes of the cluster end with the build
+            sleep(0.1)
+    seconds = perf_counter() - begin
+    if build.returncode:
+        raise SystemExit("the build failed: see above")
+    return {"seconds": seconds, "core seconds": sum(spent.values()) - sum(before.values())}
 
 
-def _spent(nodes: Sequence[psutil.Process]) -> float:
-    """Return seconds of cores of all builds so far, and of all processes of nodes."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    times = [each.cpu_times() for node in nodes for each in [node, *node.children(recursive=True)]]
-    return ended.ru_utime + ended.ru_stime + sum(sum(each[:4]) for each in times)
+def _spent(roots: Sequence[psutil.Process]) -> dict[int, float]:
+    """Return the seconds of cores so far of processes and all below them."""
+    spent = {}
+    for root in roots:
+        with suppress(psutil.NoSuchProcess):
+            for each in [root, *root.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    spent[each.pid] = sum(each.cpu_times()[:2])
+    return spent
 
 
 if __name__ == "__main__":

@@ -96,13 +96,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             try:
                 found = self._ray.get(call)
             except self._ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                known = isinstance(cause, BuildError)
-                found = (
-                    str(cause)
-                    if known
-                    else f"it cannot run this version of draftstore ({_first_line(cause)})"
-                )
+                found = str(error.cause) if isinstance(error.cause, BuildError) else _unable(error.cause)
             except self._ray.exceptions.RayError:  # it has died meanwhile
                 continue
             if found:
@@ -140,8 +134,9 @@ def _call(digest: str, function: Callable[..., R], *args: object) -> R:
     return function(*args)
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+def _unable(error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return f"it cannot run this version of draftstore ({reason})"
 
 
 def _share(nonce: Path, user: int) -> str:

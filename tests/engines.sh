@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# tests/engines.sh [SECONDS]: run real engines, builds on Ray, and decoding with the oldest transformers, each installed first, for
-# SECONDS (300) as they take on two idle cores: those whose files, or whose shared drafting files, changed in the last
-# three hours of commits; without any, one. They take turns, and the first one runs even if it needs more (SGLang). The
-# last lines say what was run and what was skipped. DRY=1 only says it.
+# tests/engines.sh [SECONDS]: run real engines, builds on Ray, and decoding with the oldest transformers, each installed
+# first, for SECONDS (300) as they take on two idle cores: those whose files, or whose shared drafting files, changed in
+# the last three hours of commits; without any, one. They take turns, and the first one runs even if it needs more
+# (SGLang). The last lines say what was run and what was skipped. DRY=1 only says it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-300}

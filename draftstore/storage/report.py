@@ -71,12 +71,13 @@ class ReadReport:
         return {name: getattr(self, name) for name in FACTS}
 
     def add(self, part: "ReadReport") -> None:
-        """Add the counts of a part of the corpus, except `unread` and `passed_over`."""
+        """Add what was read and skipped of a part of the corpus, except `passed_over`."""
         self.documents += part.documents
         self.bad_records += part.bad_records
         self.empty_documents += part.empty_documents
         self.truncated += part.truncated
         self.problems = [*self.problems, *part.problems][:MAX_PROBLEMS]
+        self.unread = [*self.unread, *part.unread]
 
     def add_problem(self, problem: RecordProblem) -> None:
         """Count a bad record, and keep it if it is among the first."""

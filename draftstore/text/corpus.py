@@ -80,7 +80,7 @@ def read_files(
 
 def group_files(files: Sequence[CorpusFile]) -> list[list[CorpusFile]]:
     """Cut files into groups of neighbours, each of at least `GROUP_BYTES` but for the last, at most `GROUPS`."""
-    sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in files]
+    sizes = [_size(file.path) for file in files]
     least, groups, size = max(GROUP_BYTES, sum(sizes) // GROUPS), list[list[CorpusFile]](), 0
     for file, own in zip(files, sizes, strict=True):
         if not groups or size >= least:
@@ -89,6 +89,13 @@ def group_files(files: Sequence[CorpusFile]) -> list[list[CorpusFile]]:
         groups[-1].append(file)
         size += own
     return groups
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # reading will say so
+        return 0
 
 
 def _refuse(problem: RecordProblem, strict: bool, allow_truncated: bool) -> None:

@@ -115,7 +115,6 @@ class Scan:
         report = ReadReport(passed_over=dict(self.skipped))
         for file in self.files:
             report.add(file.report)
-            report.unread += file.report.unread
         return report
 
     def require_documents(self, name: str) -> None:

@@ -62,12 +62,12 @@ def tokenize_groups(
     *,
     report: ReadReport,
     cluster: str | None,
-    files: Sequence[Path],
+    files: Callable[[], Sequence[Path]],
     corpus_fingerprint: str,
     source: str = "the corpus",
     on_progress: OnProgress = ignore,
 ) -> TokenShards:
-    """Write groups of files as token shards, here or on a cluster, whose nodes must see `files`.
+    """Write groups of files as token shards, here or on a cluster, whose nodes must see the `files`.
 
     The report gets what was read and skipped. Other arguments and errors are those of `tokenize_corpus`.
     """
@@ -208,7 +208,7 @@ def _tokenize_apart(
     tokenizer: TextTokenizer,
     directory: Path,
     report: ReadReport,
-    files: Sequence[Path],
+    files: Callable[[], Sequence[Path]],
     *,
     corpus_fingerprint: str,
     source: str,
@@ -217,27 +217,28 @@ def _tokenize_apart(
     state = State(tokenizer.vocab_size, tokenizer.identity, corpus_fingerprint, SHARD_TOKENS)
     digest = hashlib.sha256(corpus_fingerprint.encode()).hexdigest()[:16]
     folder = directory / f"{PARTS}-{digest}"
-    (folder / TOKENIZER_FOLDER).mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     finished, _ = resume_shards(directory, state)
     if not finished:
+        (folder / TOKENIZER_FOLDER).mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder / TOKENIZER_FOLDER)
         parts, tokens = [folder / f"{number:05d}" for number in range(len(groups))], 0
         with Cluster(cluster, folder) as nodes:
             nodes.check(_other_tokenizer, folder, tokenizer.name, tokenizer.fingerprint)
-            nodes.check(
-                _other_files, [(path, path.stat().st_size) for path in files[:: 1 + len(files) // CHECKED]]
-            )
+            paths = files()
+            some = [(path, path.stat().st_size) for path in paths[:: 1 + len(paths) // CHECKED]]
+            nodes.check(_other_files, some)
             make = partial(tokenize_part, folder, tokenizer.name, corpus_fingerprint, source)
             for number in nodes.map(make, [*enumerate(groups)]):
                 tokens += open_shards(parts[number]).token_count
                 on_progress(tokens, None)
         whole = ReadReport()
         for part in parts:
-            _add(whole, part / REPORT)
+            whole.add(_read_report(part))
         write_json(folder / REPORT, dataclasses.asdict(whole))
         join_shards(directory, state, map(open_shards, parts))
     if (folder / REPORT).exists():
-        _add(report, folder / REPORT)
+        report.add(_read_report(folder))
     _remove_parts(directory)
     return _with_text(open_shards(directory), source)
 
@@ -251,10 +252,8 @@ def _remove_parts(directory: Path) -> None:
         remove(folder)
 
 
-def _add(report: ReadReport, path: Path) -> None:
-    part = load_json(path.read_bytes(), REPORTS)
-    report.add(part)
-    report.unread += part.unread
+def _read_report(folder: Path) -> ReadReport:
+    return load_json((folder / REPORT).read_bytes(), REPORTS)
 
 
 def tokenize_part(

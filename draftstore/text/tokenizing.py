@@ -207,7 +207,7 @@ class TextBuild:
             partial / SHARDS,
             report=self.report,
             cluster=self._cluster,
-            files=texts.files(),
+            files=texts.files,
             corpus_fingerprint=json.dumps(texts.plan(tokenizer)) + (f" {texts.order}" if texts.order else ""),
             source=texts.place,
             on_progress=self._on_progress,

@@ -97,7 +97,7 @@ def tokenize_some(
             folder,
             report=ReadReport(),
             cluster=address_of(),
-            files=surveyed.contents.sources,
+            files=lambda: surveyed.contents.sources,
             corpus_fingerprint=surveyed.order_of(digests) + json.dumps(made_with(surveyed.tokenizer)),
             source=f"the collection {surveyed.contents.name}",
             on_progress=on_progress,

@@ -260,7 +260,7 @@ def test_a_shard_ends_with_its_group(
     report = ReadReport()
     shards = sharding.tokenize_groups(
         options.texts().groups(report), small_tokenizer, tmp_path / "shards",
-        report=report, cluster=None, files=(), corpus_fingerprint="c",
+        report=report, cluster=None, files=tuple, corpus_fingerprint="c",
     )  # fmt: skip
     assert [shard.documents for shard in shards.shards] == [20, 20, 20, 20]
     ids = [np.asarray(tokens) for tokens, _ in open_shards(tmp_path / "shards").arrays()]

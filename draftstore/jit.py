@@ -80,6 +80,10 @@ reordering_kernel = njit(  # type: ignore[call-overload]
 
 def as_input(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
     """Return an array as kernels expect it: contiguous, read-only, of `dtype`. Others trigger compilation."""
+    if type(array) is np.ndarray and array.dtype == dtype:
+        flags = array.flags
+        if flags.c_contiguous and not flags.writeable:
+            return array
     return read_only(np.ascontiguousarray(array, dtype))
 
 

@@ -37,13 +37,15 @@ from benchmarks.report import describe_machine, finish, show_rows
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.budget import CostPlanner, Fixed
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.loop import Text, decode, step
+from draftstore.decoding.loop import RowByRow, Step, Text, decode, step
 from draftstore.decoding.replay import RecordedModel, Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import Slots, start
 from draftstore.stores.rest.store import RestStore
+from draftstore.trees.batch import DraftBatch
+from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 
 EXPERTS, SELECTED, LAYERS, HIDDEN = 8, 2, 4, 128
@@ -120,9 +122,15 @@ class Batch:
     def __init__(self, models: Sequence[RecordedModel]) -> None:
         self._models = models
 
-    def verify(self, trees: Sequence[DraftTree]) -> list[RecordedModel]:
+    def room(self) -> int:
+        """Return that drafts may have any size."""
+        return MAX_BUDGET
+
+    def verify(self, drafts: DraftBatch) -> RowByRow:
         """Return the verdicts of all texts."""
-        return [model.verify([tree])[0] for model, tree in zip(self._models, trees, strict=True)]
+        for place, model in enumerate(self._models):
+            model.verify(drafts.part([place]))
+        return RowByRow(self._models)
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         """Advance each text."""
@@ -143,11 +151,12 @@ def replay_full(
             active.append((model, Text(session, CostPlanner(curve, NODES), model.ends)))
         if len(active) < texts:
             return tokens, nodes
-        for done in step([text for _, text in active], Batch([model for model, _ in active])):
-            if isinstance(done, Exception):
-                raise done
-            tokens += len(done.tokens)
-        nodes.append(max(len(text.tree) for _, text in active))
+        results = step([text for _, text in active], Batch([model for model, _ in active]))
+        steps = [done for done in results if isinstance(done, Step)]
+        if len(steps) < len(results):
+            raise AssertionError(f"a text failed: {results}")
+        tokens += sum(len(done.tokens) for done in steps)
+        nodes.append(max(len(done.tree) for done in steps))
         for _, text in active:
             if text.over:
                 slots.leave(text.session.slot)

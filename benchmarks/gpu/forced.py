@@ -10,14 +10,19 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.cells import Figures
 from benchmarks.decoding.ways import Answers, Way, answer
 from benchmarks.gpu.passes import CUDA, DEVICE, POSITIONS, pass_times
+from draftstore.decoding.acceptance import Walks
 from draftstore.decoding.replay import Recording
-from draftstore.hf.members import Member, ModelVerdict
+from draftstore.hf.members import Member
+from draftstore.hf.outputs import BatchOutputs
+from draftstore.hf.passes import Rows
 
 SIZES = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
 TINY, LARGE = (64, 128, 2, 4, 2), (4096, 14336, 32, 32, 8)
@@ -42,22 +47,40 @@ def random_model(sizes: tuple[int, ...], vocab_size: int) -> Any:
 def forced(recordings: Sequence[Recording], picks: Picks) -> Iterator[None]:
     """Make all texts in the block accept the recorded tokens, found by their prompts; note the model's own."""
     known = {tuple(each.prompt.tolist()): number for number, each in enumerate(recordings)}
-    choose, begun = ModelVerdict.choose, dict[Member, tuple[int, int]]()
+    first, walks, begun = Member.first_token, BatchOutputs.walks, dict[Member, tuple[int, int]]()
 
-    def recorded(self: ModelVerdict, row: int, emitted: Sequence[int]) -> int:
-        picked, member = choose(self, row, emitted), self._member
-        text = member.text
-        if member not in begun:
-            ids = text.ids.tolist()  # the prompt, which may be left-padded
-            number = next(known[key] for start in range(len(ids)) if (key := tuple(ids[start:])) in known)
-            begun[member] = len(text), number
-        prompt, number = begun[member]
-        at = len(text) - prompt + len(emitted)
-        picks[number, at] = picked
-        return int(recordings[number].output[at])
+    def begin(self: Member, rows: Rows) -> int:
+        ids = self.text.ids.tolist()  # the prompt, which may be left-padded
+        number = next(known[key] for start in range(len(ids)) if (key := tuple(ids[start:])) in known)
+        begun[self] = len(ids), number
+        picks[number, 0] = first(self, rows)
+        return int(recordings[number].output[0])
 
-    with patch.object(ModelVerdict, "choose", recorded):
+    def recorded(self: BatchOutputs) -> Walks:
+        walks(self)  # of the model itself, as far as it draws or copies
+        best = self._rows.best() if all(member.greedy for member in self._members) else None
+        paths, tokens = list[list[int]](), list[NDArray[np.int32]]()
+        for text, (member, tree) in enumerate(zip(self._members, self._drafts.trees(), strict=True)):
+            prompt, number = begun[member]
+            at = len(member.text) - prompt
+            coming = recordings[number].output[at:]
+            paths.append(tree.accepted(coming[:-1]))
+            tokens.append(coming[: len(paths[-1]) + 1])
+            for depth, row in enumerate([0, *(node + 1 for node in paths[-1])]):
+                if best is not None:
+                    picks[number, at + depth] = int(best[text, row])
+        return _walks(paths, tokens)
+
+    with patch.object(Member, "first_token", begin), patch.object(BatchOutputs, "walks", recorded):
         yield
+
+
+def _walks(paths: Sequence[list[int]], tokens: Sequence[NDArray[np.int32]]) -> Walks:
+    sizes = np.array([len(each) for each in tokens])
+    emitted, nodes = (np.full((len(sizes), sizes.max()), -1, np.int32) for _ in range(2))
+    for text, size in enumerate(sizes.tolist()):
+        emitted[text, :size], nodes[text, : size - 1] = tokens[text], paths[text]
+    return Walks(emitted, nodes, sizes)
 
 
 def force(

@@ -83,9 +83,9 @@ class Passes:
 
     def run(self, rows: int, wants: Wants) -> None:
         """Run a pass over a binary tree in every text, until its tokens are on the host."""
-        entry = tree_entry(rows, self.context, vocab_size(self._model))
+        drafted = tree_entry(rows, self.context, vocab_size(self._model), self.texts)
         with self._change():
-            self._runner.run([entry] * self.texts, wants)[0].best()
+            self._runner.run(drafted, wants)[0].best()
 
     def measure(self, rows: int, repeats: int) -> Figures:
         """Return median times of a pass, without and with the 8 candidates of each row."""

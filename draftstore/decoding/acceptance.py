@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
-from draftstore.jit import as_input
+from draftstore.jit import as_input, kernel
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree, child_of, find_fault
 
 Choose = Callable[[int, Sequence[int]], int]
@@ -42,6 +43,53 @@ class Acceptance(NamedTuple):
 
     path: list[int]
     tokens: NDArray[np.int32]
+
+
+class Walks(NamedTuple):
+    """What the model emits along the trees of a batch, as if no text ended.
+
+    Attributes:
+        tokens: int32 [batch, width + 1], the emitted tokens.
+        nodes: int32 [batch, width + 1], the nodes that carry them; -1 for the last one.
+        sizes: int64 [batch], number of emitted tokens; 0: unknown, the text chooses them row by row.
+    """
+
+    tokens: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+
+    @classmethod
+    def unknown(cls, batch: int) -> "Walks":
+        """Return the walks of texts that all choose row by row."""
+        none = np.empty((batch, 0), np.int32)
+        return cls(none, none, np.zeros(batch, np.int64))
+
+
+def walk_greedily(drafts: DraftBatch, best: NDArray[np.int64]) -> Walks:
+    """Return what a model emits that always emits its most likely token: `best`, int64 [batch, rows], at each row."""
+    tokens, parents, _, sizes = drafts.inputs()
+    return Walks(*_walk_greedily(tokens, parents, sizes, as_input(best, np.int64)))
+
+
+@kernel
+def _walk_greedily(tokens, parents, sizes, best):
+    texts, most = len(sizes), 1 + sizes.max()
+    emitted, nodes = np.empty((texts, most), np.int32), np.empty((texts, most), np.int32)
+    counts = np.zeros(texts, np.int64)
+    for text in range(texts):
+        node, count = np.int64(-1), np.int64(0)
+        while True:
+            token, child = best[text, node + 1], np.int64(-1)
+            for i in range(node + 1, sizes[text]):
+                if parents[text, i] == node and tokens[text, i] == token:
+                    child = np.int64(i)
+                    break
+            emitted[text, count], nodes[text, count] = token, child
+            count, node = count + 1, child
+            if child < 0:
+                break
+        counts[text] = count
+    return emitted, nodes, counts
 
 
 def accept(

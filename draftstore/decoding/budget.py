@@ -17,15 +17,15 @@ Costs come from the curve, never from a clock: the same text and the same drafts
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.decoding.acceptance import Acceptance
+from draftstore.decoding.acceptance import Acceptance, check_tree
 from draftstore.decoding.curve import CostCurve
-from draftstore.errors import DraftTreeError
 from draftstore.jit import as_input, kernel, leaf_kernel
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
 from draftstore.trees.tree import LEVEL_PROBS, LEVELS_PER_OCTAVE, DraftTree, best_chain, steps_below, walk
 
@@ -35,6 +35,7 @@ PRIOR: NDArray[np.float64] = np.array([[2.0], [1.0]])
 """Initial expected and actual acceptances of every band: half of the expected ones happened."""
 FORGETTING = 0.5 ** (1 / 300)
 """Decay of everything learned, per token of text: one half after 300."""
+ONE = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
 _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
@@ -82,7 +83,11 @@ class CostPlanner:
     def __init__(self, curve: CostCurve, budget: int = BUDGET) -> None:
         self._curve, self._budget = curve, budget
         self.begin()
-        self.trim(DraftTree.empty())  # compile the kernel now, not during decoding
+        self.learn(
+            ONE, ONE, Acceptance([], np.zeros(1, np.int32))
+        )  # compile kernels now, not during decoding
+        self.trim(ONE)
+        self.begin()
 
     def begin(self) -> None:
         """Start a new text; nothing is carried over, so texts do not affect each other."""
@@ -93,24 +98,26 @@ class CostPlanner:
         return self._budget
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the prefix worth its cost; see `trim_together`."""
-        return trim_together([self], [tree])[0]
+        """Return the prefix worth its cost, see `trim_together`; DraftTreeError as from `check_tree`."""
+        check_tree(tree)
+        return trim_together([self], DraftBatch.of_trees([tree])).trees()[0]
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:  # noqa: ARG002
         """Compare the draft's claims about each new token of the text with the actual tokens."""
-        ids, tokens = as_input(accepted.tokens, np.int32), as_input(proposed.tokens, np.int32)
-        _compare(ids, tokens, *_shape(proposed), self._seen)
-        self._seen *= FORGETTING ** len(accepted.tokens)
-
-
-def _shape(tree: DraftTree) -> tuple[NDArray[Any], NDArray[Any]]:
-    return as_input(tree.parents, np.int16), as_input(tree.levels, np.uint8)
+        none = DraftBatch.empty(1)
+        learn_together([self], DraftBatch.of_trees([proposed]), none, [accepted])
 
 
 @kernel
-def _compare(ids, tokens, parents, levels, seen):
-    """Count in `seen` the expected acceptances of the children along the next tokens, and the actual ones."""
-    walk(tokens, parents, ids, count_claims, (parents, levels, seen))
+def _compare(ids, stops, tokens, parents, levels, sizes, seen):
+    """Count in `seen`, float64 [texts, 2, BANDS], what drafts claimed of the tokens that came, and what happened."""
+    start = np.int64(0)
+    for text in range(len(stops)):
+        size, came = np.int64(sizes[text]), ids[start : stops[text]]
+        state = parents[text, :size], levels[text, :size], seen[text]
+        walk(tokens[text, :size], parents[text, :size], came, count_claims, state)
+        seen[text] *= FORGETTING ** np.float64(len(came))
+        start = stops[text]
 
 
 @leaf_kernel
@@ -135,18 +142,22 @@ def chance_of(parents, levels, factors, chances, node):
 
 
 @kernel
-def _add_expected(parents, levels, factors, tokens):
-    """Add the expected accepted tokens of the first 0, 1, ... nodes; return a node that precedes its parent, or -1."""
-    chances, total = np.empty(len(parents)), 0.0
-    for i in range(len(tokens) - 1):
-        if i < len(parents):
-            parent = np.int64(parents[i])
-            if parent < -1 or parent >= i:
-                return i
-            chances[i] = chance_of(parents, levels, factors, chances, i)
-            total += chances[i]
-        tokens[i + 1] += total
-    return -1
+def _expect(parents, levels, sizes, budgets, seen):
+    """Return the expected tokens of all texts with the first 0, 1, ... nodes of each."""
+    texts, width = parents.shape
+    tokens, chances, factors = np.full(width + 1, np.float64(texts)), np.empty(width), np.empty(BANDS)
+    most = np.int64(0)
+    for text in range(texts):
+        total, size = 0.0, min(np.int64(sizes[text]), budgets[text])
+        most = max(most, size)
+        for band in range(BANDS):
+            factors[band] = (seen[text, 1, band] + PRIOR[1, 0]) / (seen[text, 0, band] + PRIOR[0, 0])
+        for node in range(width):
+            if node < size:
+                chances[node] = chance_of(parents[text], levels[text], factors, chances, node)
+                total += chances[node]
+            tokens[node + 1] += total
+    return tokens[: most + 1]
 
 
 @functools.lru_cache(maxsize=256)
@@ -154,27 +165,63 @@ def _costs(curve: CostCurve, texts: int, most: int) -> NDArray[np.float64]:
     return curve.costs(texts, most)
 
 
-def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> list[DraftTree]:
-    """Return how much of each draft to verify in one pass over the texts of a batch.
+def trim_together(planners: Sequence[Planner], drafts: DraftBatch) -> DraftBatch:
+    """Return how much of each draft, a valid tree, to verify in one pass over the texts of a batch.
 
     Every text takes the rows of the largest draft, used or not. So one number of nodes is chosen for all, from the sum
     of their expectations and the first one's curve, which is that of the model. Other planners choose for each text
-    separately. DraftTreeError if a parent does not precede its child.
+    separately.
     """
-    costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
-    if not costed or len(costed) < len(planners):
-        return [planner.trim(tree) for planner, tree in zip(planners, trees, strict=True)]
-    drafts = [tree.prefix(planner._budget) for planner, tree in zip(costed, trees, strict=True)]
-    tokens = np.full(1 + max(map(len, drafts)), float(len(drafts)))
-    for planner, draft in zip(costed, drafts, strict=True):
-        expected, actual = planner._seen + PRIOR
-        fault = _add_expected(*_shape(draft), actual / expected, tokens)
-        if fault >= 0:
-            raise DraftTreeError(f"node {fault} has parent {draft.parents[fault]}, expected an earlier node")
-    most = max(planner._budget for planner in costed)
-    seconds = _costs(costed[0]._curve, len(drafts), most + 1)[: len(tokens)]
+    if not drafts.sizes.any():
+        return drafts
+    if all(type(planner) is Fixed and planner._chain is None for planner in planners):
+        most = [planner.budget() for planner in planners]
+        return drafts._replace(sizes=np.minimum(drafts.sizes, most).astype(np.int32))
+    costed = _all_costed(planners)
+    if costed is None:
+        trees = zip(planners, drafts.trees(), strict=True)
+        return DraftBatch.of_trees([planner.trim(tree) for planner, tree in trees], drafts.reason)
+    budgets = np.array([planner._budget for planner in costed])
+    tokens = _expect(*drafts.inputs()[1:], budgets, _seen(costed))
+    seconds = _costs(costed[0]._curve, len(costed), int(budgets.max()) + 1)[: len(tokens)]
     chosen = int(np.argmax(tokens / seconds))  # ties: the first, so the fewest nodes
-    return [draft.prefix(chosen) for draft in drafts]
+    return drafts._replace(sizes=np.minimum(np.minimum(drafts.sizes, budgets), chosen).astype(np.int32))
+
+
+def learn_together(
+    planners: Sequence[Planner], proposed: DraftBatch, verified: DraftBatch, accepted: Sequence[Acceptance]
+) -> dict[int, Exception]:
+    """Let planners learn what became of drafts, see `Planner.learn`; return errors by text."""
+    errors = dict[int, Exception]()
+    if all(type(planner) is Fixed for planner in planners):
+        return errors
+    costed = _all_costed(planners)
+    if costed is None:
+        outcomes = zip(planners, proposed.trees(), verified.trees(), accepted, strict=True)
+        for place, (planner, offered, tree, each) in enumerate(outcomes):
+            try:
+                planner.learn(offered, tree, each)
+            except Exception as error:  # noqa: BLE001 (of this text alone)
+                errors[place] = error
+        return errors
+    stops = np.cumsum([len(each.tokens) for each in accepted])
+    ids = as_input(np.concatenate([each.tokens for each in accepted]), np.int32)
+    seen = _seen(costed)
+    _compare(ids, stops, *proposed.inputs(), seen)
+    for planner, own in zip(costed, seen, strict=True):
+        planner._seen = own
+    return errors
+
+
+def _all_costed(planners: Sequence[Planner]) -> Sequence[CostPlanner] | None:
+    """Return planners that all go by the cost; None if one does not."""
+    costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
+    return costed if len(costed) == len(planners) else None
+
+
+def _seen(planners: Sequence[CostPlanner]) -> NDArray[np.float64]:
+    """Return what planners have learned, float64 [planners, 2, BANDS]."""
+    return np.array([planner._seen for planner in planners])
 
 
 def capped(planner: Planner, budget: int | None) -> Planner:

@@ -10,48 +10,42 @@ only that text.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.decoding.acceptance import Acceptance, accept
-from draftstore.decoding.budget import Planner, trim_together
+from draftstore.decoding.acceptance import Acceptance, Walks, accept
+from draftstore.decoding.budget import Planner, learn_together, trim_together
+from draftstore.decoding.limits import within_limits
 from draftstore.drafting.outcomes import SourceOutcome
-from draftstore.drafting.slots import SlotSession
+from draftstore.drafting.slots import Outcomes, SlotSession
+from draftstore.drafting.sources import IDS
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 
-
-class Verdict(Protocol):
-    """The model's outputs for one text's tree of n nodes, after one forward pass over its n + 1 rows."""
-
-    def choose(self, row: int, emitted: Sequence[int]) -> int:
-        """Return the token that the model emits at a row; see `draftstore.decoding.acceptance.Choose`."""
-
-    def candidates(self) -> NDArray[np.int32] | None:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first; None if unknown."""
-
-    def hidden(self, row: int) -> NDArray[np.floating[Any]] | None:
-        """Return float [hidden_size], the last hidden state (after the final norm) at a row; None if unknown."""
+NO_LIMIT = 1 << 30
 
 
 class Text:
-    """A text being decoded: its drafts, its stopping criterion, and its part of the current step.
+    """A text being decoded: its drafts, and what ends it.
 
     Attributes:
         session: its drafts; those of texts in one step are in the same slots.
         min_prob: minimum probability of a drafted node.
+        vocab_size: limit of the ids that the model knows.
         over: whether it has ended.
-        proposed: the draft of this step, of which `tree` is verified.
-        accepted: what the model emitted, once that is known.
-        error: what ended the text early.
+        error: what ended it early.
     """
 
     session: SlotSession
     planner: Planner
     min_prob: float
+    vocab_size = IDS
     over = False
+    error: Exception | None = None
 
     def __init__(
         self, session: SlotSession, planner: Planner, ends: Callable[[Sequence[int]], bool], min_prob: float = 0.0
@@ -61,47 +55,99 @@ class Text:
         self.session, self.planner, self.min_prob = session, planner, min_prob
         planner.begin()
 
-    def budget(self) -> int:
-        """Return the maximum nodes of a draft now."""
-        return self.planner.budget()
-
-    def cut(self, tree: DraftTree) -> DraftTree:
-        """Return a draft without nodes that cannot be verified now."""
-        return tree
+    def depth(self) -> int:
+        """Return the maximum depth of a draft now."""
+        return NO_LIMIT
 
     def ends(self, emitted: Sequence[int]) -> bool:
         """Return True if the text ends with the last token emitted in this step."""
         self.over = self._ends(emitted)
         return self.over
 
-    def begin_step(self) -> None:
-        """Forget the step before."""
-        self.proposed = self.tree = DraftTree.empty()
-        self.accepted: Acceptance | None = None
-        self.error: Exception | None = None
+    def ends_after(self, emitted: Sequence[int]) -> int:
+        """Return how many tokens, emitted if the text went on, belong to it, and note whether it is over."""
+        for count in range(1, len(emitted) + 1):
+            if self.ends(emitted[:count]):
+                return count
+        return len(emitted)
 
-    def accept(self, verdict: Verdict) -> Acceptance | None:
-        """Return what the model emits; None if the text has failed."""
-        if self.error is None:
-            try:
-                self.accepted = accept(self.tree, verdict.choose, self.ends)
-            except Exception as error:  # noqa: BLE001 (of this text alone)
-                self.error = error
-        return self.accepted
+    def show(self, tokens: Sequence[int]) -> None:
+        """Stream the tokens of a step."""
 
-    def result(self, draft_ns: int, forward_ns: int, accept_ns: int) -> "Step | Exception":
-        """Return the text's result of the step."""
-        if self.error is not None or self.accepted is None:
-            return self.error or RuntimeError("the text was not decoded")
-        sources = self.session.slots.outcomes(self.session.slot)
-        return Step(self.tree, *self.accepted, draft_ns, forward_ns, accept_ns, sources=sources)
+
+class Outputs(Protocol):
+    """What the model says of the drafts of a batch, after one forward pass: of each text, n + 1 rows."""
+
+    def walks(self) -> Walks:
+        """Return what the model emits, for texts of which that does not depend on when they end."""
+
+    def choose(self, text: int, row: int, emitted: Sequence[int]) -> int:
+        """Return the token that a text emits at a row; see `draftstore.decoding.acceptance.Choose`."""
+
+    def settle(self, text: int, tokens: int) -> None:
+        """Note how many tokens of its walk a text has taken."""
+
+    def candidates(self, text: int) -> NDArray[np.int32] | None:
+        """Return int32 [n + 1, 8], the most likely tokens at each row of a text, best first; None if unknown."""
+
+    def hidden(self, texts: Sequence[int], rows: Sequence[int]) -> NDArray[np.floating[Any]] | None:
+        """Return float [texts, hidden_size], the last hidden states (after the final norm) at a row of each text.
+
+        NaN where unknown; None if all are unknown.
+        """
+
+
+class Verdict(Protocol):
+    """What the model says of one text's draft of n nodes, row by row; see `Outputs`."""
+
+    def choose(self, row: int, emitted: Sequence[int]) -> int:
+        """Return the token that the model emits at a row."""
+
+    def candidates(self) -> NDArray[np.int32] | None:
+        """Return int32 [n + 1, 8], the most likely tokens at each row; None if unknown."""
+
+    def hidden(self, row: int) -> NDArray[np.floating[Any]] | None:
+        """Return float [hidden_size], the last hidden state at a row; None if unknown."""
+
+
+class RowByRow:
+    """The `Outputs` for texts that are judged one by one."""
+
+    def __init__(self, verdicts: Sequence[Verdict]) -> None:
+        self._verdicts = verdicts
+
+    def walks(self) -> Walks:
+        """Return no walks."""
+        return Walks.unknown(len(self._verdicts))
+
+    def choose(self, text: int, row: int, emitted: Sequence[int]) -> int:
+        """Return the token that a text emits at a row."""
+        return self._verdicts[text].choose(row, emitted)
+
+    def settle(self, text: int, tokens: int) -> None:
+        """Do nothing: rows are chosen when they are reached."""
+
+    def candidates(self, text: int) -> NDArray[np.int32] | None:
+        """Return the candidates of a text."""
+        return self._verdicts[text].candidates()
+
+    def hidden(self, texts: Sequence[int], rows: Sequence[int]) -> NDArray[np.floating[Any]] | None:
+        """Return the states of texts, NaN where unknown."""
+        known = [self._verdicts[text].hidden(row) for text, row in zip(texts, rows, strict=True)]
+        some = next((state for state in known if state is not None), None)
+        if some is None:
+            return None
+        return np.array([np.full_like(some, np.nan) if each is None else each for each in known])
 
 
 class Model(Protocol):
     """A model with texts; its cache holds all tokens of each text but the last."""
 
-    def verify(self, trees: Sequence[DraftTree]) -> Sequence[Verdict]:
-        """Run one forward pass over each text's last token and its draft tree."""
+    def room(self) -> int:
+        """Return the maximum nodes of a draft now."""
+
+    def verify(self, drafts: DraftBatch) -> Outputs:
+        """Run one forward pass over each text's last token and its draft."""
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         """Append accepted tokens to each text; afterwards the cache holds all but the last, the bonus token.
@@ -171,19 +217,123 @@ class Tally:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
+class QueuedPass:
+    """A forward pass over texts, from their drafts to the results.
+
+        queued = QueuedPass(texts, model)     drafts, and queues the pass
+        queued.finish()                       waits for it, and appends what was accepted
+        queued.results()                      may wait until the next pass is queued
+
+    A text with an error, or one that is given an error before `finish`, is left as it was before the pass.
+    """
+
+    def __init__(self, texts: Sequence[Text], model: Model) -> None:
+        begin = perf_counter_ns()
+        self.texts, self._model = [*texts], model
+        for text in texts:
+            text.error = None
+        self._proposed, self._drafts = _draft(self.texts, model.room())
+        drafted = perf_counter_ns()
+        self._outputs = model.verify(self._drafts)
+        self._ns = [drafted - begin, perf_counter_ns() - drafted, 0]
+        self._accepted: list[Acceptance | None] = []
+        self._errors: list[Exception | None] = []
+        self._outcomes: Outcomes | None = None
+
+    def finish(self) -> None:
+        """Wait for the pass, append what was accepted, and let drafters and planners learn."""
+        begin = perf_counter_ns()
+        self._accepted = self._accept()
+        self._model.keep(self._accepted)
+        places = [place for place, each in enumerate(self._accepted) if each is not None]
+        if places:
+            self._learn(places)
+        self._errors = [text.error for text in self.texts]
+        self._ns[2] = perf_counter_ns() - begin
+
+    def results(self) -> list[Step | Exception]:
+        """Return the result or the error of each text, after its tokens were streamed."""
+        times = [each // len(self.texts) for each in self._ns]
+        return [
+            self._result(place, text, tree, times)
+            for place, (text, tree) in enumerate(zip(self.texts, self._trees, strict=True))
+        ]
+
+    def _result(self, place: int, text: Text, tree: DraftTree, times: list[int]) -> Step | Exception:
+        accepted, error = self._accepted[place], self._errors[place]
+        if error is not None or accepted is None or self._outcomes is None:
+            return error or RuntimeError("the text was not decoded")
+        try:
+            text.show(accepted.tokens.tolist())
+        except Exception as failed:  # noqa: BLE001 (of this text alone)
+            text.error = failed
+            return failed
+        draft_ns, forward_ns, accept_ns = times
+        sources = self._outcomes.of(place)
+        return Step(tree, *accepted, draft_ns, forward_ns, accept_ns, sources=sources)
+
+    @cached_property
+    def _trees(self) -> list[DraftTree]:
+        return self._drafts.trees()
+
+    def _accept(self) -> list[Acceptance | None]:
+        walks = self._outputs.walks()
+        emitted, nodes, sizes = walks.tokens.tolist(), walks.nodes.tolist(), walks.sizes.tolist()
+        accepted: list[Acceptance | None] = []
+        for place, (text, size) in enumerate(zip(self.texts, sizes, strict=True)):
+            try:
+                found = (
+                    None
+                    if text.error
+                    else self._walk(place, text, walks, emitted[place][:size], nodes[place])
+                )
+            except Exception as error:  # noqa: BLE001 (of this text alone)
+                text.error, found = error, None
+            self._outputs.settle(place, 0 if found is None else len(found.tokens))
+            accepted.append(found)
+        return accepted
+
+    def _walk(
+        self, place: int, text: Text, walks: Walks, emitted: Sequence[int], nodes: list[int]
+    ) -> Acceptance:
+        if emitted:
+            count = text.ends_after(emitted)
+            return Acceptance(nodes[: count - 1], walks.tokens[place, :count])
+        return accept(self._trees[place], lambda row, said: self._outputs.choose(place, row, said), text.ends)
+
+    def _learn(self, places: Sequence[int]) -> None:
+        """Pass the results to the drafters, with the optional data that they need, and to the planners."""
+        done = [(self.texts[place], self._accepted[place]) for place in places]
+        sessions, accepted = [text.session for text, _ in done], [each for _, each in done if each]
+        slots, wanted = sessions[0].slots, [session.slot for session in sessions]
+        hidden = None
+        if any(session.needs_hidden for session in sessions):
+            hidden = self._outputs.hidden(
+                places, [each.path[-1] + 1 if each.path else 0 for each in accepted]
+            )
+        errors = slots.observe(
+            wanted,
+            np.concatenate([each.tokens for each in accepted]),
+            np.cumsum([len(each.tokens) for each in accepted]),
+            trees=[self._trees[place] for place in places],
+            candidates=[
+                self._outputs.candidates(place) if session.needs_candidates else None
+                for place, session in zip(places, sessions, strict=True)
+            ],
+            hidden=hidden,
+        )
+        proposed, drafts = (each.part(places) for each in (self._proposed, self._drafts))
+        errors |= learn_together([text.planner for text, _ in done], proposed, drafts, accepted)
+        for place, error in errors.items():
+            done[place][0].error = error
+        self._outcomes = slots.outcomes([text.session.slot for text in self.texts])
+
+
 def step(texts: Sequence[Text], model: Model) -> list[Step | Exception]:
     """Run one pass over texts; return the result or the error of each."""
-    begin = perf_counter_ns()
-    for text in texts:
-        text.begin_step()
-    _draft(texts)
-    drafted = perf_counter_ns()
-    verdicts = model.verify([text.tree for text in texts])
-    verified = perf_counter_ns()
-    model.keep([text.accept(verdict) for text, verdict in zip(texts, verdicts, strict=True)])
-    _learn([pair for pair in zip(texts, verdicts, strict=True) if pair[0].accepted])
-    times = (drafted - begin, verified - drafted, perf_counter_ns() - verified)
-    return [text.result(*(each // len(texts) for each in times)) for text in texts]
+    queued = QueuedPass(texts, model)
+    queued.finish()
+    return queued.results()
 
 
 def decode(model: Model, text: Text) -> Iterator[Step]:
@@ -195,54 +345,27 @@ def decode(model: Model, text: Text) -> Iterator[Step]:
         yield done
 
 
-def _draft(texts: Sequence[Text]) -> None:
-    """Draft for all texts together; if that fails, one by one, to find the one that fails."""
+def _draft(texts: Sequence[Text], room: int) -> tuple[DraftBatch, DraftBatch]:
+    """Return what drafters propose, and what to verify of it; an invalid draft is an error of its text.
+
+    Texts draft together; if that fails, one by one, to find the one that fails.
+    """
     try:
-        budgets, least = [text.budget() for text in texts], [text.min_prob for text in texts]
-        slots = texts[0].session.slots
-        proposed = slots.propose([text.session.slot for text in texts], budgets, least).trees()
-        cut = [text.cut(tree) for text, tree in zip(texts, proposed, strict=True)]
-        trees = trim_together([text.planner for text in texts], cut)
+        depths = [text.depth() for text in texts]
+        budgets = [
+            min(room, text.planner.budget()) if depth > 0 else 0
+            for text, depth in zip(texts, depths, strict=True)
+        ]
+        slots, least = texts[0].session.slots, [text.min_prob for text in texts]
+        proposed = slots.propose([text.session.slot for text in texts], budgets, least)
+        limits = np.array([(room, depth, text.vocab_size) for text, depth in zip(texts, depths, strict=True)])
+        drafts, errors = within_limits(proposed, limits)
+        for place, error in errors.items():
+            texts[place].error = error
+        return proposed, trim_together([text.planner for text in texts], drafts)
     except Exception as error:  # noqa: BLE001 (of one text: the others continue)
         if len(texts) == 1:
             texts[0].error = error
-        else:
-            for text in texts:
-                _draft([text])
-        return
-    for text, offered, tree in zip(texts, proposed, trees, strict=True):
-        text.proposed, text.tree = offered, tree
-
-
-def _learn(done: Sequence[tuple[Text, Verdict]]) -> None:
-    """Pass the results to the drafters, with the optional data that they need, and to the planners."""
-    accepted = [text.accepted for text, _ in done if text.accepted]
-    if not done:
-        return
-    sessions = [text.session for text, _ in done]
-    errors = sessions[0].slots.observe(
-        [session.slot for session in sessions],
-        np.concatenate([each.tokens for each in accepted]),
-        np.cumsum([len(each.tokens) for each in accepted]),
-        trees=[text.tree for text, _ in done],
-        candidates=[verdict.candidates() if text.session.needs_candidates else None for text, verdict in done],
-        hidden=_states([
-            verdict.hidden(each.path[-1] + 1 if each.path else 0) if session.needs_hidden else None
-            for (_, verdict), session, each in zip(done, sessions, accepted, strict=True)
-        ]),
-    )  # fmt: skip
-    for place, ((text, _), each) in enumerate(zip(done, accepted, strict=True)):
-        text.error = errors.get(place)
-        try:
-            if text.error is None:
-                text.planner.learn(text.proposed, text.tree, each)
-        except Exception as error:  # noqa: BLE001 (of this text alone)
-            text.error = error
-
-
-def _states(known: Sequence[NDArray[np.floating[Any]] | None]) -> NDArray[np.floating[Any]] | None:
-    """Return the states that predicted the last tokens, NaN where unknown; None if none is known."""
-    some = next((state for state in known if state is not None), None)
-    if some is None:
-        return None
-    return np.array([np.full_like(some, np.nan) if each is None else each for each in known])
+            return DraftBatch.empty(1), DraftBatch.empty(1)
+        each = [_draft([text], room) for text in texts]
+        return DraftBatch.joined([one for one, _ in each]), DraftBatch.joined([one for _, one in each])

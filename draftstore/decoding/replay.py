@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.budget import Fixed, Planner
 from draftstore.decoding.conversation import encode_conversation
-from draftstore.decoding.loop import Step, Tally, Text, decode
+from draftstore.decoding.loop import RowByRow, Step, Tally, Text, decode
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import start
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
@@ -32,7 +32,8 @@ from draftstore.storage.report import OnProgress, ignore
 from draftstore.text.chat import Message, as_messages
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.trees.frontier import BUDGET
+from draftstore.trees.batch import DraftBatch
+from draftstore.trees.frontier import BUDGET, MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 
 MAX_OUTPUT_TOKENS = 1024
@@ -222,10 +223,14 @@ class RecordedModel:
         self._position = self._begin = 1
         self._tree = DraftTree.empty()
 
-    def verify(self, trees: Sequence[DraftTree]) -> "list[RecordedModel]":
+    def room(self) -> int:
+        """Return that drafts may have any size."""
+        return MAX_BUDGET
+
+    def verify(self, drafts: DraftBatch) -> RowByRow:
         """Return this object as the verdict of the only text."""
-        (self._tree,), self._begin = trees, self._position
-        return [self]
+        (self._tree,), self._begin = drafts.trees(), self._position
+        return RowByRow([self])
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:  # noqa: ARG002
         """Return the next recorded token."""

@@ -1,7 +1,7 @@
 """The outcome of each source's own draft in a step, and the reason if a source drafted nothing.
 
     slots.observe(...)
-    counts += counted(labels, slots.outcomes(slot))     after every step of a text
+    counts += counted(labels, slots.outcomes([slot]).of(0))     after every step of a text
 
 Reasons are `no_match`; `budget`, if no nodes were requested; `failed`, if the source was disabled for the text; for a
 lookup service, the `Outcome` of the call: `skipped` in a pause after failures, `timeout`, `unreachable`, ...

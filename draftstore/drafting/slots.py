@@ -15,7 +15,7 @@ texts concerned and counted (`Faults`). The error of an only source is raised.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -242,15 +242,14 @@ class Slots:
                     errors[place] = why
         return errors
 
-    def outcomes(self, slot: int) -> list[SourceOutcome]:
-        """Return the part of each source in the last step of a text; empty if no nodes were requested."""
-        if not self.wanted[slot]:
-            return []
-        rows = (array[slot].tolist() for array in (self.drafted, self.matched, self.reasons))
-        return [
-            SourceOutcome(drafted, matched, "" if drafted else self.reason_names[reason])
-            for drafted, matched, reason, _ in zip(*rows, self._texts[slot].sources, strict=False)
-        ]
+    def outcomes(self, slots: Sequence[int]) -> "Outcomes":
+        """Return the part of each source in the last step of texts."""
+        rows = np.array(slots, np.int64)
+        if not (wanted := self.wanted[rows]).any():
+            return Outcomes(wanted, self.drafted, self.matched, self.reasons, (), self.reason_names)
+        sources = [len(self._texts[slot].sources) for slot in slots]
+        drafted, matched, reasons = self.drafted[rows], self.matched[rows], self.reasons[rows]
+        return Outcomes(wanted, drafted, matched, reasons, sources, self.reason_names)
 
     def _sources_of(self, drafters: Sequence[Drafter]) -> list[SlotSource]:
         """Return the sources of a text; no source is there twice."""
@@ -340,6 +339,30 @@ class Slots:
                 if not self._fail(slot, source, error):
                     return error
         return None
+
+
+class Outcomes(NamedTuple):
+    """The part of each source in a step of some texts; see the attributes of `Slots`, of which these are copies."""
+
+    wanted: NDArray[np.bool_]
+    drafted: NDArray[np.int32]
+    matched: NDArray[np.int32]
+    reasons: NDArray[np.uint8]
+    sources: Sequence[int]
+    reason_names: Sequence[str]
+
+    def of(self, place: int) -> list[SourceOutcome]:
+        """Return the outcomes of a text by its place; empty if no nodes were requested."""
+        if not self.wanted[place]:
+            return []
+        rows = (
+            array[place, : self.sources[place]].tolist()
+            for array in (self.drafted, self.matched, self.reasons)
+        )
+        return [
+            SourceOutcome(drafted, matched, "" if drafted else self.reason_names[reason])
+            for drafted, matched, reason in zip(*rows, strict=True)
+        ]
 
 
 class SlotSession:

@@ -15,23 +15,34 @@ many rows of each text as the largest draft needs: `draftstore.decoding.budget.t
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.loop import Step, step
+from draftstore.decoding.loop import QueuedPass, Step
 from draftstore.drafting.slots import Slots
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, recompute_length, takes_single_texts, vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
-from draftstore.hf.members import Member, ModelVerdict
+from draftstore.hf.members import Member
+from draftstore.hf.outputs import BatchOutputs
 from draftstore.hf.passes import Rows, Wants
-from draftstore.hf.runner import LEAST_WIDTH, MAX_ROWS, TEXTS, Runner, padded, return_runner, take_runner
+from draftstore.hf.runner import (
+    LEAST_WIDTH,
+    MAX_ROWS,
+    TEXTS,
+    Drafted,
+    Runner,
+    padded,
+    return_runner,
+    take_runner,
+)
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 
 MAX_TEXTS = TEXTS[-1]
@@ -39,6 +50,8 @@ CHUNK, CHUNK_ALONE = 512, 4096
 """Tokens of prompts that are read between two passes; the second is for when no other text waits."""
 MOST_SPARE = 0.5
 """Maximum share of spare rows in a pass over several prompts."""
+LEFT = DecodingError("the text has left the batch")
+"""The error of a text that has left while a pass over it is queued."""
 
 
 class Batch:
@@ -50,7 +63,13 @@ class Batch:
     """
 
     def __init__(
-        self, model: Any, *, most: int = MAX_TEXTS, tokens: int | None = None, chunk: int | None = None
+        self,
+        model: Any,
+        *,
+        most: int = MAX_TEXTS,
+        tokens: int | None = None,
+        chunk: int | None = None,
+        ahead: bool | None = None,
     ) -> None:
         """Prepare an empty batch; DecodingError if the model does not support drafts, or a text would not fit.
 
@@ -58,6 +77,7 @@ class Batch:
             most: see the attribute; at most 64, and 1 for a model that takes one text at a time.
             tokens: maximum tokens of all texts together; None: as many as fit into memory.
             chunk: tokens of prompts that are read in a step; None: a default. Models that take one text read it whole.
+            ahead: whether `step` queues the next pass before it returns the results of the last; None: on a GPU.
         """
         require_exact(model)
         whole = takes_single_texts(model)  # its rotations depend on the highest position in a pass
@@ -70,6 +90,8 @@ class Batch:
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
         self._slots = Slots()
+        self._queued: QueuedPass | None = None
+        self._ahead = model.device.type == "cuda" if ahead is None else ahead
         self._runner = take_runner(model, self.most)
         pool = self._runner.pool
         each = (pool.most_tokens() if tokens is None else tokens) // pool.slots
@@ -86,7 +108,7 @@ class Batch:
 
     def __len__(self) -> int:
         """Return the number of texts, including those whose prompts are being read."""
-        return len(self._members) + len(self._reading)
+        return sum(member.error is not LEFT for member in self._members) + len(self._reading)
 
     def join(self, member: Member) -> None:
         """Add a text; DecodingError if its prompt is empty, too long, or has ids that the model lacks."""
@@ -107,11 +129,22 @@ class Batch:
         if member in self._reading:
             self._reading.remove(member)
         elif member in self._members:
-            slot, last = self._members.index(member), self._members.pop()
-            self._slots.leave(member.session.slot)
-            if last is not member:
-                self._runner.pool.copy(len(self._members), slot, last.past)
-                self._members[slot] = last
+            if self._queued is None:
+                self._remove(member)
+                return
+            member.error = LEFT  # its rows of the queued pass are undone
+            if all(each.error is LEFT for each in self._members):
+                self._queued = None
+                for each in self._members[::-1]:
+                    self._remove(each)
+
+    def _remove(self, member: Member) -> None:
+        """Give the slot of a text to the last one."""
+        slot, last = self._members.index(member), self._members.pop()
+        self._slots.leave(member.session.slot)
+        if last is not member:
+            self._runner.pool.copy(len(self._members), slot, last.past)
+            self._members[slot] = last
 
     @torch.no_grad()
     def step(self) -> list[tuple[Member, Step | Exception]]:
@@ -120,29 +153,52 @@ class Batch:
         Returns each text of the pass, and each whose prompt was completed, with its new tokens (for the latter with an
         empty tree) or its error. One that is over or has failed has left. MemoryError, on a GPU torch's
         OutOfMemoryError, if the pool cannot grow: all texts are lost.
+
+        On a GPU, the next pass is queued before the results of the last are made, so the GPU works while they, and
+        whatever the caller does with them, take the host's time. A text that leaves meanwhile is left out.
         """
-        results: list[tuple[Member, Step | Exception]] = []
+        if not self._ahead:
+            self._queue()
+        done, self._queued = self._queued, None
+        if done is not None:
+            done.finish()
+            for member in [each for each in self._members if each.over or each.error is not None]:
+                self._remove(member)
+        read = self._read()  # a pass may write to the slots after its texts, so new ones come only now
+        if self._ahead:
+            self._queue()
+        return [*(() if done is None else self._results(done)), *read]
+
+    def _queue(self) -> None:
+        """Draft for the texts in decoding, and queue the pass that verifies."""
         if self._members:
             with self._model._optimize_model_for_decode():
-                results = [*zip(list(self._members), step(self._members, self), strict=True)]
-            for member, result in results:
-                if member.over or isinstance(result, Exception):
-                    self.leave(member)
-        # A pass may write to the slots after its texts, so new ones come only now.
-        return results + self._read()
+                self._queued = QueuedPass(self._members, self)
 
-    def verify(self, trees: Sequence[DraftTree]) -> list[ModelVerdict]:
+    def _results(self, done: QueuedPass) -> Iterator[tuple[Member, Step | Exception]]:
+        """Yield the results of a pass; a text that fails only now leaves."""
+        for text, result in zip(done.texts, done.results(), strict=True):
+            member = cast("Member", text)
+            if result is LEFT:
+                continue
+            if isinstance(result, Exception):
+                self.leave(member)
+            yield member, result
+
+    def room(self) -> int:
+        """Return the maximum nodes of a draft now."""
+        return self._runner.room(len(self._members)) - 1
+
+    def verify(self, drafts: DraftBatch) -> BatchOutputs:
         """Run a forward pass over the texts in decoding; see `draftstore.decoding.loop.Model`."""
-        rows = [
-            (int(member.text.ids[-1]), tree, member.past)
-            for member, tree in zip(self._members, trees, strict=True)
-        ]
-        runner = self._reserve(max(past + 1 + len(tree) for _, tree, past in rows))
-        for member in self._members:  # a model that rereads has only one
+        members = [*self._members]
+        lasts, pasts = np.array([(member.text.last, member.past) for member in members], np.int64).T
+        runner = self._reserve(int((pasts + drafts.sizes).max()) + 1)
+        for member in members:  # a model that rereads has only one
             if member.past == self._recompute_length == len(member.text) - 1:
                 runner.read(0, [member.text.ids.astype(np.int64)], 0, Wants(best=False))
-        parts = runner.run(rows, Wants.of(member.wants for member in self._members))
-        return [ModelVerdict(part, member) for part, member in zip(parts, self._members, strict=True)]
+        wants = Wants.of(member.wants for member in members)
+        return BatchOutputs(runner.run(Drafted(lasts, drafts, pasts), wants), drafts, members)
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         """Append accepted tokens to the texts in decoding; see `draftstore.decoding.loop.Model`."""
@@ -195,7 +251,7 @@ class Batch:
         """Emit the first token of a text in a slot; unless that ends the text, move it to the slot after the others."""
         filled = perf_counter_ns()
         try:
-            accepted = member.begin(rows, self._model, self._room, self._slots)
+            accepted = member.begin(rows, self._model, self._slots)
         except Exception as error:  # noqa: BLE001 (of this text alone)
             return member, error
         if not member.over:
@@ -203,9 +259,6 @@ class Batch:
             self._members.append(member)
         done = perf_counter_ns()
         return member, Step(DraftTree.empty(), [], accepted.tokens, 0, filled - begin, done - filled)
-
-    def _room(self) -> int:
-        return self._runner.room(len(self._members)) - 1
 
     def _reserve(self, length: int) -> Runner:
         """Return the runner, with room for texts of a length and the rows of a pass after them."""

@@ -106,6 +106,9 @@ def depth_limit(model: Any) -> Callable[[int], int]:
     """
     end, turns = positions_of(model) or NO_LIMIT, _turning_points(model)
 
+    if not turns:
+        return lambda position: max(0, end - 1 - position)
+
     def limit(position: int) -> int:
         return min(
             max(0, end - 1 - position), *(turn - 1 - position for turn in turns if position < turn), NO_LIMIT

@@ -173,13 +173,13 @@ def _read_together(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     runner.pool.resize(LEAST_WIDTH, 0, 0)
     wants = Wants(best=False)
     logits = [runner.read(0, prompts, 0, wants)[-1].logits(0).cpu()]
-    others: list[Drafted] = [(int(tokens[0]), DraftTree.empty(), len(ids)) for ids in prompts[:-1]]
+    others = [(int(tokens[0]), DraftTree.empty(), len(ids)) for ids in prompts[:-1]]
     tree, rows = _draft(tokens[PROMPT + 1 : -1].tolist(), wrong=int(tokens[0]))
-    found = runner.run([*others, (int(tokens[PROMPT]), tree, PROMPT)], wants)[-1]
+    found = runner.run(Drafted.of([*others, (int(tokens[PROMPT]), tree, PROMPT)]), wants)[len(others)]
     logits += [found.logits(row).cpu() for row in rows]
     runner.pool.move([len(ids) for ids in prompts], [*([] for _ in others), rows])
     last = int(tokens[-1]), DraftTree.empty(), PROMPT + len(rows)
-    logits.append(runner.run([*others, last], wants)[-1].logits(0).cpu())
+    logits.append(runner.run(Drafted.of([*others, last]), wants)[len(others)].logits(0).cpu())
     return torch.cat(logits).to(torch.float32)
 
 

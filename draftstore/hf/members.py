@@ -5,9 +5,10 @@
 
 import copy
 import inspect
+import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.utils import GenerationMixin
 
-from draftstore.decoding.acceptance import Acceptance, accept, check_tree
+from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.budget import Planner
 from draftstore.decoding.loop import Text
 from draftstore.drafting.drafter import Drafter
@@ -30,12 +31,9 @@ from draftstore.errors import DecodingError, ProbabilityError
 from draftstore.hf.checks import NO_LIMIT, check_request, depth_limit, vocab_size
 from draftstore.hf.passes import Rows, Wants
 from draftstore.recycling.prompts import PromptCandidates
-from draftstore.trees.tree import DraftTree
 
 SPARE = 256
 """Spare room after a text in tokens, in addition to a quarter of its length."""
-Test = Callable[[int, int], bool]
-"""`test(length, token)`: whether the text ends at this token and length."""
 DROPPED = ("tokenizer", "assistant_model", "streamer")
 _CHOICE = "_extract_generation_mode_kwargs"
 OURS = __name__.rpartition(".")[0]
@@ -58,6 +56,11 @@ class Ids:
     def ids(self) -> NDArray[np.int32]:
         """The text, int32 [any]: a view, which stays as it is while the text grows."""
         return self._buffer[: self._size]
+
+    @property
+    def last(self) -> int:
+        """The last id."""
+        return int(self._buffer[self._size - 1])
 
     def extend(self, tokens: NDArray[np.integer[Any]]) -> None:
         """Append emitted tokens."""
@@ -109,9 +112,7 @@ class Member(Text):
             self.prompt = self.prompt[attention_mask[0, -len(self.prompt) :].cpu().numpy() != 0]
         self.past = 0
         self.max_length: int | None = criteria.max_length
-        known = [(criterion, _test_of(criterion)) for criterion in criteria]
-        self._tests = [test for _, test in known if test is not None]
-        self._criteria = StoppingCriteriaList([criterion for criterion, test in known if test is None])
+        self._limits, self._criteria = _limits_of(criteria)
         self._streamer = streamer
         self._drafter: Drafter | None = None
         self._prompt_candidates: PromptCandidates | None = None
@@ -145,14 +146,22 @@ class Member(Text):
         return int(torch.multinomial(probs, num_samples=1, generator=self._random))
 
     def ends(self, emitted: Sequence[int]) -> bool:
-        """Return True if the text ends with the last emitted token, and stream that token."""
-        length, token = len(self.text) + len(emitted), emitted[-1]
-        self.over = any(test(length, token) for test in self._tests)
+        """Return True if the text ends with the last emitted token."""
+        self.over = self._limits.passed(len(self.text) + len(emitted), emitted[-1:])
         if self._criteria:  # called in any case, since some have state
             self.over |= bool(self._criteria(self.text.tensor(emitted), self.scores).all())
-        if self._streamer is not None:
-            self._streamer.put(torch.tensor(emitted[-1:]))
         return self.over
+
+    def ends_after(self, emitted: Sequence[int]) -> int:
+        """Return how many tokens belong to the text; see `Text`."""
+        if self._criteria or self._limits.passed(len(self.text) + len(emitted), emitted):
+            return super().ends_after(emitted)
+        return len(emitted)
+
+    def show(self, tokens: Sequence[int]) -> None:
+        """Stream tokens, one by one."""
+        for token in tokens if self._streamer is not None else ():
+            self._streamer.put(torch.tensor([token]))
 
     @property
     def gathers(self) -> bool:
@@ -171,30 +180,36 @@ class Member(Text):
         drafting = self._drafter is not None
         return Wants(self.greedy, drafting, drafting)
 
-    def begin(self, rows: Rows, model: Any, room: Callable[[], int], slots: Slots) -> Acceptance:
+    def begin(self, rows: Rows, model: Any, slots: Slots) -> Acceptance:
         """Emit the first token, from the outputs at the end of the prompt, and start the drafts unless it is the last.
 
-        `room` returns the maximum nodes of a draft, `slots` are those of the batch.
+        `slots` are those of the batch.
         """
-        verdict = ModelVerdict(rows, self)
-        accepted = accept(DraftTree.empty(), verdict.choose, self.ends)
+        token = self.first_token(rows)
+        accepted = Acceptance([], np.array([token], np.int32))
+        self.ends([token])
         self.text.extend(accepted.tokens)
         if not self.over:
-            self.session = self._session(verdict, slots)
+            self.session = self._session(rows, slots)
             self.planner.begin()
             self.wants = Wants(self.greedy, self.session.needs_candidates, self.session.needs_hidden)
-            self._room, self._vocab_size, self._depth_limit = room, vocab_size(model), depth_limit(model)
+            self.vocab_size, self._depth_limit = vocab_size(model), depth_limit(model)
         self._prompt_candidates = None
+        self.show([token])
         return accepted
 
-    def _session(self, verdict: "ModelVerdict", slots: Slots) -> SlotSession:
+    def first_token(self, rows: Rows) -> int:
+        """Return the token that the model emits at the end of the prompt."""
+        return rows.best()[0] if self.greedy else self.choose(rows.logits(0), ())
+
+    def _session(self, rows: Rows, slots: Slots) -> SlotSession:
         ids = np.append(self.prompt, self.text.ids[-1]).astype(np.int32)
         if self._drafter is None:
             return start(None, ids, slots=slots)
-        candidates = verdict.candidates()
+        candidates = rows.candidates()
         if self._prompt_candidates is not None:
             candidates = self._prompt_candidates.rows(candidates)
-        return start(self._drafter, ids, slots=slots, hidden=verdict.hidden(0), candidates=candidates)
+        return start(self._drafter, ids, slots=slots, hidden=rows.hidden(0), candidates=candidates)
 
     def keep(self, accepted: Acceptance | None) -> list[int]:
         """Append accepted tokens; return the rows of the pass to keep."""
@@ -204,59 +219,42 @@ class Member(Text):
         self.past += len(accepted.tokens)
         return [0, *(node + 1 for node in accepted.path)]
 
-    def _depth(self) -> int:
+    def depth(self) -> int:
         """Return the maximum depth of a draft now: nodes that could not be emitted are not verified."""
         most = self.max_length
         left = NO_LIMIT if most is None else most - len(self.text) - 1
         return max(0, min(left, self._depth_limit(self.past)))
 
-    def budget(self) -> int:
-        """Return the maximum nodes of a draft now."""
-        return 0 if self._depth() == 0 else max(0, min(self._room(), super().budget()))
 
-    def cut(self, tree: DraftTree) -> DraftTree:
-        """Return a draft within the limits; DecodingError if a token is not in the model's vocabulary."""
-        if len(tree) == 0:
-            return tree
-        check_tree(tree)  # kernels and masks follow its parents
-        if not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocab_size:
-            wrong = next(token for token in tree.tokens.tolist() if not 0 <= token < self._vocab_size)
-            raise DecodingError(
-                f"the drafter proposes token {wrong}, expected an id of the model's vocabulary, below "
-                f"{self._vocab_size:,}: use a store that was built with the model's own tokenizer"
-            )
-        tree = tree.down_to(self._depth())
-        return tree if len(tree) <= self._room() else tree.prefix(self._room())
+class _Limits(NamedTuple):
+    """What ends a text, without tensors; see `_limits_of`."""
+
+    longest: int
+    ends: frozenset[int]
+    deadline: float
+
+    def passed(self, length: int, tokens: Sequence[int]) -> bool:
+        """Return whether a text of this length has ended at one of its last tokens."""
+        return (
+            length >= self.longest
+            or not self.ends.isdisjoint(tokens)
+            or (self.deadline < math.inf and time.time() > self.deadline)
+        )
 
 
-class ModelVerdict:
-    """The model's outputs for a text's tree: a `draftstore.decoding.loop.Verdict`."""
-
-    def __init__(self, rows: Rows, member: Member) -> None:
-        self._rows, self._member = rows, member
-        self._best: list[int] | None = None
-        self.candidates, self.hidden = rows.candidates, rows.hidden
-
-    def choose(self, row: int, emitted: Sequence[int]) -> int:
-        """Return the token that the model emits at a row."""
-        if not self._member.greedy:
-            return self._member.choose(self._rows.logits(row), emitted)
-        if self._best is None:
-            self._best = self._rows.best()
-        return self._best[row]
-
-
-def _test_of(criterion: Any) -> Test | None:
-    """Return a criterion as a test without tensors; None if it needs tensors or is of another class."""
-    if type(criterion) is MaxLengthCriteria:
-        return lambda length, _token: length >= criterion.max_length
-    if type(criterion) is EosTokenCriteria:
-        ends = frozenset(criterion.eos_token_id.flatten().tolist())
-        return lambda _length, token: token in ends
-    if type(criterion) is MaxTimeCriteria:
-        deadline = criterion.initial_timestamp + criterion.max_time
-        return lambda _length, _token: time.time() > deadline
-    return None
+def _limits_of(criteria: Any) -> tuple[_Limits, StoppingCriteriaList]:
+    """Return stopping criteria as limits, and those that need tensors or are of another class."""
+    longest, ends, deadline, others = NO_LIMIT, frozenset[int](), math.inf, []
+    for each in criteria:
+        if type(each) is MaxLengthCriteria:
+            longest = min(longest, each.max_length)
+        elif type(each) is EosTokenCriteria:
+            ends |= frozenset(each.eos_token_id.flatten().tolist())
+        elif type(each) is MaxTimeCriteria:
+            deadline = min(deadline, each.initial_timestamp + each.max_time)
+        else:
+            others.append(each)
+    return _Limits(longest, ends, deadline), StoppingCriteriaList(others)
 
 
 def prepare_texts(

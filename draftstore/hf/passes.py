@@ -83,6 +83,24 @@ class Rows(NamedTuple):
         return state
 
 
+class BatchRows:
+    """The outputs of all texts of a pass, the same number of rows of each; invalid after the next one."""
+
+    def __init__(self, whole: Pass, fetch: Fetch, rows: int, sizes: NDArray[np.int32]) -> None:
+        """Hold a pass over `rows` rows of each text, of which n + 1 are its own, n in `sizes`, int32 [texts]."""
+        self._whole, self._fetch, self._rows, self._sizes = whole, fetch, rows, sizes
+
+    def __getitem__(self, text: int) -> Rows:
+        """Return the outputs of a text."""
+        first = text * self._rows
+        return Rows(self._whole, self._fetch, slice(first, first + 1 + int(self._sizes[text])))
+
+    def best(self) -> NDArray[np.int64]:
+        """Return int64 [texts, rows], the most likely token at each row; ties in float32 go to the lowest id."""
+        texts = len(self._sizes)
+        return self._fetch()[: texts * self._rows, 0].reshape(texts, self._rows)
+
+
 def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
     """Return int64 [n + 1, any], the most likely token and the candidates of every row, as requested.
 

@@ -114,8 +114,9 @@ class CachePool:
         `pasts` are the tokens of each text before the pass, `kept` the rows to keep of each, ascending and distinct; an
         empty list undoes the pass.
         """
-        settled = min(map(rows_in_place, kept))
-        count = max(map(len, kept)) - settled
+        most = max(map(len, kept))
+        settled = next((place for place in range(most) if not _in_place(kept, place)), most)
+        count = most - settled
         if count <= 0:
             return
         # The previous copy from this buffer is complete: a later pass has already returned a token.
@@ -177,9 +178,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._pool.length
 
 
-def rows_in_place(rows: Sequence[int]) -> int:
-    """Return how many of the kept rows are already at the front of the pass."""
-    return next((place for place, row in enumerate(rows) if place != row), len(rows))
+def _in_place(kept: Sequence[Sequence[int]], place: int) -> bool:
+    """Return whether the rows that all texts keep at a place are already there."""
+    return all(len(rows) <= place or rows[place] == place for rows in kept)
 
 
 def host_buffer(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -31,9 +31,11 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from draftstore.hf.attention import Views, attention_masks, shared_keys, views_of
-from draftstore.hf.passes import CANDIDATES, Fetch, Pass, Rows, Wants, gathering, last_hidden
+from draftstore.hf.passes import CANDIDATES, BatchRows, Fetch, Pass, Rows, Wants, gathering, last_hidden
 from draftstore.hf.pools import CachePool, host_buffer
+from draftstore.jit import as_input
 from draftstore.recycling.prompts import PromptCandidates
+from draftstore.trees.batch import DraftBatch, fill_pass
 from draftstore.trees.tree import DraftTree
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
@@ -51,8 +53,26 @@ WARM_UPS = 2
 """Warm-up passes before capture, in which libraries choose kernels and allocate memory."""
 
 LOG = logging.getLogger(__name__)
-Drafted = tuple[int, DraftTree, int]
-"""A text in a pass: its last token, which is row 0; its draft; its tokens in the pool, the position of row 0."""
+
+
+class Drafted(NamedTuple):
+    """The texts of a pass.
+
+    Attributes:
+        lasts: int64 [texts], the last token of each, which is row 0.
+        drafts: their drafts.
+        pasts: int64 [texts], tokens of each in the pool, which is the position of row 0.
+    """
+
+    lasts: NDArray[np.int64]
+    drafts: DraftBatch
+    pasts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, texts: Sequence[tuple[int, DraftTree, int]]) -> "Drafted":
+        """Return texts given as last token, draft, and tokens in the pool."""
+        lasts, trees, pasts = zip(*texts, strict=True)
+        return cls(np.array(lasts, np.int64), DraftBatch.of_trees(trees), np.array(pasts, np.int64))
 
 
 class PassShape(NamedTuple):
@@ -97,21 +117,17 @@ class Runner:
         most = min(MAX_ROWS, max(1, MAX_TOGETHER // (padded(texts, TEXTS) if self.graphs else texts)))
         return max(size for size in BUCKETS if size <= most)
 
-    def run(self, texts: Sequence[Drafted], wants: Wants) -> list[Rows]:
-        """Run a pass over the texts in slots 0, 1, ...; return the outputs of each."""
-        shape = self._shape_of(texts, wants)
+    def run(self, drafted: Drafted, wants: Wants) -> BatchRows:
+        """Run a pass over the texts in slots 0, 1, ...; return the outputs of all."""
+        shape = self._shape_of(drafted, wants)
         # Tensors that are kept must be writable inside and outside of inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._fill_in(texts, shape)
+            self._fill_in(drafted, shape)
             replayed = self._replay(shape) if self._capturing else None
-            start = None if self.graphs or len(texts) > 1 else texts[0][2]
+            start = None if self.graphs or len(drafted.lasts) > 1 else int(drafted.pasts[0])
             whole = replayed or self._compute(shape, start)
             fetch = cache(whole.fetch if replayed is None else self._copy(replayed))
-        firsts = range(0, len(texts) * shape.rows, shape.rows)
-        return [
-            Rows(whole, fetch, slice(first, first + 1 + len(tree)))
-            for first, (_, tree, _) in zip(firsts, texts, strict=True)
-        ]
+        return BatchRows(whole, fetch, shape.rows, drafted.drafts.sizes)
 
     def read(
         self,
@@ -150,30 +166,25 @@ class Runner:
         fetch = cache(whole.fetch)
         return [Rows(whole, fetch, slice(text, text + 1)) for text in range(texts)]
 
-    def _shape_of(self, drafted: Sequence[Drafted], wants: Wants) -> PassShape:
-        texts, rows = len(drafted), max(1 + len(tree) for _, tree, _ in drafted)
+    def _shape_of(self, drafted: Drafted, wants: Wants) -> PassShape:
+        texts, rows = len(drafted.lasts), 1 + int(drafted.drafts.sizes.max())
         if self.graphs:
             texts, rows = padded(texts, TEXTS), padded(rows, BUCKETS)
-        columns = max(past for *_, past in drafted) + rows
+        columns = int(drafted.pasts.max()) + rows
         width = LEAST_WIDTH if self.graphs else columns
         while width < columns:
             width *= 2
         return PassShape(texts, rows, min(width, self.pool.length), wants)
 
-    def _fill_in(self, drafted: Sequence[Drafted], shape: PassShape) -> None:
+    def _fill_in(self, drafted: Drafted, shape: PassShape) -> None:
         if self._sent is not None:
             self._sent.synchronize()  # the last pass may still be reading the host buffers
         texts, rows = shape.texts, shape.rows
         integers = self._host_integers.numpy()[: texts * (1 + 2 * rows)]
-        integers[:] = 0
-        pasts, ids, depths = _parts(integers, texts, rows)
         among = self._host_among.numpy()[: texts * rows * rows].reshape(texts, rows, rows)
-        among[:] = np.eye(rows, dtype=np.bool_)
-        for text, (last, tree, past) in enumerate(drafted):
-            count = 1 + len(tree)
-            pasts[text], ids[text, 0], ids[text, 1:count] = past, last, tree.tokens
-            depths[text, :count] = tree.position_offsets()
-            among[text, :count, :count] = tree.attention_mask()
+        tokens, parents, _, sizes = drafted.drafts.inputs()
+        places = as_input(drafted.lasts, np.int64), as_input(drafted.pasts, np.int64)
+        fill_pass(*_parts(integers, texts, rows), among, *places, tokens, parents, sizes)
         self._integers[: integers.size].copy_(self._host_integers[: integers.size], non_blocking=True)
         self._among[: among.size].copy_(self._host_among[: among.size], non_blocking=True)
         if self._sent is not None:

@@ -124,7 +124,7 @@ def measure(
 
     def timed(count: int) -> float:
         begin = perf_counter()
-        runner.run([entries[count]], Wants())[0].best()
+        runner.run(entries[count], Wants())[0].best()
         return perf_counter() - begin
 
     for count in WARM_UPS * tuple(rows):
@@ -160,10 +160,10 @@ def _spread(times: list[float]) -> float:
     return _quartile(times) / min(times) - 1
 
 
-def tree_entry(count: int, past: int, vocab_size: int) -> Drafted:
-    """Return the input of a pass over `count` rows: a binary tree."""
+def tree_entry(count: int, past: int, vocab_size: int, texts: int = 1) -> Drafted:
+    """Return the input of a pass over `count` rows of each text: a binary tree."""
     nodes = np.arange(count - 1)
     tokens = (nodes * 7919 % vocab_size).astype(np.int32)
     parents = ((nodes + 1) // 2 - 1).astype(np.int16)
     tree = DraftTree(tokens, parents, np.zeros(count - 1, np.uint8))
-    return 0, tree, past
+    return Drafted.of([(0, tree, past)] * texts)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
-from draftstore.jit import kernel, read_only
+from draftstore.jit import as_input, kernel, read_only
 from draftstore.trees import codec
 from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import DraftTree, explain
@@ -60,17 +60,8 @@ class DraftBatch(NamedTuple):
 
     @classmethod
     def empty(cls, batch: int, reason: str = "no_match") -> "DraftBatch":
-        """Return empty drafts of `batch` contexts."""
-        none = np.zeros(batch, np.int32)
-        return cls(
-            np.empty((batch, 0), np.int32),
-            np.empty((batch, 0), np.int16),
-            np.empty((batch, 0), np.uint8),
-            none,
-            none,
-            none.astype(np.int64),
-            reason,
-        )
+        """Return empty drafts of `batch` contexts, as read-only arrays."""
+        return cls(*_nothing(batch), *_no_matches(batch), reason)
 
     @classmethod
     def plain(cls, tokens: Any, parents: Any, levels: Any, sizes: Any) -> "DraftBatch":
@@ -90,6 +81,25 @@ class DraftBatch(NamedTuple):
         return cls.joined(parts) if parts else cls.empty(0)
 
     @classmethod
+    def of_trees(cls, trees: Sequence[DraftTree], reason: str = "no_match") -> "DraftBatch":
+        """Return trees as a batch."""
+        sizes = np.array([len(tree) for tree in trees], np.int32)
+        shape = len(trees), int(sizes.max(initial=0))
+        tokens, parents, levels = (
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int16),
+            np.zeros(shape, np.uint8),
+        )
+        for row, tree in enumerate(trees):
+            nodes = slice(len(tree))
+            tokens[row, nodes], parents[row, nodes], levels[row, nodes] = (
+                tree.tokens,
+                tree.parents,
+                tree.levels,
+            )
+        return cls.plain(tokens, parents, levels, sizes)._replace(reason=reason)
+
+    @classmethod
     def joined(cls, parts: Sequence["DraftBatch"]) -> "DraftBatch":
         """Return the drafts of parts of a batch, at least one, as those of the whole batch."""
         if len(parts) == 1:
@@ -104,6 +114,28 @@ class DraftBatch(NamedTuple):
             for array, rows in zip(trees, part[:3], strict=True):
                 array[begin:end, : part.tokens.shape[1]] = rows
         return cls(*trees, sizes, matches, counts, parts[0].reason)
+
+    def inputs(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return tokens, parents, levels and sizes as kernels expect them."""
+        return (
+            as_input(self.tokens, np.int32),
+            as_input(self.parents, np.int16),
+            as_input(self.levels, np.uint8),
+            as_input(self.sizes, np.int32),
+        )
+
+    def read_only(self) -> "DraftBatch":
+        """Return the same drafts as arrays that kernels accept as they are."""
+        tokens, parents, levels, sizes = self.inputs()
+        return self._replace(tokens=tokens, parents=parents, levels=levels, sizes=sizes)
+
+    def part(self, rows: Sequence[int]) -> "DraftBatch":
+        """Return the drafts of some contexts, ascending."""
+        if len(rows) == len(self.sizes):
+            return self
+        chosen = np.array(rows, np.int64)
+        arrays: list[Any] = [array[chosen] for array in self[:6]]
+        return DraftBatch._make([*arrays, self.reason])
 
     def trees(self) -> list[DraftTree]:
         """Return one tree for each context, as views of the arrays."""
@@ -121,6 +153,14 @@ class DraftBatch(NamedTuple):
         """Return the size of each encoded tree, int32 [batch], and all trees concatenated, uint8 [bytes]."""
         lengths, data = codec.encode_trees(self.tokens, self.parents, self.levels, self.sizes)
         return lengths, data
+
+
+@cache
+def _nothing(batch: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return tokens, parents, levels and sizes of empty drafts."""
+    tokens, sizes = np.empty((batch, 0), np.int32), np.zeros(batch, np.int32)
+    parents, levels = tokens.astype(np.int16), tokens.astype(np.uint8)
+    return read_only(tokens), read_only(parents), read_only(levels), read_only(sizes)
 
 
 @cache
@@ -181,3 +221,27 @@ def _fill_rows(tokens, mask, nodes, parents, sizes, lasts):
             for column in range(above + 1):
                 mask[text, row, column] = mask[text, above, column]
             mask[text, row, row] = True
+
+
+@kernel
+def fill_pass(pasts, ids, depths, among, lasts, own_pasts, tokens, parents, sizes):
+    """Fill the buffers of a pass over the trees of a batch, whose rows and texts may be padded.
+
+    Args:
+        pasts: int64 [texts], filled with `own_pasts`, int64 [batch]; padding is 0.
+        ids: int64 [texts, rows], filled with `lasts`, int64 [batch], and the tokens of the trees.
+        depths: int64 [texts, rows], filled with the depth of each row below the last token.
+        among: bool [texts, rows, rows], filled with which rows attend to which; padding attends to itself.
+        tokens: int32 [batch, width]; parents int16 likewise; sizes int32 [batch].
+    """
+    pasts[:], ids[:], depths[:], among[:] = 0, 0, 0, False
+    for text in range(among.shape[0]):
+        for row in range(among.shape[1]):
+            among[text, row, row] = True
+    for text in range(len(lasts)):
+        pasts[text], ids[text, 0] = own_pasts[text], lasts[text]
+        for node in range(sizes[text]):
+            row, above = node + 1, np.int64(parents[text, node]) + 1
+            ids[text, row], depths[text, row] = tokens[text, node], depths[text, above] + 1
+            for column in range(above + 1):
+                among[text, row, column] = among[text, above, column]

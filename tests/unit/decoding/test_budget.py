@@ -25,6 +25,7 @@ from draftstore.decoding.loop import Text, decode
 from draftstore.decoding.replay import RecordedModel
 from draftstore.drafting.slots import start
 from draftstore.errors import DraftTreeError
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
 from tests.fakes.adversaries import AlwaysWrong, Prophet, RandomTrees, tree_of
 from tests.unit.trees.test_tree import trees
@@ -88,7 +89,7 @@ def test_the_chosen_number_of_nodes_is_the_best_of_all(texts: list[tuple[DraftTr
         expected = (expected_of(tree, each, size) for tree, each in zip(drafts, factors, strict=True))
         return (len(texts) + sum(expected)) / float(costs[size])
 
-    chosen = trim_together(planners, [tree for tree, _ in texts])
+    chosen = trim_together(planners, DraftBatch.of_trees([tree for tree, _ in texts])).trees()
     width = max(map(len, chosen))
     assert chosen == [tree.prefix(width) for tree in drafts]
     speeds = [speed(size) for size in range(max(map(len, drafts)) + 1)]
@@ -100,14 +101,14 @@ def test_later_parents_are_refused() -> None:
     for parents in ([0], [-1, 1], [-2], [-1, 0, -7]):
         zeros = np.zeros(len(parents))
         tree = DraftTree(zeros.astype(np.int32), np.array(parents, np.int16), zeros.astype(np.uint8))
-        with pytest.raises(DraftTreeError, match=r"has parent .*, expected an earlier node"):
+        with pytest.raises(DraftTreeError, match=r"has parent .*, expected -1 or an earlier node"):
             CostPlanner(FLAT).trim(tree)
 
 
 def test_planners_of_other_kinds_choose_alone() -> None:
     mixed: list[Any] = [CostPlanner(FLAT, 4), Fixed(2), CostPlanner(FLAT, 6)]
-    assert [len(each) for each in trim_together(mixed, [WIDE] * 3)] == [4, 2, 6]
-    assert trim_together([], []) == []
+    assert trim_together(mixed, DraftBatch.of_trees([WIDE] * 3)).sizes.tolist() == [4, 2, 6]
+    assert len(trim_together([], DraftBatch.empty(0)).sizes) == 0
 
 
 def test_a_request_may_ask_for_less_than_the_planner_verifies() -> None:

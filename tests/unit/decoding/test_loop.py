@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.budget import Fixed, Planner
-from draftstore.decoding.loop import Step, Text, decode, step
+from draftstore.decoding.loop import RowByRow, Step, Text, decode, step
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, start
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import (
     Adversary,
@@ -95,8 +96,13 @@ class Together:
     def __init__(self, targets: Sequence[TableTarget]) -> None:
         self.targets = targets
 
-    def verify(self, trees: Sequence[DraftTree]) -> list[TableVerdict]:
-        return [target.verify(tree) for target, tree in zip(self.targets, trees, strict=True)]
+    def room(self) -> int:
+        return 64
+
+    def verify(self, drafts: DraftBatch) -> RowByRow:
+        return RowByRow(
+            [target.verify(tree) for target, tree in zip(self.targets, drafts.trees(), strict=True)]
+        )
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         for target, each in zip(self.targets, accepted, strict=True):
@@ -206,13 +212,13 @@ def test_the_planner_trims_the_draft_and_learns_its_outcome() -> None:
     steps = list(decoded(target, session, target.ends_after(5), planner, min_prob=0.25))
     assert session.requests == [(6, 0.25), (2, 0.25)]
     assert [len(tree) for tree in target.trees] == [3, 0]
-    assert [entry[0] for entry in planner.log] == ["begin", *["budget", "trim", "learn"] * 2]
+    assert [entry[0] for entry in planner.log] == ["begin", "budget", "trim", "learn", "budget", "learn"]
     assert planner.log[2][1] == first
     _, proposed, verified, accepted = planner.log[3]
-    assert proposed is planner.log[2][1]
-    assert verified is target.trees[0] is steps[0].tree
+    assert proposed == planner.log[2][1]
+    assert verified == target.trees[0] == steps[0].tree
     assert (accepted.path, accepted.tokens.tolist()) == ([0, 1, 2], truth[:4])
-    assert session.feedback[0].tree is target.trees[0], "the drafter hears of what was verified"
+    assert session.feedback[0].tree == target.trees[0], "the drafter hears of what was verified"
 
 
 @pytest.mark.parametrize("budget", [0, 4, 5, 64])
@@ -239,7 +245,7 @@ def test_drafter_gets_the_feedback_it_needs(wants: tuple[bool, bool], right: int
     done = next(decoded(target, session))
     [feedback] = session.feedback
     assert session.accepted == [done.tokens.tolist()] == [truth[: right + 1]]
-    assert feedback.tree is target.trees[0] == tree
+    assert feedback.tree == target.trees[0] == tree
     assert (feedback.candidates is None, feedback.hidden is None) == (not wants[0], not wants[1])
     if feedback.candidates is not None:
         assert feedback.candidates.tolist() == np.arange(8 * len(tree) + 8).reshape(-1, 8).tolist()

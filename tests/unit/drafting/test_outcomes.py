@@ -28,7 +28,7 @@ def test_each_source_is_counted_as_if_it_drafted_alone(
     alone = [drafter.session(prompt).propose(budget) for drafter in drafters]
     session.observe(tokens)
     expected = [(len(each), len(each.accepted(tokens)), "" if len(each) else "no_match") for each in alone]
-    assert session.slots.outcomes(session.slot) == (expected if budget else [])
+    assert session.slots.outcomes([session.slot]).of(0) == (expected if budget else [])
 
 
 def test_an_empty_draft_has_a_reason(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_an_empty_draft_has_a_reason(tmp_path: Path) -> None:
     for budget in (4, 4, 0):
         session.propose(budget)
         session.observe([2])
-        counts += counted(labels, session.slots.outcomes(session.slot))
+        counts += counted(labels, session.slots.outcomes([session.slot]).of(0))
     assert counts == {
         ("request", "no_match"): 2, ("request", "budget"): 1, ("broken", "failed"): 2, ("broken", "budget"): 1,
         ("lookup:chat", "unreachable"): 1, ("lookup:chat", "skipped"): 1, ("lookup:chat", "budget"): 1,

@@ -334,7 +334,7 @@ class World:
                 assert errors.pop(place)
                 self.leave(text)
                 continue
-            assert [*map(tuple, self.slots.outcomes(text.slot))] == text.slow.outcomes
+            assert [*map(tuple, self.slots.outcomes([text.slot]).of(0))] == text.slow.outcomes
         assert errors == {}
 
     def learn(
@@ -439,7 +439,7 @@ def test_a_draft_does_not_outlive_its_source() -> None:
     session = Mixture([RequestDrafter(VOCAB), Fragile()]).session([7])
     for last, reason in ((BAD, ""), (7, "failed"), (7, "failed")):
         session.propose(9)
-        assert session.slots.outcomes(session.slot)[1] == (int(not reason), 0, reason)
+        assert session.slots.outcomes([session.slot]).of(0)[1] == (int(not reason), 0, reason)
         session.observe([6, last])
 
 

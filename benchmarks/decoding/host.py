@@ -7,7 +7,7 @@ series    from the tokens of a pass on the host to the next pass in the queue: t
 drafts    the part of it in which sources draft
 beside    from there to the next wait for tokens: the GPU is busy
 
-Milliseconds of a step, medians over all steps in which all texts run. A table first; the last line of stdout is one
+Milliseconds of this thread in a step, medians over all steps in which all texts run. A table first; the last line of stdout is one
 JSON document, also written to OUT/host.json.
 
 Examples:
@@ -19,7 +19,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from statistics import median
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import Any
 from unittest.mock import patch
 
@@ -71,18 +71,18 @@ class Clock:
     def queues(self) -> None:
         """Note that a pass is in the queue."""
         if self._fetched:
-            self.series.append(perf_counter_ns() - self._fetched)
+            self.series.append(thread_time_ns() - self._fetched)
             self.drafts.append(self._drafting)
         self._drafting = 0
 
     def queued(self) -> None:
         """Note that the replaced pass has been prepared, which does not count."""
-        self._queued, self._fetched = perf_counter_ns(), 0
+        self._queued, self._fetched = thread_time_ns(), 0
 
     def waits(self) -> None:
         """Note that the host waits for the tokens of a pass, and has them."""
         if not self._fetched:
-            self._fetched = perf_counter_ns()
+            self._fetched = thread_time_ns()
             self.beside.append(self._fetched - self._queued)
 
     def drafted(self, spent: int) -> None:
@@ -96,6 +96,7 @@ def small_model(vocab_size: int) -> Any:
         vocab_size=vocab_size, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=2048, eos_token_id=None, bos_token_id=None, pad_token_id=None,
     )  # fmt: skip
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model: Any = LlamaForCausalLM(config)
     return model.eval()
@@ -121,11 +122,11 @@ def recorded(recordings: list[Recording]) -> Iterator[Clock]:
         return RecordedPass(best.astype(np.int64), int(shape.wants.best), clock)
 
     def timed(self: Slots, *arguments: Any) -> Any:
-        begin = perf_counter_ns()
+        begin = thread_time_ns()
         try:
             return propose(self, *arguments)
         finally:
-            clock.drafted(perf_counter_ns() - begin)
+            clock.drafted(thread_time_ns() - begin)
 
     with patch.object(Runner, "_compute", compute), patch.object(Slots, "propose", timed):
         yield clock

@@ -172,7 +172,7 @@ def trim_together(planners: Sequence[Planner], drafts: DraftBatch) -> DraftBatch
     of their expectations and the first one's curve, which is that of the model. Other planners choose for each text
     separately.
     """
-    if not drafts.sizes.any():
+    if not drafts.tokens.size:
         return drafts
     if all(type(planner) is Fixed and planner._chain is None for planner in planners):
         most = [planner.budget() for planner in planners]

@@ -21,7 +21,7 @@ def within_limits(drafts: DraftBatch, limits: NDArray[np.int64]) -> tuple[DraftB
     Returns:
         The drafts, and by text a DraftTreeError as from `check_tree`, or a DecodingError for an id beyond the limit.
     """
-    if not drafts.sizes.any():
+    if not drafts.tokens.size:
         return drafts, {}
     tokens, parents, levels, sizes, faults = _cut(*drafts.inputs(), as_input(limits, np.int64))
     wrong = np.flatnonzero(faults).tolist()

@@ -89,16 +89,23 @@ class BatchRows:
     def __init__(self, whole: Pass, fetch: Fetch, rows: int, sizes: NDArray[np.int32]) -> None:
         """Hold a pass over `rows` rows of each text, of which n + 1 are its own, n in `sizes`, int32 [texts]."""
         self._whole, self._fetch, self._rows, self._sizes = whole, fetch, rows, sizes
+        self._fetched: NDArray[np.int64] | None = None
 
     def __getitem__(self, text: int) -> Rows:
         """Return the outputs of a text."""
         first = text * self._rows
-        return Rows(self._whole, self._fetch, slice(first, first + 1 + int(self._sizes[text])))
+        return Rows(self._whole, self.fetch, slice(first, first + 1 + int(self._sizes[text])))
+
+    def fetch(self) -> NDArray[np.int64]:
+        """Return the choices, copied once."""
+        if self._fetched is None:
+            self._fetched = self._fetch()
+        return self._fetched
 
     def best(self) -> NDArray[np.int64]:
         """Return int64 [texts, rows], the most likely token at each row; ties in float32 go to the lowest id."""
         texts = len(self._sizes)
-        return self._fetch()[: texts * self._rows, 0].reshape(texts, self._rows)
+        return self.fetch()[: texts * self._rows, 0].reshape(texts, self._rows)
 
 
 def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:

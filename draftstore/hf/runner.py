@@ -75,6 +75,10 @@ class Drafted(NamedTuple):
         return cls(np.array(lasts, np.int64), DraftBatch.of_trees(trees), np.array(pasts, np.int64))
 
 
+_Buffers = tuple[tuple[NDArray[Any], ...], tuple[tuple[torch.Tensor, torch.Tensor], ...]]
+"""Arrays to fill for a pass, see `fill_pass`; copies to the device: target and source."""
+
+
 class PassShape(NamedTuple):
     """The key of a graph: numbers of texts, of rows of each, and of columns that they see; outputs needed."""
 
@@ -104,6 +108,7 @@ class Runner:
         self._host_integers = host_buffer(len(self._integers), torch.int64, device)
         self._host_among = host_buffer(len(self._among), torch.bool, device)
         self._host_choices = host_buffer(most * (1 + CANDIDATES), torch.int64, device)
+        self._buffers: dict[tuple[int, int], _Buffers] = {}
         self._capturing = graphs and device.type == "cuda"
         self._memory: Any = torch.cuda.graph_pool_handle() if self._capturing else None
         self._sent, self._copied = _event(device), _event(device)
@@ -126,7 +131,7 @@ class Runner:
             replayed = self._replay(shape) if self._capturing else None
             start = None if self.graphs or len(drafted.lasts) > 1 else int(drafted.pasts[0])
             whole = replayed or self._compute(shape, start)
-            fetch = cache(whole.fetch if replayed is None else self._copy(replayed))
+            fetch = whole.fetch if replayed is None else self._copy(replayed)
         return BatchRows(whole, fetch, shape.rows, drafted.drafts.sizes)
 
     def read(
@@ -179,16 +184,23 @@ class Runner:
     def _fill_in(self, drafted: Drafted, shape: PassShape) -> None:
         if self._sent is not None:
             self._sent.synchronize()  # the last pass may still be reading the host buffers
-        texts, rows = shape.texts, shape.rows
-        integers = self._host_integers.numpy()[: texts * (1 + 2 * rows)]
-        among = self._host_among.numpy()[: texts * rows * rows].reshape(texts, rows, rows)
+        if shape[:2] not in self._buffers:
+            self._buffers[shape[:2]] = self._buffers_of(shape.texts, shape.rows)
+        arrays, copies = self._buffers[shape[:2]]
         tokens, parents, _, sizes = drafted.drafts.inputs()
         places = as_input(drafted.lasts, np.int64), as_input(drafted.pasts, np.int64)
-        fill_pass(*_parts(integers, texts, rows), among, *places, tokens, parents, sizes)
-        self._integers[: integers.size].copy_(self._host_integers[: integers.size], non_blocking=True)
-        self._among[: among.size].copy_(self._host_among[: among.size], non_blocking=True)
+        fill_pass(*arrays, *places, tokens, parents, sizes)
+        for target, source in copies:
+            target.copy_(source, non_blocking=True)
         if self._sent is not None:
             self._sent.record(torch.cuda.current_stream(self._device))
+
+    def _buffers_of(self, texts: int, rows: int) -> "_Buffers":
+        """Return the parts of the buffers that a pass over so many texts and rows uses."""
+        used = texts * (1 + 2 * rows), texts * rows * rows
+        integers, among = self._host_integers[: used[0]], self._host_among[: used[1]]
+        arrays = *_parts(integers.numpy(), texts, rows), among.numpy().reshape(texts, rows, rows)
+        return arrays, ((self._integers[: used[0]], integers), (self._among[: used[1]], among))
 
     def _compute(self, shape: PassShape, start: int | None = None) -> Pass:
         """Run the pass from the buffers; capturable, since the host reads no values."""

@@ -3,6 +3,7 @@
 `test_matrix` shows that every text is the same as from its prompt alone.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,8 +82,21 @@ class Breaking(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize("where", ["prompt", "session", "observe", "processor"])
-def test_a_failing_text_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+class BrokenPipe:
+    """A streamer that takes one token."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def put(self, token: torch.Tensor) -> None:
+        self.taken += len(token)
+        if self.taken > 1:
+            raise BrokenPipeError("show")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("where", ["prompt", "session", "observe", "processor", "show"])
+def test_a_failing_text_fails_alone(where: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, read = greedy()[:6], Runner.read
     drafters: list[Adversary] = [Prophet(VOCAB, [text.text + GO_ON]) for text in texts]
     options: list[dict[str, Any]] = [{} for _ in texts]
@@ -97,10 +111,12 @@ def test_a_failing_text_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch)
         return read(runner, slot, prompts, *rest)
 
     monkeypatch.setattr(Runner, "read", scarce)
-    batch = Batch(model_of("llama"))
+    batch = Batch(model_of("llama"), ahead=ahead)
     members = [
         member_of(text, drafter, **rest) for text, drafter, rest in zip(texts, drafters, options, strict=True)
     ]
+    if where == "show":
+        members[3]._streamer = BrokenPipe()
     for member in members:
         batch.join(member)
     ((failed, error),) = [each for each in run(batch) if isinstance(each[1], Exception)]
@@ -134,6 +150,46 @@ def test_prompts_that_are_refused(prompt: tuple[int, ...], words: str) -> None:
 
 
 # --- steps, prompts, memory ---
+
+
+def test_a_pass_that_is_queued_early_changes_no_draft() -> None:
+    """Texts that join in turn have the same steps, whether or not results wait for the next pass."""
+    found = []
+    for ahead in (False, True):
+        batch, texts = Batch(model_of("llama"), ahead=ahead), greedy()[:6]
+        members = [member_of(text, RequestDrafter(VOCAB)) for text in texts]
+        steps: dict[Member, list[Any]] = {member: [] for member in members}
+        for number in itertools.count():
+            if number < len(members):
+                batch.join(members[number])
+            for member, result in batch.step():
+                assert isinstance(result, Step)
+                steps[member].append((result.tree, result.path, result.tokens.tolist(), result.sources))
+            if not len(batch):
+                break
+        assert [text_of(member) for member in members] == [text.text for text in texts]
+        found.append([*steps.values()])
+    assert found[0] == found[1]
+
+
+def test_texts_that_leave_in_the_middle_of_a_step_are_left_out() -> None:
+    batch, texts = Batch(model_of("llama"), ahead=True), greedy()[:4]
+    members = [member_of(text, RequestDrafter(VOCAB)) for text in texts]
+    for member in members[:3]:
+        batch.join(member)
+    batch.step()
+    batch.step()
+    sizes = [len(member.text) for member in members[:3]]
+    for member in members[:2]:
+        batch.leave(member)
+    assert len(batch) == 1
+    assert [member for member, _ in batch.step()] == [members[2]]
+    assert [len(member.text) for member in members[:2]] == sizes[:2]
+    batch.leave(members[2])  # nobody waits for the queued pass
+    assert (len(batch), batch.step()) == (0, [])
+    batch.join(members[3])
+    run(batch)
+    assert text_of(members[3]) == texts[3].text
 
 
 def test_long_prompts_are_read_while_others_go_on() -> None:

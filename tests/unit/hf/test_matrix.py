@@ -133,9 +133,9 @@ class Guest(NamedTuple):
         return CostPlanner(TYPICAL["cpu"], 16) if self.planned else Fixed(12)
 
 
-def decode_together(name: str, guests: Sequence[Guest], most: int, chunk: int) -> int:
+def decode_together(name: str, guests: Sequence[Guest], most: int, chunk: int, ahead: bool) -> int:
     """Decode texts that join and leave, and check each; return how many passes moved rows in the cache."""
-    batch = Batch(model_of(name), most=most, chunk=chunk)
+    batch = Batch(model_of(name), most=most, chunk=chunk, ahead=ahead)
     texts = [known(name)[guest.text] for guest in guests]
     drafters = [DRAFTERS[guest.drafter](text) for guest, text in zip(guests, texts, strict=True)]
     members = []
@@ -194,7 +194,7 @@ def test_no_draft_changes_a_text(name: str, most: int, graphs: bool) -> None:
         else:
             comes = draw.integers(0, 12, TEXTS).tolist()
             guests = [guest._replace(comes=come) for guest, come in zip(guests, comes, strict=True)]
-            assert decode_together(name, guests, most, chunk=5 if most == 3 else 512) > 10
+            assert decode_together(name, guests, most, 5 if most == 3 else 512, ahead=not graphs) > 10
 
 
 def test_texts_of_the_matrix_are_of_different_lengths() -> None:
@@ -218,6 +218,9 @@ guests_of_batches = st.builds(
     st.integers(1, 8).flatmap(lambda size: st.lists(guests_of_batches, min_size=size, max_size=size)),
     st.sampled_from([1, 3, 8]),
     st.sampled_from([5, 512]),
+    st.booleans(),
 )
-def test_texts_may_join_and_leave_at_any_step(name: str, guests: list[Guest], most: int, chunk: int) -> None:
-    decode_together(name, guests, most, chunk)
+def test_texts_may_join_and_leave_at_any_step(
+    name: str, guests: list[Guest], most: int, chunk: int, ahead: bool
+) -> None:
+    decode_together(name, guests, most, chunk, ahead)

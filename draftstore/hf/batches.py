@@ -16,6 +16,7 @@ many rows of each text as the largest draft needs: `draftstore.decoding.budget.t
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from time import perf_counter_ns
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import QueuedPass, Step
 from draftstore.drafting.slots import Slots
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import NO_LIMIT, recompute_length, takes_single_texts, vocab_size
+from draftstore.hf.checks import NO_LIMIT, decodes_otherwise, recompute_length, takes_single_texts, vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member
@@ -86,6 +87,7 @@ class Batch:
         self._chunk, self._chunk_alone = (
             NO_LIMIT if whole else chunk or each for each in (CHUNK, CHUNK_ALONE)
         )
+        self._otherwise = decodes_otherwise(model)
         self._vocab_size, self._recompute_length = vocab_size(model), recompute_length(model)
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
@@ -172,7 +174,7 @@ class Batch:
     def _queue(self) -> None:
         """Draft for the texts in decoding, and queue the pass that verifies."""
         if self._members:
-            with self._model._optimize_model_for_decode():
+            with self._model._optimize_model_for_decode() if self._otherwise else nullcontext():
                 self._queued = QueuedPass(self._members, self)
 
     def _results(self, done: QueuedPass) -> Iterator[tuple[Member, Step | Exception]]:

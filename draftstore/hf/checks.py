@@ -136,6 +136,12 @@ def _rope_settings(model: Any) -> list[dict[str, Any]]:
     return [value for value in rope.values() if isinstance(value, dict)] or [rope]
 
 
+def decodes_otherwise(model: Any) -> bool:
+    """Return whether plain `generate` computes a model's experts in another way once the prompt is read."""
+    known = getattr(model, "get_experts_implementation", None)
+    return known is None or (model.device.type != "cpu" and "grouped_mm" in known().values())
+
+
 def vocab_size(model: Any) -> int:
     """Return the size of a model's vocabulary."""
     return int(model.config.get_text_config(decoder=True).vocab_size)

@@ -22,7 +22,7 @@ import torch
 
 from draftstore.decoding.curve import BATCHES, CONTEXT, REPEATS, SPREAD, Conditions, CostCurve, Costs, now
 from draftstore.errors import CurveError, ModelError, counted
-from draftstore.hf.checks import vocab_size
+from draftstore.hf.checks import takes_single_texts, vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import Wants
@@ -176,7 +176,8 @@ def measure(
 def _filled_runner(model: Any, context: int, texts: Sequence[int]) -> tuple[Runner, list[int]]:
     """Return a runner whose texts have `context` tokens, and the numbers of texts, of which one is 1, that fit."""
     length = -(-(context + MAX_ROWS) // LEAST_WIDTH) * LEAST_WIDTH
-    most = max(1, new_runner(model, 1).pool.most_tokens() // length)
+    room = new_runner(model, 1).pool.most_tokens() // length
+    most = 1 if takes_single_texts(model) else max(1, room)
     sizes = [padded(each, TEXTS) for each in texts] if takes_graphs(model) else texts
     texts = sorted({1, *(min(each, 1 << (most.bit_length() - 1)) for each in sizes)})
     runner = new_runner(model, texts[-1])

@@ -121,9 +121,9 @@ class CostCurve:
     def costs(self, texts: int, most: int) -> NDArray[np.float64]:
         """Return float64 [most], the seconds of passes over several texts together, with 1, 2, ... rows for each.
 
-        Between two measured numbers of texts, costs grow as for as many rows of one text; beyond the last number, with
-        the last slope. They fall neither with rows nor with texts. Without costs of batches, a pass costs as much as
-        one over as many rows of one text: it reads the weights once.
+        A pass costs as much as one over as many rows of one text, since it reads the weights once, and what it costs
+        beyond that, such as attention, is linear in texts between two measured numbers of them, and after the last.
+        Costs fall neither with rows nor with texts.
         """
         known, sizes = self.every(), list(range(1, most + 1))
         if self.padded:
@@ -134,13 +134,12 @@ class CostCurve:
             return single.at(texts * rows)
         place = next((i for i, each in enumerate(known[1:]) if each.texts >= texts), len(known) - 2)
         fewer, more = known[place].texts, known[place + 1].texts
-        share = np.full(most, (texts - fewer) / (more - fewer))
-        if texts < more:
-            low, middle, high = (single.at(count * rows) for count in (fewer, texts, more))
-            np.divide(middle - low, high - low, out=share, where=high > low)
-        # Measurements are noisy: more texts are never taken to cost less.
         below, above = np.maximum.accumulate([each.at(rows) for each in known])[place : place + 2]
-        return np.maximum.accumulate(below + share * (above - below))
+        low, high = below - single.at(fewer * rows), above - single.at(more * rows)
+        counts = np.arange(fewer, texts + 1)[:, None]
+        beyond = low + (counts - fewer) / (more - fewer) * (high - low)
+        found = (single.at(counts * rows) + beyond).max(axis=0)
+        return np.maximum.accumulate(found if texts > more else np.minimum(found, above))
 
     def save(self, path: Path) -> None:
         """Write the curve as JSON, atomically."""

@@ -136,13 +136,12 @@ def test_without_costs_of_batches_a_pass_costs_as_much_as_its_rows() -> None:
     assert padded.costs(2, 5).tolist() == pytest.approx([4 / 3, 4.0, 4.0, 4.0, 8.0])
 
 
-def test_costs_between_two_batches_grow_like_those_of_one_text() -> None:
-    curve = CostCurve((1, 2, 4, 8), (1.0, 1.5, 1.5, 1.8), batches=(Costs(8, (1, 2), (2.0, 3.0)),))
-    found = [curve.cost(1, texts) for texts in (1, 2, 4, 5, 8)]
-    assert found == pytest.approx([1.0, 1 + 0.5 / 0.8, 1 + 0.5 / 0.8, 1 + 0.575 / 0.8, 2.0])
-    assert [curve.cost(1, texts) for texts in (15, 22)] == pytest.approx([3.0, 4.0]), "by the last slope"
-    flat = CostCurve((1, 8), (1.0, 1.0), batches=(Costs(5, (1,), (3.0,)),))
-    assert [flat.cost(1, texts) for texts in (1, 2, 3, 5, 7)] == pytest.approx([1.0, 1.5, 2.0, 3.0, 4.0])
+def test_what_texts_cost_beyond_their_rows_is_linear() -> None:
+    curve = CostCurve((1, 2, 4, 8), (1.0, 1.5, 1.5, 1.8), batches=(Costs(8, (1, 2), (2.5, 4.0)),))
+    found = [curve.cost(1, texts) for texts in (1, 2, 4, 5, 8, 15)]
+    assert found == pytest.approx([1.0, 1.5 + 0.1, 1.5 + 0.3, 1.575 + 0.4, 2.5, 1.8 + 7 * 0.075 + 1.4])
+    less = dataclasses.replace(curve, batches=(Costs(8, (1, 2), (1.1, 1.2)),))
+    assert [less.cost(1, texts) for texts in (2, 8)] == [1.1, 1.1], "no more than more texts cost"
 
 
 SECONDS = st.floats(0.1, 10.0)

@@ -72,11 +72,17 @@ class Costs:
         object.__setattr__(self, "rows", tuple(rows))
         object.__setattr__(self, "seconds", tuple(_ascending(seconds)))
 
-    def at(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return float64 [any], the seconds with so many rows of each text; extrapolated with the last slope."""
+    @property
+    def most(self) -> int:
+        """The most rows that were measured, of all texts together."""
+        return self.texts * self.rows[-1]
+
+    def over(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return float64 [any], the seconds with so many rows of all texts; after the last, by its slope."""
         rows, seconds = self.rows, self.seconds
         slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
-        return np.interp(counts, rows, seconds) + slope * np.maximum(0, counts - rows[-1])
+        further = slope / self.texts * np.maximum(0, total - self.most)
+        return np.interp(total, [self.texts * each for each in rows], seconds) + further
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,25 +127,32 @@ class CostCurve:
     def costs(self, texts: int, most: int) -> NDArray[np.float64]:
         """Return float64 [most], the seconds of passes over several texts together, with 1, 2, ... rows for each.
 
-        A pass costs as much as one over as many rows of one text, since it reads the weights once, and what it costs
-        beyond that, such as attention, is linear in texts between two measured numbers of them, and after the last.
-        Costs fall neither with rows nor with texts.
+        The time depends on the rows of all texts together, above all, since a pass reads the weights once. So that of
+        other numbers of texts lies between those of the two measured numbers beside, with as many rows in total; that
+        of more texts is that of the most measured. Costs fall neither with rows nor with texts.
         """
         known, sizes = self.every(), list(range(1, most + 1))
         if self.padded:
             sizes = [next((size for size in self.rows if size >= rows), rows) for rows in sizes]
             texts = 1 << (texts - 1).bit_length()
-        rows, single = np.array(sizes), known[0]
-        if len(known) == 1:
-            return single.at(texts * rows)
-        place = next((i for i, each in enumerate(known[1:]) if each.texts >= texts), len(known) - 2)
+        rows, place = np.array(sizes), sum(each.texts <= texts for each in known) - 1
+        measured = [self._over(i, each.texts * rows) for i, each in enumerate(known)]
+        least = np.max(measured[: place + 1], axis=0)
+        if place + 1 == len(known):
+            return np.maximum(least, self._over(place, texts * rows))
         fewer, more = known[place].texts, known[place + 1].texts
-        below, above = np.maximum.accumulate([each.at(rows) for each in known])[place : place + 2]
-        low, high = below - single.at(fewer * rows), above - single.at(more * rows)
         counts = np.arange(fewer, texts + 1)[:, None]
-        beyond = low + (counts - fewer) / (more - fewer) * (high - low)
-        found = (single.at(counts * rows) + beyond).max(axis=0)
-        return np.maximum.accumulate(found if texts > more else np.minimum(found, above))
+        share, total = (counts - fewer) / (more - fewer), counts * rows
+        between = (1 - share) * self._over(place, total) + share * self._over(place + 1, total)
+        return np.clip(between.max(axis=0), least, np.maximum(least, measured[place + 1]))
+
+    def _over(self, place: int, total: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the seconds of a measured number of texts with so many rows; after its last, it grows as the next."""
+        costs = self.every()[place]
+        if place == len(self.batches):
+            return costs.over(total)
+        later = self._over(place + 1, np.append(np.maximum(total, costs.most), costs.most))
+        return costs.over(np.minimum(total, costs.most)) + (later[:-1] - later[-1]).reshape(total.shape)
 
     def save(self, path: Path) -> None:
         """Write the curve as JSON, atomically."""

@@ -136,12 +136,16 @@ def test_without_costs_of_batches_a_pass_costs_as_much_as_its_rows() -> None:
     assert padded.costs(2, 5).tolist() == pytest.approx([4 / 3, 4.0, 4.0, 4.0, 8.0])
 
 
-def test_what_texts_cost_beyond_their_rows_is_linear() -> None:
-    curve = CostCurve((1, 2, 4, 8), (1.0, 1.5, 1.5, 1.8), batches=(Costs(8, (1, 2), (2.5, 4.0)),))
-    found = [curve.cost(1, texts) for texts in (1, 2, 4, 5, 8, 15)]
-    assert found == pytest.approx([1.0, 1.5 + 0.1, 1.5 + 0.3, 1.575 + 0.4, 2.5, 1.8 + 7 * 0.075 + 1.4])
-    less = dataclasses.replace(curve, batches=(Costs(8, (1, 2), (1.1, 1.2)),))
-    assert [less.cost(1, texts) for texts in (2, 8)] == [1.1, 1.1], "no more than more texts cost"
+def test_other_texts_cost_as_much_as_those_beside_with_as_many_rows() -> None:
+    curve = CostCurve((1, 8, 16), (1.0, 2.0, 3.0), batches=(Costs(5, (1, 2, 4), (2.0, 2.5, 4.5)),))
+    assert curve.cost(4, 2) == pytest.approx(2.0 * 3 / 4 + 2.3 / 4)
+    assert curve.cost(1, 2) == pytest.approx(8 / 7 * 3 / 4 + 2.0 / 4), "5 texts have no fewer rows"
+    assert curve.cost(10, 2) == pytest.approx(3.8 * 3 / 4 + 4.5 / 4), (
+        "1 text with 20 rows as 5 with 16 and 20"
+    )
+    assert curve.cost(2, 10) == pytest.approx(4.5), "as 5 texts with 4"
+    less = dataclasses.replace(curve, batches=(Costs(5, (1, 2), (1.1, 1.2)),))
+    assert [less.cost(1, texts) for texts in (4, 5)] == [1.1, 1.1], "no more than more texts cost"
 
 
 SECONDS = st.floats(0.1, 10.0)
@@ -160,15 +164,6 @@ def curves(draw: Any) -> CostCurve:
     return CostCurve(single.rows, single.seconds, draw(st.booleans()), batches=tuple(batches))
 
 
-def slowly(costs: Costs, rows: int) -> float:
-    """Return the seconds with so many rows: on the line through the measurements beside it, or the last two."""
-    if rows in costs.rows or len(costs.rows) == 1:
-        return costs.seconds[costs.rows.index(rows) if rows in costs.rows else 0]
-    place = min(sum(each < rows for each in costs.rows), len(costs.rows) - 1)
-    (low, high), (less, more) = costs.rows[place - 1 : place + 1], costs.seconds[place - 1 : place + 1]
-    return less + (more - less) * (rows - low) / (high - low)
-
-
 @given(curves())
 def test_costs_never_fall(curve: CostCurve) -> None:
     table = np.array([curve.costs(texts, 20) for texts in range(1, 40)])
@@ -176,16 +171,17 @@ def test_costs_never_fall(curve: CostCurve) -> None:
     assert (np.diff(table, axis=1) >= -1e-9).all()
 
 
-@given(curves(), st.integers(1, 20))
-def test_measured_costs_are_exact(curve: CostCurve, rows: int) -> None:
-    """Unless fewer texts were measured as slower."""
-    rows = next((size for size in curve.rows if size >= rows), rows) if curve.padded else rows
-    most = 0.0
+@given(curves())
+def test_measured_costs_are_exact(curve: CostCurve) -> None:
+    """Unless fewer texts cost more."""
+    last, fewer = curve.rows[-1], 1
     for costs in curve.every():
-        most = max(most, slowly(costs, rows))
-        assert curve.cost(rows, costs.texts) == pytest.approx(most)
+        for rows, seconds in zip(costs.rows, costs.seconds, strict=True):
+            if not curve.padded or rows in curve.rows or rows > last:
+                assert curve.cost(rows, costs.texts) == pytest.approx(max(seconds, curve.cost(rows, fewer)))
+        fewer = costs.texts
     single = dataclasses.replace(curve, batches=())
-    assert curve.costs(1, 20).tolist() == single.costs(1, 20).tolist()
+    assert curve.costs(1, last).tolist() == single.costs(1, last).tolist()
 
 
 @given(curves(), st.integers(1, 20), st.integers(1, 40))

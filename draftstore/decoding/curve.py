@@ -137,14 +137,16 @@ class CostCurve:
             texts = 1 << (texts - 1).bit_length()
         rows, place = np.array(sizes), sum(each.texts <= texts for each in known) - 1
         measured = [self._over(i, each.texts * rows) for i, each in enumerate(known)]
-        least = np.max(measured[: place + 1], axis=0)
+        least: NDArray[np.float64] = np.max(measured[: place + 1], axis=0)
         if place + 1 == len(known):
-            return np.maximum(least, self._over(place, texts * rows))
+            found: NDArray[np.float64] = np.maximum(least, self._over(place, texts * rows))
+            return found
         fewer, more = known[place].texts, known[place + 1].texts
         counts = np.arange(fewer, texts + 1)[:, None]
         share, total = (counts - fewer) / (more - fewer), counts * rows
         between = (1 - share) * self._over(place, total) + share * self._over(place + 1, total)
-        return np.clip(between.max(axis=0), least, np.maximum(least, measured[place + 1]))
+        found = np.clip(between.max(axis=0), least, np.maximum(least, measured[place + 1]))
+        return found
 
     def _over(self, place: int, total: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the seconds of a measured number of texts with so many rows; after its last, it grows as the next."""
@@ -152,7 +154,8 @@ class CostCurve:
         if place == len(self.batches):
             return costs.over(total)
         later = self._over(place + 1, np.append(np.maximum(total, costs.most), costs.most))
-        return costs.over(np.minimum(total, costs.most)) + (later[:-1] - later[-1]).reshape(total.shape)
+        further: NDArray[np.float64] = (later[:-1] - later[-1]).reshape(total.shape)
+        return costs.over(np.minimum(total, costs.most)) + further
 
     def save(self, path: Path) -> None:
         """Write the curve as JSON, atomically."""

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 FIXED_BUDGETS = {"cpu": 8}
 """Default budgets with `fixed` effort, by device: on a CPU every node is expensive."""
 TYPICAL = {
-    "cpu": CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.5, 1.5, 1.8, 2.2, 2.8, 4.3, 7.0)),
+    "cpu": CostCurve(
+        (1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.5, 1.5, 1.8, 2.2, 2.8, 4.3, 7.0),
+        batches=(
+            Costs(8, (1, 2, 4, 8, 16, 32, 64), (1.9, 2.3, 2.8, 4.3, 7.1, 14.0, 26.0)),
+            Costs(32, (1, 2, 4, 8, 16), (3.5, 4.5, 7.8, 15.0, 27.0)),
+        ),
+    ),
     "cuda": CostCurve(
         (1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.06, 1.09, 1.11, 1.17, 1.19, 1.25, 1.3), padded=True,
         batches=(

@@ -137,16 +137,15 @@ class CostCurve:
             texts = 1 << (texts - 1).bit_length()
         rows, place = np.array(sizes), sum(each.texts <= texts for each in known) - 1
         measured = [self._over(i, each.texts * rows) for i, each in enumerate(known)]
-        least: NDArray[np.float64] = np.max(measured[: place + 1], axis=0)
-        if place + 1 == len(known):
-            found: NDArray[np.float64] = np.maximum(least, self._over(place, texts * rows))
-            return found
-        fewer, more = known[place].texts, known[place + 1].texts
-        counts = np.arange(fewer, texts + 1)[:, None]
-        share, total = (counts - fewer) / (more - fewer), counts * rows
-        between = (1 - share) * self._over(place, total) + share * self._over(place + 1, total)
-        found = np.clip(between.max(axis=0), least, np.maximum(least, measured[place + 1]))
-        return found
+        least = np.max(measured[: place + 1], axis=0)
+        found = self._over(place, texts * rows)
+        if place + 1 < len(known):
+            fewer, more = known[place].texts, known[place + 1].texts
+            counts = np.arange(fewer, texts + 1)[:, None]
+            share, total = (counts - fewer) / (more - fewer), counts * rows
+            between = (1 - share) * self._over(place, total) + share * self._over(place + 1, total)
+            found = np.minimum(between.max(axis=0), measured[place + 1])
+        return np.where(found > least, found, least)
 
     def _over(self, place: int, total: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the seconds of a measured number of texts with so many rows; after its last, it grows as the next."""

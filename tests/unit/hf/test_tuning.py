@@ -109,11 +109,24 @@ def test_a_busy_machine_keeps_its_earlier_curve(data: Path, monkeypatch: pytest.
     model = stories(data, torch.float64)
     store(model)
     earlier = find_curve(model)
-    command = "--model", data / "models" / "stories260K", "--dtype", "float64", "--context", 40
+    command = (
+        "--model",
+        data / "models" / "stories260K",
+        "--dtype",
+        "float64",
+        "--context",
+        40,
+        "--texts",
+        1,
+        3,
+    )
     ran = tune(*command)
     assert (ran.exit_code, find_curve(model)) == (1, earlier)
     assert "ms at best" in str(ran.exception)
     ran = tune(*command, "--spread", 9)
     assert ran.exit_code == 0, ran.output
     assert "500" in ran.output, "the earlier milliseconds of a row"
-    assert find_curve(model) != earlier
+    curve = find_curve(model)
+    assert curve is not None
+    assert [costs.texts for costs in curve.batches] == [3]
+    assert tune(*command[:-1], 0).exit_code == 2

@@ -7,8 +7,8 @@ series    from the tokens of a pass on the host to the next pass in the queue: t
 drafts    the part of it in which sources draft
 beside    from there to the next wait for tokens: the GPU is busy
 
-Milliseconds of this thread in a step, medians over all steps in which all texts run. A table first; the last line of stdout is one
-JSON document, also written to OUT/host.json.
+Milliseconds of this thread's processor time in a step, medians over the steps in which all texts run. A table first;
+the last line of stdout is one JSON document, also written to OUT/host.json.
 
 Examples:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.decoding.host --work ~/bench

@@ -20,7 +20,7 @@ from benchmarks.gpu import compare
 from benchmarks.gpu.forced import LARGE, TINY, Picks, force, random_model
 from benchmarks.gpu.passes import ATTENTION, CUDA, Passes, ceilings
 from draftstore.decoding.budget import CostPlanner, Fixed
-from draftstore.decoding.curve import CostCurve
+from draftstore.decoding.curve import CostCurve, Costs
 from draftstore.decoding.replay import Recording
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
@@ -145,19 +145,21 @@ class Run:
     @cached_property
     def curves(self) -> list[CostCurve]:
         """Cost curves: one of all measured passes, one of those of a single text; none if these failed."""
-        known: dict[int, float] = {}
+        known = list[Costs]()
         for texts, sizes in self.extent.rows.items():
-            passes = Passes(self.model, texts, self.extent.context)
+            passes, seconds = Passes(self.model, texts, self.extent.context), dict[int, float]()
             for rows in sizes:
                 measure = partial(passes.measure, rows, self.extent.repeats)
-                found = self.cells.measure("curve", f"{texts} x {rows}", measure)
-                if found and (texts == 1 or rows >= MAX_ROWS // 4):
-                    known.setdefault(texts * rows, found["wall_ms"] / 1000)
+                if found := self.cells.measure("curve", f"{texts} x {rows}", measure):
+                    seconds[rows] = found["wall_ms"] / 1000
+            if 1 in seconds:
+                known.append(Costs(texts, tuple(seconds), tuple(seconds.values())))
             del passes, measure
             free()
-        short = sorted(rows for rows in known if rows <= MAX_ROWS)
-        every = (sorted(known), short) if short[:1] == [1] else ()
-        return [CostCurve(tuple(rows), tuple(map(known.__getitem__, rows)), CUDA) for rows in every]
+        if not known or known[0].texts > 1:
+            return []
+        single = CostCurve(known[0].rows, known[0].seconds, CUDA)
+        return [dataclasses.replace(single, batches=tuple(known[1:])), single]
 
 
 def free() -> None:

@@ -7,12 +7,12 @@ from time import perf_counter
 from typing import Annotated
 
 import click
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from draftstore.cli.common import progress_bars, status
-from draftstore.cli.options import Command, takes
+from draftstore.cli.options import Command, SpreadCommand, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
-from draftstore.decoding.curve import CONTEXT, REPEATS, SPREAD, CostCurve
+from draftstore.decoding.curve import BATCHES, CONTEXT, REPEATS, SPREAD, CostCurve
 from draftstore.errors import needs_extra
 from draftstore.hf.loading import Loading, ModelOptions
 from draftstore.options import Options, Shown
@@ -21,7 +21,11 @@ from draftstore.options import Options, Shown
 class Measuring(Options):
     """Options of the measurement."""
 
-    context: int = Field(CONTEXT, ge=1, description="Number of tokens in the cache.")
+    texts: Annotated[tuple[PositiveInt, ...], Shown(unset=" ".join(map(str, BATCHES)))] = Field(
+        BATCHES,
+        description="Numbers of texts in a batch, as far as they fit in memory; 1 measures no batches.",
+    )
+    context: int = Field(CONTEXT, ge=1, description="Number of tokens of each text in the cache.")
     repeats: int = Field(
         REPEATS, ge=4, description="Number of timed passes of each size; more if they differ too much."
     )
@@ -36,14 +40,14 @@ class Measuring(Options):
     )
 
 
-@click.command(cls=Command)
+@click.command(cls=SpreadCommand)
 @takes(model=ModelOptions, options=Measuring)
 @json_option
 def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
-    """Measure a model's forward pass over 1 to 128 tokens at once.
+    """Measure a model's forward pass over 1 to 128 tokens at once, of one text and of several together.
 
-    A draft of n nodes is verified by a pass over n + 1 tokens. The curve is stored where `generate` and `worker`
-    find it for the same model on the same device; run it on an idle machine.
+    A draft of n nodes is verified by a pass over n + 1 tokens, the rows of its text. The curve is stored where
+    `generate` and `worker` find it for the same model on the same device; run it on an idle machine.
 
     \b
     Example:
@@ -60,6 +64,7 @@ def tune(model: ModelOptions, options: Measuring, as_json: bool) -> None:
             context=options.context,
             repeats=options.repeats,
             spread=options.spread,
+            texts=options.texts,
             name=loaded.name,
             on_pass=progress("measuring", "passes"),
         )
@@ -78,14 +83,16 @@ def _show(curve: CostCurve, before: CostCurve | None) -> None:
         threads = f", {where.threads} threads" if where.threads else ""
         say(f"{where.model}, {where.dtype}, {where.attention}, {curve.context} tokens in the cache")
         say(f"{where.device}{threads}")
+    sizes = [(costs.texts, rows) for costs in curve.every() for rows in costs.rows]
     columns = {
-        "rows": curve.rows,
-        "nodes": [rows - 1 for rows in curve.rows],
-        "ms": [round(1000 * seconds, 2) for seconds in curve.seconds],
-        "plain passes": [round(seconds / curve.seconds[0], 2) for seconds in curve.seconds],
+        "texts": [texts for texts, _ in sizes],
+        "rows": [rows for _, rows in sizes],
+        "nodes": [rows - 1 for _, rows in sizes],
+        "ms": [round(1000 * curve.cost(rows, texts), 2) for texts, rows in sizes],
+        "plain passes": [round(curve.cost(rows, texts) / curve.cost(1, texts), 2) for texts, rows in sizes],
     }
     if before:
-        columns["ms before"] = [round(1000 * before.cost(rows), 2) for rows in curve.rows]
+        columns["ms before"] = [round(1000 * before.cost(rows, texts), 2) for texts, rows in sizes]
     print_table(tuple(columns), zip(*columns.values(), strict=True))
 
 

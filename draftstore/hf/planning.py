@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field
 
 from draftstore.decoding.budget import CostPlanner, Fixed, Planner
-from draftstore.decoding.curve import CostCurve
+from draftstore.decoding.curve import CostCurve, Costs
 from draftstore.errors import counted
 from draftstore.options import Options, Shown
 from draftstore.trees.frontier import BUDGET, MAX_BUDGET
@@ -17,11 +17,23 @@ if TYPE_CHECKING:
 FIXED_BUDGETS = {"cpu": 8}
 """Default budgets with `fixed` effort, by device: on a CPU every node is expensive."""
 TYPICAL = {
-    "cpu": CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.5, 1.5, 1.8, 2.2, 2.8, 4.3, 7.0)),
-    "cuda": CostCurve((1, 16, 32, 64, 128), (1.0, 1.1, 1.2, 1.4, 1.8)),
-}
-"""Default curves if none was measured, relative to a plain pass: of a small model on two cores, and of an 8B model on a
-large GPU, computed from its bandwidth and arithmetic. They prevent verification of drafts that are not worth it."""
+    "cpu": CostCurve(
+        (1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.5, 1.5, 1.8, 2.2, 2.8, 4.3, 7.0),
+        batches=(
+            Costs(8, (1, 2, 4, 8, 16, 32, 64), (1.9, 2.3, 2.8, 4.3, 7.1, 14.0, 26.0)),
+            Costs(32, (1, 2, 4, 8, 16), (3.5, 4.5, 7.8, 15.0, 27.0)),
+        ),
+    ),
+    "cuda": CostCurve(
+        (1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.06, 1.09, 1.11, 1.17, 1.19, 1.25, 1.3), padded=True,
+        batches=(
+            Costs(8, (1, 2, 4, 8, 16, 32, 64), (1.08, 1.17, 1.18, 1.22, 1.29, 1.57, 2.42)),
+            Costs(32, (1, 2, 4, 8, 16), (1.26, 1.35, 1.41, 1.7, 2.53)),
+        ),
+    ),
+}  # fmt: skip
+"""Default curves if none was measured, relative to a plain pass of one text: of a small model on two cores, and of an
+8B model on an H200. They prevent verification of drafts that are not worth it."""
 
 
 class Effort(Options):

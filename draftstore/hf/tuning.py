@@ -1,9 +1,9 @@
-"""The cost curve of a model on this device: seconds per forward pass by number of rows, measured and stored.
+"""The cost curve of a model on this device: seconds per forward pass by texts and rows, measured and stored.
 
     curve = find_curve(model)                   stored by `draftstore tune`, or None
     planner = CostPlanner(curve)                see `draftstore.decoding.budget`
 
-A pass is timed as in decoding: over a tree, with a filled cache, until its tokens are on the host. Numbers of rows are
+A pass is timed as in decoding: over trees, with a filled cache, until its tokens are on the host. Sizes are
 interleaved, so that a slowdown of the machine affects all of them; the lower quartile counts. If it is far above the
 fastest pass, other work is disturbing the measurement: passes are repeated, and finally rejected.
 """
@@ -12,21 +12,31 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from draftstore.decoding.curve import CONTEXT, REPEATS, SPREAD, Conditions, CostCurve, now
+from draftstore.decoding.curve import BATCHES, CONTEXT, REPEATS, SPREAD, Conditions, CostCurve, Costs, now
 from draftstore.errors import CurveError, ModelError, counted
-from draftstore.hf.checks import vocab_size
+from draftstore.hf.checks import takes_single_texts, vocab_size
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import Wants
-from draftstore.hf.runner import BUCKETS, LEAST_WIDTH, MAX_ROWS, Drafted, new_runner
+from draftstore.hf.runner import (
+    BUCKETS,
+    LEAST_WIDTH,
+    MAX_ROWS,
+    TEXTS,
+    Drafted,
+    Runner,
+    new_runner,
+    padded,
+    takes_graphs,
+)
 from draftstore.storage.files import cache_folder
 from draftstore.storage.report import OnProgress, ignore
 from draftstore.trees.tree import DraftTree
@@ -35,6 +45,17 @@ WARM_UPS, ATTEMPTS = 2, 4
 FOLDER, SEED = "curves", 0
 
 LOG = logging.getLogger(__name__)
+
+
+class Size(NamedTuple):
+    """The size of a pass."""
+
+    texts: int
+    rows: int
+
+    def __str__(self) -> str:
+        """Describe it in a message."""
+        return counted(self.rows, "row") + (f" of each of {self.texts} texts" if self.texts > 1 else "")
 
 
 def conditions_of(model: Any, name: str | None = None) -> Conditions:
@@ -93,6 +114,7 @@ def measure(
     context: int = CONTEXT,
     repeats: int = REPEATS,
     spread: float = SPREAD,
+    texts: Sequence[int] = BATCHES,
     rows: Sequence[int] = BUCKETS,
     name: str | None = None,
     on_pass: OnProgress = ignore,
@@ -101,9 +123,11 @@ def measure(
 
     Args:
         context: tokens in the cache; reduced if the model has no room for them and the largest pass.
-        repeats: timed passes for each number of rows; up to four times as many if they differ by more than `spread`.
+        repeats: timed passes of each size; up to four times as many if they differ by more than `spread`.
         spread: how far the lower quartile may be above the fastest pass, as a share of it.
-        rows: numbers of rows, ascending, starting with 1.
+        texts: numbers of texts, besides one text alone; reduced to what fits in memory.
+        rows: numbers of rows of each text, ascending, starting with 1; for several texts, those that a pass has room
+            for.
 
     Raises:
         CurveError: passes differ too much for a reliable result.
@@ -115,40 +139,59 @@ def measure(
         context = min(context, end - rows[-1])
     if context < 1:
         raise ModelError(f"the model has {end} positions; the largest pass of {rows[-1]} rows needs more")
-    runner = new_runner(model, 1)
-    size = -(-(context + MAX_ROWS) // LEAST_WIDTH) * LEAST_WIDTH
-    runner.pool.resize(size, 0, 0)
-    ids = np.random.default_rng(SEED).integers(vocab_size(model), size=context)
-    runner.read(0, [ids], 0, Wants())
-    entries = {count: tree_entry(count, context, vocab_size(model)) for count in rows}
+    runner, texts = _filled_runner(model, context, texts)
 
-    def timed(count: int) -> float:
+    def timed(size: Size) -> float:
         begin = perf_counter()
-        runner.run(entries[count], Wants())[0].best()
+        runner.run(drafted[size], Wants())[0].best()
         return perf_counter() - begin
 
-    for count in WARM_UPS * tuple(rows):
-        timed(count)
-    times: dict[int, list[float]] = {count: [] for count in rows}
-    done, left = 0, list(rows)
+    sizes = [Size(each, count) for each in texts for count in rows if each == 1 or count <= runner.room(each)]
+    drafted = {size: tree_entry(size.rows, context, vocab_size(model), size.texts) for size in sizes}
+    for size in WARM_UPS * sizes:
+        timed(size)
+    times: dict[Size, list[float]] = {size: [] for size in sizes}
+    done, left = 0, sizes
     for _ in range(ATTEMPTS):
         total = done + repeats * len(left)
         for turn in range(repeats):
-            for count in left if turn % 2 else left[::-1]:
-                times[count].append(timed(count))
+            for size in left if turn % 2 else left[::-1]:
+                times[size].append(timed(size))
                 done += 1
                 on_pass(done, total)
-        left = [count for count in rows if _spread(times[count]) > spread]
+        left = [size for size in sizes if _spread(times[size]) > spread]
         if not left:
-            seconds = tuple(_quartile(times[count]) for count in rows)
-            return CostCurve(tuple(rows), seconds, runner.graphs, conditions_of(model, name), context, now())
-    worst = max(left, key=lambda count: _spread(times[count]))
+            first, *batches = (_costs_of(each, times) for each in texts)
+            made = conditions_of(model, name), context, now(), tuple(batches)
+            return CostCurve(first.rows, first.seconds, runner.graphs, *made)
+    worst = max(left, key=lambda size: _spread(times[size]))
     raise CurveError(
-        f"forward passes over {counted(worst, 'row')} took {1000 * min(times[worst]):.1f} ms at best, and most of them "
+        f"forward passes over {worst} took {1000 * min(times[worst]):.1f} ms at best, and most of them "
         f"at least {1000 * _quartile(times[worst]):.1f} ms, so no curve is stored: stop other work on this machine "
         "and measure again, or allow larger differences",
         "spread",
     )
+
+
+def _filled_runner(model: Any, context: int, texts: Sequence[int]) -> tuple[Runner, list[int]]:
+    """Return a runner whose texts have `context` tokens, and the numbers of texts, of which one is 1, that fit."""
+    length = -(-(context + MAX_ROWS) // LEAST_WIDTH) * LEAST_WIDTH
+    room = new_runner(model, 1).pool.most_tokens() // length
+    most = 1 if takes_single_texts(model) else max(1, room)
+    sizes = [padded(each, TEXTS) for each in texts] if takes_graphs(model) else texts
+    texts = sorted({1, *(min(each, 1 << (most.bit_length() - 1)) for each in sizes)})
+    runner = new_runner(model, texts[-1])
+    runner.pool.resize(length, 0, 0)
+    ids = np.random.default_rng(SEED).integers(vocab_size(model), size=context)
+    runner.read(0, [ids], 0, Wants())
+    for slot in range(1, texts[-1]):
+        runner.pool.copy(0, slot, context)
+    return runner, texts
+
+
+def _costs_of(texts: int, times: Mapping[Size, list[float]]) -> Costs:
+    found = {size.rows: _quartile(each) for size, each in times.items() if size.texts == texts}
+    return Costs(texts, tuple(found), tuple(found.values()))
 
 
 def _quartile(times: list[float]) -> float:

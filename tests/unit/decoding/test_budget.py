@@ -1,5 +1,6 @@
 """How much of a draft is worth verifying: the choice and what it learns from the text."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from draftstore.decoding.budget import (
     capped,
     trim_together,
 )
-from draftstore.decoding.curve import CostCurve
+from draftstore.decoding.curve import CostCurve, Costs
 from draftstore.decoding.loop import Text, decode
 from draftstore.decoding.replay import RecordedModel
 from draftstore.drafting.slots import start
@@ -33,7 +34,8 @@ from tests.unit.trees.test_tree import trees
 CPU = CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (0.041, 0.062, 0.062, 0.074, 0.090, 0.115, 0.176, 0.287))
 GPU = CostCurve((1, 16, 32, 64, 128), (0.007, 0.0077, 0.0084, 0.0098, 0.0126))
 FLAT = CostCurve((1, 128), (0.01, 0.01))
-CURVES = {"cpu": CPU, "gpu": GPU, "flat": FLAT}
+BATCHES = dataclasses.replace(CPU, batches=(Costs(3, (1, 2, 8), (0.06, 0.065, 0.2)),))
+CURVES = {"cpu": CPU, "gpu": GPU, "flat": FLAT, "batches": BATCHES}
 WIDE = tree_of({(token,): 0.1 for token in range(1, 10)})
 
 

@@ -11,8 +11,9 @@ same addresses, so all inputs and outputs of a pass lie in static buffers:
 
 For graphs, the number of texts is padded to a power of two, the rows of each to the next of `BUCKETS`, and the columns
 of the pool that attention sees to 256, 512, 1024, ... Padding attends to the past and to itself, nothing attends to it,
-and its keys lie after the last row, where the next pass overwrites them. Without graphs, a pass has just the texts,
-rows and columns that it needs.
+and its keys lie after the last row, where the next pass overwrites them. Graphs always compute the 8 most likely
+tokens, since every further kind of pass would be captured while texts wait. Without graphs, a pass has just the texts,
+rows, columns and outputs that it needs.
 
 A graph is captured when its shape first occurs, after warm-up runs of the same pass on a separate stream. All graphs of
 a model share one memory pool and one tensor for logits: the outputs of a graph are invalid once the next one runs.
@@ -86,6 +87,7 @@ class Runner:
         self._host_choices = host_buffer(most * (1 + CANDIDATES), torch.int64, device)
         self._capturing = graphs and device.type == "cuda"
         self._memory: Any = torch.cuda.graph_pool_handle() if self._capturing else None
+        self._stream: Any = torch.cuda.Stream(device) if self._capturing else None  # type: ignore[no-untyped-call]
         self._sent, self._copied = _event(device), _event(device)
 
     def forget(self) -> None:
@@ -158,7 +160,8 @@ class Runner:
         width = LEAST_WIDTH if self.graphs else columns
         while width < columns:
             width *= 2
-        return PassShape(texts, rows, min(width, self.pool.length), wants)
+        outputs = Wants(best=True, candidates=True, hidden=wants.hidden) if self.graphs else wants
+        return PassShape(texts, rows, min(width, self.pool.length), outputs)
 
     def _fill_in(self, drafted: Sequence[Drafted], shape: PassShape) -> None:
         if self._sent is not None:
@@ -245,8 +248,7 @@ class Runner:
 
     def _copy(self, replayed: Pass) -> Fetch:
         """Queue the copy of a graph's choices to the host; return a function that waits for it."""
-        if replayed.choices is None:
-            return replayed.fetch
+        assert replayed.choices is not None
         host = self._host_choices[: replayed.choices.numel()].view(replayed.choices.shape)
         host.copy_(replayed.choices, non_blocking=True)
         self._copied.record(torch.cuda.current_stream(self._device))
@@ -262,18 +264,19 @@ class Runner:
         # This also runs the pass on the current content of the buffers, which is harmless.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
-            stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            usual = torch.cuda.current_stream()
+            self._stream.wait_stream(usual)
+            with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     self._compute(shape)
-            torch.cuda.current_stream().wait_stream(stream)
+            usual.wait_stream(self._stream)
             try:
                 with torch.cuda.graph(
-                    graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"
+                    graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
                 ):
                     outputs = self._compute(shape)
             except RuntimeError as error:
+                torch.cuda.set_stream(usual)  # a failed capture leaves its own stream
                 name = type(self._model()).__name__
                 LOG.warning("%s cannot be captured as a CUDA graph (%s): it runs without one", name, error)
                 return None

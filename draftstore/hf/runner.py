@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from draftstore.hf.attention import Views, attention_masks, shared_keys, views_of
+from draftstore.hf.attention import Views, attention_masks, causal_masks, shared_keys, views_of
 from draftstore.hf.passes import CANDIDATES, Fetch, Pass, Rows, Wants, gathering, last_hidden
 from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.recycling.prompts import PromptCandidates
@@ -126,6 +126,7 @@ class Runner:
         """Read tokens of texts in slots from `slot` on in one pass, without a graph; return the last outputs of each.
 
         Shorter ones have spare rows before them, whose keys lie after the text: the last row of each is its last token.
+        A single text needs no mask in layers that see all of it: see `draftstore.hf.attention.CausalMask`.
 
         Args:
             prompts: int64 [any] each, the next tokens of the texts.
@@ -142,13 +143,15 @@ class Runner:
         inputs = ids, spare, np.maximum(numbers, 0), past + numbers % rows
         with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
             sent, first, depths, places = (torch.from_numpy(each).to(self._device) for each in inputs)
-            order = torch.arange(rows, device=self._device)
-            among = (order <= order[:, None]) & (order >= first[:, None]) | (order == order[:, None])
-            before = torch.full((texts, 1), past, device=self._device)
-            slots, start = slice(slot, slot + texts), past if texts == 1 else None
-            whole = self._forward(
-                slots, sent, before, depths, among, past + rows, wants, 1, start, places, **keeps
-            )
+            width = past + rows
+            masks = causal_masks(self._views, rows, width, self._dtype, self._device) if texts == 1 else None
+            if masks is None:
+                order = torch.arange(rows, device=self._device)
+                among = (order <= order[:, None]) & (order >= first[:, None]) | (order == order[:, None])
+                before = torch.full((texts, 1), past, device=self._device)
+                masks = attention_masks(self._views, before, places, depths, among, width, self._dtype)
+            slots, start = slice(slot, slot + texts), past if texts == 1 else places
+            whole = self._forward(slots, sent, past + depths, start, masks, width, wants, 1, **keeps)
         fetch = cache(whole.fetch)
         return [Rows(whole, fetch, slice(text, text + 1)) for text in range(texts)]
 
@@ -182,40 +185,38 @@ class Runner:
         if self._sent is not None:
             self._sent.record(torch.cuda.current_stream(self._device))
 
-    def _compute(self, shape: PassShape, start: int | None = None) -> Pass:
+    def _compute(self, shape: PassShape, start: torch.Tensor | int | None = None) -> Pass:
         """Run the pass from the buffers; capturable, since the host reads no values."""
         texts, rows, width, wants = shape
         pasts, ids, depths = _parts(self._integers[: texts * (1 + 2 * rows)], texts, rows)
         among = self._among[: texts * rows * rows].view(texts, rows, rows)
-        return self._forward(slice(0, texts), ids, pasts[:, None], depths, among, width, wants, rows, start)
+        past = pasts[:, None]
+        places = past + torch.arange(rows, device=self._device)
+        masks = attention_masks(self._views, past, places, depths, among, width, self._dtype)
+        start = places if start is None else start
+        return self._forward(slice(0, texts), ids, past + depths, start, masks, width, wants, rows)
 
     def _forward(
         self,
         slots: slice,
         ids: torch.Tensor,
-        past: torch.Tensor,
-        depths: torch.Tensor,
-        among: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor | int,
+        masks: Any,
         width: int,
         wants: Wants,
         rows: int,
-        start: int | None = None,
-        places: torch.Tensor | None = None,
         **keeps: int,
     ) -> Pass:
-        """Run a pass over the texts of some slots; see `attention_masks` for the tensors."""
+        """Run a pass over the texts of some slots; ids and positions are int64 [texts, rows]."""
         model = self._model()
         assert model is not None
-        if places is None:
-            places = past + torch.arange(ids.shape[1], device=self._device)
-        self.pool.texts, self.pool.width = slots, width
-        self.pool.places = places if start is None else start
-        masks = attention_masks(self._views, past, places, depths, among, width, self._dtype)
+        self.pool.texts, self.pool.places, self.pool.width = slots, places, width
         with shared_keys(), last_hidden(model, wants.hidden) as hidden:
             outputs = model(
                 input_ids=ids,
                 attention_mask=masks,
-                position_ids=past + depths,
+                position_ids=positions,
                 past_key_values=self.pool.cache,
                 use_cache=True,
                 return_dict=True,

@@ -130,9 +130,9 @@ def _attend_causally(
         return scaled_dot_product_attention(
             query, key, value, bias, is_causal=begins, scale=scaling, enable_gqa=groups > 1
         )
-    parts = []
-    for some in query.split(max(1, BLOCK // groups), 2):
-        seen = columns - rows + sum(part.shape[2] for part in (*parts, some))
+    parts, seen = [], columns - rows
+    for some in torch.split(query, max(1, BLOCK // groups), 2):
+        seen += some.shape[2]
         last = _mask_of_groups(mask.last(some.shape[2]), groups)[..., columns - seen :]
         parts.append(_attend(some, key[:, :, :seen], value[:, :, :seen], last, groups, scaling))
     return torch.cat(parts, 2)
@@ -177,7 +177,9 @@ class CausalMask(torch.Tensor):
         return self._parts[rows]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Compute with its content, whatever the operation."""
         args, kwargs = tree_map_only(cls, lambda mask: mask.last(mask.shape[2]), (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -195,14 +197,14 @@ def views_of(config: Any) -> Views:
 
 def causal_masks(
     views: Views, rows: int, width: int, dtype: torch.dtype, device: torch.device
-) -> CausalMask | dict[str, CausalMask] | None:
+) -> torch.Tensor | dict[str, torch.Tensor] | None:
     """Return the masks of the last rows of a text of `width` tokens; None if some layers do not see all of it.
 
     They are used like those of `attention_masks`.
     """
     if any(size is not None and size < width for size in views.values()):
         return None
-    mask = CausalMask(rows, width, dtype, device)
+    mask: torch.Tensor = CausalMask(rows, width, dtype, device)
     return dict.fromkeys(views, mask) if len(views) > 1 else mask
 
 

@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftstore.hf import attention
 from draftstore.hf.attention import CausalMask, shared_keys
+from tests.fakes.hf_models import needs_gpu
 
 
 def arguments(keys: int = 2, rows: int = 3, columns: int = 21, size: int = 4) -> dict[str, Any]:
@@ -100,6 +101,20 @@ def test_causal_attention_equals_that_with_a_mask(
         output = attend(**given)
     usual = sdpa_attention_forward(**given | {"attention_mask": content(rows, past + rows)})[0]
     torch.testing.assert_close(output, usual, rtol=1e-12, atol=1e-12)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("past", [0, 70])
+@pytest.mark.parametrize("keys", [2, 4])
+def test_causal_attention_on_a_gpu(keys: int, past: int, dtype: torch.dtype) -> None:
+    given = arguments(keys, 90, past + 90, size=8) | {"attention_mask": content(90, past + 90)}
+    for name in ("query", "key", "value", "attention_mask"):
+        given[name] = given[name].to("cuda", dtype)
+    usual = sdpa_attention_forward(**given)[0]
+    with shared_keys():
+        output = attend(**given | {"attention_mask": CausalMask(90, past + 90, dtype, given["key"].device)})
+    torch.testing.assert_close(output, usual)
 
 
 def attend_with(mask: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,9 @@ def test_a_prompt_is_read_the_same_however_it_is_cut(
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the largest number of elements of a tensor."""
 
-    elements = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -75,7 +75,7 @@ def examine(model: Any) -> Exactness:
         return Exactness(None, tolerance, fault)
     tokens = random_tokens(model)
     try:
-        alone = _read_one_by_one(model, tokens)
+        alone = _read_one_by_one(model, tokens)[[0, *range(ROWS + 2)]]  # see `_read_together`
     except Exception as error:  # noqa: BLE001 (a model's code may raise anything)
         return Exactness(None, tolerance, f"cannot be decoded at all: plain generate fails ({_short(error)})")
     try:
@@ -165,14 +165,18 @@ def _read_together(model: Any, tokens: NDArray[np.int64]) -> torch.Tensor:
     """Return the same logits; here all but the last token are the accepted path of a draft.
 
     Every node of the path has a rejected sibling. If the model takes two texts, another one of a different length is
-    in the passes.
+    in the passes. The prompt is read beside it, then anew in two parts: the logits after it come from both.
     """
     prepare_text(_neutral(model), torch.from_numpy(tokens[None, :PROMPT]).to(model.device), max_new_tokens=1)
-    prompts = [tokens[:PROMPT]] if takes_single_texts(model) else [tokens[: PROMPT // 2], tokens[:PROMPT]]
+    step = PROMPT if takes_single_texts(model) else PROMPT // 2
+    prompts = [tokens[:length] for length in range(step, PROMPT + 1, step)]
     runner = new_runner(model, len(prompts))
     runner.pool.resize(LEAST_WIDTH, 0, 0)
     wants = Wants(best=False)
-    logits = [runner.read(0, prompts, 0, wants)[-1].logits(0).cpu()]
+    reads = [(0, prompts, 0)]
+    reads += [(len(prompts) - 1, [tokens[past : past + step]], past) for past in range(0, PROMPT, step)]
+    read = [runner.read(*each, wants)[-1].logits(0).cpu() for each in reads]
+    logits = [read[0], read[-1]]
     others = [(int(tokens[0]), DraftTree.empty(), len(ids)) for ids in prompts[:-1]]
     tree, rows = _draft(tokens[PROMPT + 1 : -1].tolist(), wrong=int(tokens[0]))
     found = runner.run(Drafted.of([*others, (int(tokens[PROMPT]), tree, PROMPT)]), wants)[len(others)]

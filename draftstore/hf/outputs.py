@@ -39,5 +39,4 @@ class BatchOutputs:
 
     def hidden(self, texts: Sequence[int], rows: Sequence[int]) -> NDArray[np.float16] | None:
         """Return float16 [texts, hidden_size], the last hidden states at a row of each text."""
-        found = [self._rows[text].hidden(row) for text, row in zip(texts, rows, strict=True)]
-        return None if found[0] is None else np.array(found)
+        return self._rows.states(texts, rows)

@@ -49,6 +49,23 @@ class Pass:
         found: NDArray[np.int64] = self.choices.cpu().numpy()
         return found
 
+    def states(self, rows: NDArray[np.int64]) -> NDArray[np.float16] | None:
+        """Return float16 [n, d], the last hidden states at rows, int64 [n], of all texts; None if unknown.
+
+        Overflow gives infinity. On a GPU, this waits once, for all rows.
+        """
+        if self.hidden is None:
+            return None
+        device = self.hidden.device
+        found = self.hidden[torch.from_numpy(rows).to(device, non_blocking=True)].half()
+        if device.type == "cuda":
+            host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            host.copy_(found, non_blocking=True)
+            torch.cuda.current_stream(device).synchronize()
+            found = host
+        states: NDArray[np.float16] = found.cpu().numpy()
+        return states
+
 
 Fetch = Callable[[], NDArray[np.int64]]
 """Returns the choices of all texts of a pass, copied once, on first use."""
@@ -77,10 +94,8 @@ class Rows(NamedTuple):
 
     def hidden(self, row: int) -> NDArray[np.float16] | None:
         """Return float16 [d], the last hidden state at a row (overflow gives infinity); None if unknown."""
-        if self.whole.hidden is None:
-            return None
-        state: NDArray[np.float16] = self.whole.hidden[self.own][row].half().cpu().numpy()
-        return state
+        found = self.whole.states(np.array([self.own.start + row]))
+        return None if found is None else found[0]
 
 
 class BatchRows:
@@ -101,6 +116,10 @@ class BatchRows:
         if self._fetched is None:
             self._fetched = self._fetch()
         return self._fetched
+
+    def states(self, texts: Sequence[int], rows: Sequence[int]) -> NDArray[np.float16] | None:
+        """Return float16 [n, d], the last hidden states at a row of each of n texts; None if unknown."""
+        return self._whole.states(np.array(texts) * self._rows + np.array(rows))
 
     def best(self) -> NDArray[np.int64]:
         """Return int64 [texts, rows], the most likely token at each row; ties in float32 go to the lowest id."""

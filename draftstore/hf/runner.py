@@ -11,8 +11,9 @@ same addresses, so all inputs and outputs of a pass lie in static buffers:
 
 For graphs, the number of texts is padded to a power of two, the rows of each to the next of `BUCKETS`, and the columns
 of the pool that attention sees to 256, 512, 1024, ... Padding attends to the past and to itself, nothing attends to it,
-and its keys lie after the last row, where the next pass overwrites them. Without graphs, a pass has just the texts,
-rows and columns that it needs.
+and its keys lie after the last row, where the next pass overwrites them. Graphs always compute the 8 most likely
+tokens, since every further kind of pass would be captured while texts wait. Without graphs, a pass has just the texts,
+rows, columns and outputs that it needs.
 
 A graph is captured when its shape first occurs, after warm-up runs of the same pass on a separate stream. All graphs of
 a model share one memory pool and one tensor for logits: the outputs of a graph are invalid once the next one runs.
@@ -30,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from draftstore.hf.attention import Views, attention_masks, shared_keys, views_of
+from draftstore.hf.attention import Views, attention_masks, causal_masks, shared_keys, views_of
 from draftstore.hf.passes import CANDIDATES, BatchRows, Fetch, Pass, Rows, Wants, gathering, last_hidden
 from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.jit import as_input
@@ -111,6 +112,7 @@ class Runner:
         self._buffers: dict[tuple[int, int], _Buffers] = {}
         self._capturing = graphs and device.type == "cuda"
         self._memory: Any = torch.cuda.graph_pool_handle() if self._capturing else None
+        self._stream: Any = torch.cuda.Stream(device) if self._capturing else None  # type: ignore[no-untyped-call]
         self._sent, self._copied = _event(device), _event(device)
 
     def forget(self) -> None:
@@ -145,6 +147,7 @@ class Runner:
         """Read tokens of texts in slots from `slot` on in one pass, without a graph; return the last outputs of each.
 
         Shorter ones have spare rows before them, whose keys lie after the text: the last row of each is its last token.
+        A single text needs no mask in layers that see all of it: see `draftstore.hf.attention.CausalMask`.
 
         Args:
             prompts: int64 [any] each, the next tokens of the texts.
@@ -161,13 +164,15 @@ class Runner:
         inputs = ids, spare, np.maximum(numbers, 0), past + numbers % rows
         with torch.inference_mode(mode=False), torch.no_grad(), gathering(prompt_candidates, model):
             sent, first, depths, places = (torch.from_numpy(each).to(self._device) for each in inputs)
-            order = torch.arange(rows, device=self._device)
-            among = (order <= order[:, None]) & (order >= first[:, None]) | (order == order[:, None])
-            before = torch.full((texts, 1), past, device=self._device)
-            slots, start = slice(slot, slot + texts), past if texts == 1 else None
-            whole = self._forward(
-                slots, sent, before, depths, among, past + rows, wants, 1, start, places, **keeps
-            )
+            width = past + rows
+            masks = causal_masks(self._views, rows, width, self._dtype, self._device) if texts == 1 else None
+            if masks is None:
+                order = torch.arange(rows, device=self._device)
+                among = (order <= order[:, None]) & (order >= first[:, None]) | (order == order[:, None])
+                before = torch.full((texts, 1), past, device=self._device)
+                masks = attention_masks(self._views, before, places, depths, among, width, self._dtype)
+            slots, start = slice(slot, slot + texts), past if texts == 1 else places
+            whole = self._forward(slots, sent, past + depths, start, masks, width, wants, 1, **keeps)
         fetch = cache(whole.fetch)
         return [Rows(whole, fetch, slice(text, text + 1)) for text in range(texts)]
 
@@ -179,7 +184,8 @@ class Runner:
         width = LEAST_WIDTH if self.graphs else columns
         while width < columns:
             width *= 2
-        return PassShape(texts, rows, min(width, self.pool.length), wants)
+        outputs = Wants(best=True, candidates=True, hidden=wants.hidden) if self.graphs else wants
+        return PassShape(texts, rows, min(width, self.pool.length), outputs)
 
     def _fill_in(self, drafted: Drafted, shape: PassShape) -> None:
         if self._sent is not None:
@@ -202,40 +208,38 @@ class Runner:
         arrays = *_parts(integers.numpy(), texts, rows), among.numpy().reshape(texts, rows, rows)
         return arrays, ((self._integers[: used[0]], integers), (self._among[: used[1]], among))
 
-    def _compute(self, shape: PassShape, start: int | None = None) -> Pass:
+    def _compute(self, shape: PassShape, start: torch.Tensor | int | None = None) -> Pass:
         """Run the pass from the buffers; capturable, since the host reads no values."""
         texts, rows, width, wants = shape
         pasts, ids, depths = _parts(self._integers[: texts * (1 + 2 * rows)], texts, rows)
         among = self._among[: texts * rows * rows].view(texts, rows, rows)
-        return self._forward(slice(0, texts), ids, pasts[:, None], depths, among, width, wants, rows, start)
+        past = pasts[:, None]
+        places = past + torch.arange(rows, device=self._device)
+        masks = attention_masks(self._views, past, places, depths, among, width, self._dtype)
+        start = places if start is None else start
+        return self._forward(slice(0, texts), ids, past + depths, start, masks, width, wants, rows)
 
     def _forward(
         self,
         slots: slice,
         ids: torch.Tensor,
-        past: torch.Tensor,
-        depths: torch.Tensor,
-        among: torch.Tensor,
+        positions: torch.Tensor,
+        places: torch.Tensor | int,
+        masks: Any,
         width: int,
         wants: Wants,
         rows: int,
-        start: int | None = None,
-        places: torch.Tensor | None = None,
         **keeps: int,
     ) -> Pass:
-        """Run a pass over the texts of some slots; see `attention_masks` for the tensors."""
+        """Run a pass over the texts of some slots; ids and positions are int64 [texts, rows]."""
         model = self._model()
         assert model is not None
-        if places is None:
-            places = past + torch.arange(ids.shape[1], device=self._device)
-        self.pool.texts, self.pool.width = slots, width
-        self.pool.places = places if start is None else start
-        masks = attention_masks(self._views, past, places, depths, among, width, self._dtype)
+        self.pool.texts, self.pool.places, self.pool.width = slots, places, width
         with shared_keys(), last_hidden(model, wants.hidden) as hidden:
             outputs = model(
                 input_ids=ids,
                 attention_mask=masks,
-                position_ids=past + depths,
+                position_ids=positions,
                 past_key_values=self.pool.cache,
                 use_cache=True,
                 return_dict=True,
@@ -268,8 +272,7 @@ class Runner:
 
     def _copy(self, replayed: Pass) -> Fetch:
         """Queue the copy of a graph's choices to the host; return a function that waits for it."""
-        if replayed.choices is None:
-            return replayed.fetch
+        assert replayed.choices is not None
         host = self._host_choices[: replayed.choices.numel()].view(replayed.choices.shape)
         host.copy_(replayed.choices, non_blocking=True)
         self._copied.record(torch.cuda.current_stream(self._device))
@@ -285,18 +288,19 @@ class Runner:
         # This also runs the pass on the current content of the buffers, which is harmless.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
-            stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            usual = torch.cuda.current_stream()
+            self._stream.wait_stream(usual)
+            with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     self._compute(shape)
-            torch.cuda.current_stream().wait_stream(stream)
+            usual.wait_stream(self._stream)
             try:
                 with torch.cuda.graph(
-                    graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"
+                    graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
                 ):
                     outputs = self._compute(shape)
             except RuntimeError as error:
+                torch.cuda.set_stream(usual)  # a failed capture leaves its own stream
                 name = type(self._model()).__name__
                 LOG.warning("%s cannot be captured as a CUDA graph (%s): it runs without one", name, error)
                 return None

@@ -32,10 +32,15 @@ VOCAB = 40
 def test_a_state_is_rounded_to_float16(dtype: torch.dtype) -> None:
     hidden = torch.tensor([[0.0], [1.0078125], [1e5], [-1e5], [float("nan")]]).to(dtype)
     whole = Pass(SimpleNamespace(logits=torch.zeros(1, 5, 3)), 5, Wants(best=False), [hidden[None]])
-    rows = Rows(whole, whole.fetch, slice(0, 5))
-    found = [rows.hidden(row) for row in range(5)]
+    found = whole.states(np.arange(5))
     expected = np.array([[0.0], [1.0078125], [np.inf], [-np.inf], [np.nan]], np.float16)
     np.testing.assert_array_equal(found, expected, strict=True)
+    for first, stop in ((0, 2), (2, 5)):
+        rows = Rows(whole, whole.fetch, slice(first, stop))
+        alone = [rows.hidden(row) for row in range(stop - first)]
+        np.testing.assert_array_equal(alone, expected[first:stop], strict=True)
+    some = np.array([4, 0, 0, 2])
+    np.testing.assert_array_equal(whole.states(some), expected[some], strict=True)
 
 
 class Curious(Knowing):

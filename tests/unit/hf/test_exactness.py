@@ -14,7 +14,7 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import exactness, generate
-from draftstore.hf.attention import FULL, SLIDING
+from draftstore.hf.attention import FULL, SLIDING, CausalMask
 from draftstore.hf.batches import Batch
 from draftstore.hf.exactness import PROMPT as READ
 from draftstore.hf.exactness import examine, require_exact
@@ -208,6 +208,13 @@ def test_passes_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.deviation is not None
     assert found.deviation > 0.1
     assert "computes other logits" in found.fault
+
+
+def test_prompts_read_alone_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(vocab_size=VOCAB, dtype=torch.float32)
+    assert not examine(model).fault
+    monkeypatch.setattr(CausalMask, "last", lambda mask, rows: torch.zeros(1, 1, rows, mask.shape[3]))
+    assert "computes other logits" in examine(model).fault
 
 
 @pytest.mark.parametrize("mask", [-1e4, -1e9, -torch.inf])

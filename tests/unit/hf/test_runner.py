@@ -27,6 +27,7 @@ from draftstore.hf.batches import Batch
 from draftstore.hf.members import Member, prepare_text
 from draftstore.hf.passes import Wants
 from draftstore.hf.runner import BUCKETS, MAX_ROWS, PassShape, Runner
+from draftstore.recycling.drafter import RecyclingDrafter
 from tests.fakes.adversaries import Prophet, RandomTrees
 from tests.fakes.hf_models import STORIES, needs_gpu, shapes_of_graphs, stories, story_ids, tiny
 
@@ -72,6 +73,17 @@ def test_attention_sees_more_columns_as_the_text_grows(padding: list[PassShape])
     assert drafted(model, PROMPT, Prophet(VOCAB, [truth], depth=20), **longer) == [truth]
     assert {shape.width for shape in padding} == {256, 512}
     assert {shape.rows for shape in padding} <= set(BUCKETS)
+
+
+def test_graphs_are_the_same_whatever_texts_need(padding: list[PassShape]) -> None:
+    model = tiny(vocab_size=VOCAB)
+    for drafter in (None, RequestDrafter(VOCAB), RecyclingDrafter(VOCAB)):
+        for options in ({}, {"do_sample": True}):
+            torch.manual_seed(1)
+            truth = plain_text(model, PROMPT, **options)
+            torch.manual_seed(1)
+            assert drafted(model, PROMPT, drafter, **options) == [truth]
+    assert {shape.wants for shape in padding} == {Wants(best=True, candidates=True)}
 
 
 # --- memory and graphs go on with their model ---
@@ -181,6 +193,7 @@ DRAFTERS: dict[str, Callable[[list[int]], Drafter | None]] = {
     "random": lambda truth: RandomTrees(VOCAB),
     "half a prophet": lambda truth: Prophet(VOCAB, [truth], error_rate=0.5),
     "prophet": lambda truth: Prophet(VOCAB, [truth], depth=12),
+    "recycling": lambda truth: RecyclingDrafter(VOCAB),
 }
 
 
@@ -228,6 +241,7 @@ def test_graphs_give_the_texts_of_plain_generate(
         for graphs in (alone._captured, runner._IDLE[model][1]._captured):
             assert len(graphs) > 1
             assert None not in graphs.values()
+            assert {shape.wants for shape in graphs} == {Wants(best=True, candidates=True)}
 
 
 @needs_gpu

@@ -122,9 +122,9 @@ class CachePool:
         # The previous copy from this buffer is complete: a later pass has already returned a token.
         source = self._source[: 2 * len(kept) * count].view(2, len(kept), count)
         moves = source.numpy()
-        moves[:] = np.arange(settled, settled + count)  # columns without a row to keep stay
-        for text, rows in enumerate(kept):
-            moves[0, text, : max(0, len(rows) - settled)] = rows[settled:]
+        moves[:] = columns = np.arange(settled, most)
+        stay = columns.tolist()  # columns without a row to keep
+        moves[0] = [[*rows[settled:], *stay[max(0, len(rows) - settled) :]] for rows in kept]
         moves += np.asarray(pasts)[:, None]
         for states in self._states:
             origin, target = source.to(states.device, non_blocking=True)[:, None, :, None, :, None]

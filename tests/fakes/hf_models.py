@@ -156,6 +156,16 @@ def needs_gpu(test: Test) -> Test:
 
 
 @contextmanager
+def on_a_gpu(model: Any) -> Iterator[Any]:
+    """Bring a model to the GPU; it stays the same object."""
+    try:
+        yield torch.nn.Module.to(model, "cuda")
+    finally:
+        runner._IDLE.pop(model, None)
+        torch.nn.Module.to(model, "cpu")
+
+
+@contextmanager
 def shapes_of_graphs() -> Iterator[None]:
     """Run passes in the shapes of CUDA graphs: there is no GPU here, so they are padded and not captured."""
     with pytest.MonkeyPatch.context() as patch:

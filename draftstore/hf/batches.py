@@ -32,6 +32,8 @@ from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member, ModelVerdict
 from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.runner import LEAST_WIDTH, MAX_ROWS, TEXTS, Runner, padded, return_runner, take_runner
+from draftstore.hf.sampling import Draws, together
+from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 
 MAX_TEXTS = TEXTS[-1]
@@ -68,6 +70,7 @@ class Batch:
         )
         self._vocab_size, self._recompute_length = vocab_size(model), recompute_length(model)
         self._members: list[Member] = []
+        self._verdicts: list[ModelVerdict] = []
         self._reading: deque[Member] = deque()
         self._slots = Slots()
         self._runner = take_runner(model, self.most)
@@ -142,13 +145,29 @@ class Batch:
             if member.past == self._recompute_length == len(member.text) - 1:
                 runner.read(0, [member.text.ids.astype(np.int64)], 0, Wants(best=False))
         parts = runner.run(rows, Wants.of(member.wants for member in self._members))
-        return [ModelVerdict(part, member) for part, member in zip(parts, self._members, strict=True)]
+        self._verdicts = self._verdicts_of(parts, trees)
+        return list(self._verdicts)
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:
         """Append accepted tokens to the texts in decoding; see `draftstore.decoding.loop.Model`."""
+        while self._verdicts:
+            self._verdicts.pop().settle()
         pasts = [member.past for member in self._members]
         kept = [member.keep(each) for member, each in zip(self._members, accepted, strict=True)]
         self._runner.pool.move(pasts, kept)
+
+    def _verdicts_of(self, parts: Sequence[Rows], trees: Sequence[DraftTree]) -> list[ModelVerdict]:
+        """Return the outputs of each text, with the tokens drawn for those that can be drawn together."""
+        drawn = [ModelVerdict(part, each) for part, each in zip(parts, self._members, strict=True)]
+        if chosen := together([member.sampler for member in self._members]):
+            batch = DraftBatch.of(
+                [(trees[text].tokens, trees[text].parents, trees[text].levels, 0, 0) for text in chosen]
+            )
+            firsts = np.array([parts[text].own.start for text in chosen])
+            draws = Draws(parts[0].whole.logits, firsts, *batch[:2], batch.sizes, [*chosen.values()])
+            for place, text in enumerate(chosen):
+                drawn[text] = ModelVerdict(parts[text], self._members[text], draws, place)
+        return drawn
 
     def _read(self) -> list[tuple[Member, Step | Exception]]:
         """Read up to a chunk of prompts, in order of arrival."""

@@ -26,9 +26,10 @@ from draftstore.decoding.budget import Planner
 from draftstore.decoding.loop import Text
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, SlotSession, start
-from draftstore.errors import DecodingError, ProbabilityError
+from draftstore.errors import DecodingError
 from draftstore.hf.checks import NO_LIMIT, check_request, depth_limit, vocab_size
 from draftstore.hf.passes import Rows, Wants
+from draftstore.hf.sampling import Draws, Sampler, fault_of
 from draftstore.recycling.prompts import PromptCandidates
 from draftstore.trees.tree import DraftTree
 
@@ -80,6 +81,7 @@ class Member(Text):
         past: number of its tokens in the pool.
         wants: outputs needed from its passes.
         max_length: maximum tokens, including prompt and padding; None if there is no limit.
+        sampler: how its tokens are drawn; None if they are not.
         greedy: whether a token is the argmax of the raw logits, which a pass computes for all rows at once.
         scores: [1, vocabulary] for every emitted token, after the processors; None if not requested.
         logits: the same before the processors.
@@ -104,6 +106,9 @@ class Member(Text):
         self.logits: tuple[torch.Tensor, ...] | None = () if collects and config.output_logits else None
         collects = self.scores is not None or self.logits is not None
         self.greedy = not self._sample and not collects and len(processors) == 0
+        self.sampler = Sampler.of(processors, random, input_ids.device) if self._sample else None
+        if self.sampler is not None and collects:
+            self.sampler = self.sampler._replace(recipe=None)
         self.prompt = np.array(self.text.ids, np.int64)
         if attention_mask is not None and attention_mask.dim() == 2:
             self.prompt = self.prompt[attention_mask[0, -len(self.prompt) :].cpu().numpy() != 0]
@@ -137,11 +142,7 @@ class Member(Text):
             return int(torch.argmax(scores, dim=-1))
         probs = torch.nn.functional.softmax(scores, dim=-1)
         if probs[0, 0].isnan():  # then all are; sampling from them would crash a GPU
-            if not torch.nn.functional.softmax(logits, dim=-1)[0, 0].isnan():
-                raise ProbabilityError(
-                    "the settings leave no finite probabilities: use milder penalties, biases or a higher temperature"
-                )
-            raise DecodingError("the model's logits are not finite: load it with another dtype")
+            raise fault_of(logits)
         return int(torch.multinomial(probs, num_samples=1, generator=self._random))
 
     def ends(self, emitted: Sequence[int]) -> bool:
@@ -232,18 +233,31 @@ class Member(Text):
 class ModelVerdict:
     """The model's outputs for a text's tree: a `draftstore.decoding.loop.Verdict`."""
 
-    def __init__(self, rows: Rows, member: Member) -> None:
-        self._rows, self._member = rows, member
+    def __init__(self, rows: Rows, member: Member, draws: Draws | None = None, place: int = 0) -> None:
+        """Hold the outputs of a text; with `draws`, its tokens are drawn: those at `place`."""
+        self._rows, self._member, self._draws, self._place = rows, member, draws, place
+        self._used = 0
         self._best: list[int] | None = None
         self.candidates, self.hidden = rows.candidates, rows.hidden
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:
         """Return the token that the model emits at a row."""
+        if self._draws is not None:
+            tokens, self._used = self._draws.tokens(self._place), len(emitted)
+            if self._used == len(tokens):
+                raise self._draws.fault(self._place)
+            self._used += 1
+            return tokens[self._used - 1]
         if not self._member.greedy:
             return self._member.choose(self._rows.logits(row), emitted)
         if self._best is None:
             self._best = self._rows.best()
         return self._best[row]
+
+    def settle(self) -> None:
+        """Undo draws that were not chosen."""
+        if self._draws is not None:
+            self._draws.settle(self._place, self._used)
 
 
 def _test_of(criterion: Any) -> Test | None:

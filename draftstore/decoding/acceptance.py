@@ -13,7 +13,8 @@ yields, never which.
 One draw per node keeps sampling exact. A draw for each root-to-leaf path would try a token once for every path through
 it: with two paths through a token of probability 0.5 it would be emitted 75 % of the time. Siblings carry different
 tokens, so a draw matches at most one child. This is the sampling form of tree verification in SpecInfer
-(https://arxiv.org/abs/2305.09781, section 4.3) for deterministic drafts.
+(https://arxiv.org/abs/2305.09781, section 4.3) for deterministic drafts. Whoever draws ahead of the walk, as
+`draftstore.hf.sampling` does, undoes the draws below its end.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,8 +12,12 @@ The host cannot know where a walk ends without waiting, so every text draws down
 draws from its own generator the numbers that plain `generate` would draw, in the same order, and `Draws.settle` undoes
 draws that the text has not used: the text and the generator are as if drawn node by node. `torch.multinomial` returns
 for one sample the argmax of probabilities divided by exponential noise; so does this, for the rows of several texts.
+
+On a CPU nothing waits, and texts are drawn node by node: tensors of a few numbers take longer there than the host, and
+several rows at once are slow on busy cores, where the threads that share them wait for each other.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -68,11 +72,16 @@ class Sampler(NamedTuple):
         cls, processors: Sequence[Any], generator: torch.Generator | None, device: torch.device
     ) -> "Sampler":
         """Return the sampler of a text on a device; None is torch's own generator."""
-        recipe = _recipe(processors) if device.type in ("cpu", "cuda") else None
+        recipe = _recipe(processors) if has_queue(device) else None
         if generator is None:
             on_gpu = device.type == "cuda"
             generator = torch.cuda.default_generators[device.index] if on_gpu else torch.default_generator
         return cls(processors, generator, recipe)
+
+
+def has_queue(device: torch.device) -> bool:
+    """Return whether a device works through a queue, so that the host waits to read a value."""
+    return device.type == "cuda"
 
 
 def together(samplers: Sequence[Sampler | None]) -> dict[int, Sampler]:
@@ -99,10 +108,8 @@ class Draws:
         parents: NDArray[np.int16],
         sizes: NDArray[np.int32],
         samplers: Sequence[Sampler],
-        *,
-        blind: bool | None = None,
     ) -> None:
-        """Queue all draws; the host does not wait if `blind`, by default on all devices but a CPU.
+        """Queue all draws, without waiting.
 
         Args:
             logits: [rows, vocabulary], raw, of the whole pass.
@@ -111,10 +118,8 @@ class Draws:
             parents: int16 [texts, any], -1 for the root.
             sizes: int32 [texts], nodes of the tree.
             samplers: of each text, all in `together`.
-            blind: whether to draw to the last level of each tree instead of asking which walks go on.
         """
         self._logits, self._samplers = logits, samplers
-        self._blind = logits.device.type != "cpu" if blind is None else blind
         self._before: list[list[Any]] = [[] for _ in samplers]
         self._found: list[tuple[list[int], torch.Tensor]] = []
         self._tokens: list[list[int]] = []
@@ -129,7 +134,7 @@ class Draws:
             key = samplers[text].recipe, samplers[text].generator.device
             groups.setdefault(key, []).append(text)
         sent = _sent(trees[[text for group in groups.values() for text in group]], logits.device)
-        for group, own in zip(groups.values(), sent.split([*map(len, groups.values())]), strict=True):
+        for group, own in zip(groups.values(), torch.split(sent, [*map(len, groups.values())]), strict=True):
             self._walk(group, own, levels[group])
 
     def tokens(self, text: int) -> list[int]:
@@ -154,20 +159,15 @@ class Draws:
         """Draw for texts with one recipe, in descending order of their levels; see `_pack` for the trees."""
         firsts, tokens, above = trees[:, 0], *trees[:, 1:].chunk(2, 1)
         nodes, numbers = torch.zeros_like(firsts), torch.arange(1, tokens.shape[1] + 1, device=trees.device)
-        for level in range(1, levels[0] + 1):
+        for level in itertools.count(1):
             drawn = self._draw(texts, firsts + nodes.clamp(min=0)).masked_fill(nodes < 0, ENDED)
             self._found.append((texts, drawn))
-            left: Any = slice(0, np.count_nonzero(levels > level))
-            if left.stop == 0:
+            left = np.count_nonzero(levels > level)
+            if left == 0:
                 return
-            children = (tokens == drawn[:, None]) & (above == nodes[:, None])
+            texts, firsts, tokens, above = texts[:left], firsts[:left], tokens[:left], above[:left]
+            children = (tokens == drawn[:left, None]) & (above == nodes[:left, None])
             nodes = numbers.masked_fill(~children, ENDED).amax(1)
-            if not self._blind:
-                left = np.flatnonzero(nodes.cpu().numpy() >= 0)
-                if len(left) == 0:
-                    return
-            texts, levels = np.array(texts)[left].tolist(), levels[left]
-            firsts, tokens, above, nodes = firsts[left], tokens[left], above[left], nodes[left]
 
     def _draw(self, texts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
         """Return int64 [texts], the tokens drawn at some rows, or FAULT less the row."""
@@ -230,7 +230,9 @@ def _sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
 
 
 @kernel
-def _pack(firsts, tokens, parents, sizes):
+def _pack(
+    firsts: NDArray[np.int64], tokens: NDArray[np.int32], parents: NDArray[np.int16], sizes: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return int64 [texts, 1 + 2 x any] and int64 [texts]: the trees with nodes counted from 1, and their levels.
 
     A tree is its first row, its tokens, and the parents, 0 for the root and -2 for no node. The root is a level.

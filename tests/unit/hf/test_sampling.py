@@ -4,7 +4,7 @@ The oracle walks one tree after the other and calls `torch.multinomial` at each 
 for each token. `test_matrix` shows the same for whole texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +31,16 @@ from transformers.generation.logits_process import (
 )
 
 from draftstore.decoding.acceptance import accept
+from draftstore.decoding.budget import Fixed
 from draftstore.errors import DecodingError, ProbabilityError
-from draftstore.hf import generate
+from draftstore.hf import generate, sampling
+from draftstore.hf.batches import Batch
+from draftstore.hf.members import prepare_text
 from draftstore.hf.sampling import OF_SCORES, Draws, Sampler, together
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
-from tests.fakes.adversaries import Prophets
-from tests.fakes.hf_models import STORIES, needs_gpu, on_a_gpu, stories, story_ids
+from tests.fakes.adversaries import Prophet, Prophets
+from tests.fakes.hf_models import STORIES, needs_gpu, on_a_gpu, stories, story_ids, tiny
 from tests.unit.trees.test_tree import trees
 
 CPU = torch.device("cpu")
@@ -55,6 +58,14 @@ SETTINGS: list[Any] = [
 ]
 LIKELY = 3
 """Ids below this one are in trees, and likely."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def queues() -> Iterator[None]:
+    """Draw as on a GPU: there is none here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "has_queue", lambda _device: True)
+        yield
 
 
 class Case(NamedTuple):
@@ -125,7 +136,8 @@ def by_node(case: Case, logits: torch.Tensor, generator: torch.Generator) -> Emi
 
     def choose(row: int, _before: Sequence[int]) -> int:
         raw = logits[row : row + 1].float()
-        probs = processors_of(case)(torch.zeros(1, 4, dtype=torch.int64), raw).softmax(-1)
+        ids: Any = torch.zeros(1, 4, dtype=torch.int64)
+        probs = processors_of(case)(ids, raw).softmax(-1)
         if probs.isnan().any():
             raise DecodingError if raw.softmax(-1).isnan().any() else ProbabilityError
         return int(torch.multinomial(probs, 1, generator=generator))
@@ -134,9 +146,9 @@ def by_node(case: Case, logits: torch.Tensor, generator: torch.Generator) -> Emi
     return Emitted(*found, generator.get_state().numpy().tobytes())
 
 
-def draws_of(texts: Sequence[Case], logits: torch.Tensor, rows: int, samplers: Any, **how: bool) -> Draws:
+def draws_of(texts: Sequence[Case], logits: torch.Tensor, rows: int, samplers: Any) -> Draws:
     batch = DraftBatch.of([(*each, 0, 0) for each in map(parts_of, texts)])
-    return Draws(logits, np.arange(len(texts)) * rows, *batch[:2], batch.sizes, samplers, **how)
+    return Draws(logits, np.arange(len(texts)) * rows, *batch[:2], batch.sizes, samplers)
 
 
 def parts_of(case: Case) -> Any:
@@ -162,10 +174,9 @@ def logits_of(
     st.sampled_from([5, 48, 1_003]),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     st.booleans(),
-    st.booleans(),
 )
 def test_draws_are_those_of_node_by_node(
-    texts: list[Case], vocab: int, dtype: torch.dtype, blind: bool, default: bool
+    texts: list[Case], vocab: int, dtype: torch.dtype, default: bool
 ) -> None:
     """The first text may draw from torch's own generator."""
     rows = 1 + max(len(text.tree) for text in texts)
@@ -181,7 +192,7 @@ def test_draws_are_those_of_node_by_node(
         own[:1] = [None] if default else own[:1]
         samplers = [sampler_of(text, each) for text, each in zip(texts, own, strict=True)]
         assert list(together(samplers)) == [*range(len(texts))]
-        draws = draws_of(texts, logits, rows, samplers, blind=blind)
+        draws = draws_of(texts, logits, rows, samplers)
         for place, (text, true) in enumerate(zip(texts, expected, strict=True)):
             found = emitted(text, choose_from(draws, place))
             draws.settle(place, len(found[0]))
@@ -207,7 +218,7 @@ def test_a_row_gets_the_same_scores_among_others(seed: int, vocab: int) -> None:
     """Each of the processors of scores, one after another in any order, and softmax: bit for bit."""
     random = np.random.default_rng([seed, vocab])
     raw = torch.from_numpy(random.normal(0, 3, (7, vocab)).astype(np.float32)).round(
-        decimals=random.integers(0, 6)
+        decimals=int(random.integers(6))
     )
     chosen = [SETTINGS[each] for each in random.permutation(len(SETTINGS) - 1)[:3]]
     assert {type(each) for each in SETTINGS} == set(OF_SCORES)
@@ -237,7 +248,7 @@ def test_only_processors_of_scores_and_generators_of_one_text_are_drawn_together
     ]
     for each in looks:
         assert together([sampler(each), sampler(SETTINGS[0], each)]) == {}
-    odd = TopKLogitsWarper(3)
+    odd: Any = TopKLogitsWarper(3)
     odd.top_k = torch.tensor(3)
     assert sampler(odd).recipe is None
     assert sampler(TopKLogitsWarper(3)).recipe == sampler(TopKLogitsWarper(3)).recipe
@@ -252,6 +263,40 @@ def test_only_processors_of_scores_and_generators_of_one_text_are_drawn_together
     ]
     assert [*together(texts)] == [2, 4]
     assert [*together([*texts, Sampler.of([], None, CPU)])] == [4]
+
+
+def test_a_text_without_probabilities_fails_alone() -> None:
+    """From the third pass on, the second text's logits are not finite at drafted nodes."""
+    model: Any = tiny(vocab_size=48)
+    options: dict[str, Any] = {"do_sample": True, "max_new_tokens": 24, "pad_token_id": 0}
+    prompts, truths = torch.tensor([[9, 10, 11], [12, 13, 14]]), []
+    for seed, prompt in enumerate(prompts):
+        torch.manual_seed(seed)
+        truths.append(model.generate(prompt[None], **options)[0].tolist())
+    passes: list[int] = []
+
+    def breaking(_head: Any, _inputs: Any, logits: torch.Tensor) -> None:
+        passes.append(1)
+        if len(passes) > 3:
+            logits[1:, 1:] = torch.nan
+
+    batch, members = Batch(model), []
+    for seed, prompt in enumerate(prompts):
+        random = torch.Generator().manual_seed(seed)
+        member = prepare_text(model, prompt[None], random=random, **options)
+        members.append(member.draft(Prophet(48, truths, depth=2), Fixed(12)))
+        batch.join(members[-1])
+    handle, errors = model.lm_head.register_forward_hook(breaking), []
+    while len(batch):
+        errors += [(each, result) for each, result in batch.step() if isinstance(result, Exception)]
+    handle.remove()
+    ((failed, error),) = errors
+    assert failed is members[1]
+    assert "another dtype" in str(error)
+    found = [member.text.ids.tolist() for member in members]
+    assert found[0] == truths[0]
+    assert found[1] == truths[1][: len(found[1])]
+    assert 4 < len(found[1]) < len(truths[1])
 
 
 class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -302,7 +347,7 @@ def test_a_pass_has_one_copy_and_no_other_wait(count: int, nodes: int) -> None:
     logits = logits_of(texts, 1 + nodes, 48)
     samplers = [sampler_of(text, torch.Generator()) for text in texts]
     with Waits() as waits, Copies() as copies:
-        draws = draws_of(texts, logits, 1 + nodes, samplers, blind=True)
+        draws = draws_of(texts, logits, 1 + nodes, samplers)
         assert (waits.count, copies.count) == (0, 0)
         for place in range(count):
             draws.settle(place, len(draws.tokens(place)))

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.cells import Figures
@@ -59,28 +57,20 @@ def forced(recordings: Sequence[Recording], picks: Picks) -> Iterator[None]:
     def recorded(self: BatchOutputs) -> Walks:
         walks(self)  # of the model itself, as far as it draws or copies
         best = self._rows.best() if all(member.greedy for member in self._members) else None
-        paths, tokens = list[list[int]](), list[NDArray[np.int32]]()
+        paths, tokens = list[list[int]](), list[list[int]]()
         for text, (member, tree) in enumerate(zip(self._members, self._drafts.trees(), strict=True)):
             prompt, number = begun[member]
             at = len(member.text) - prompt
             coming = recordings[number].output[at:]
             paths.append(tree.accepted(coming[:-1]))
-            tokens.append(coming[: len(paths[-1]) + 1])
+            tokens.append(coming[: len(paths[-1]) + 1].tolist())
             for depth, row in enumerate([0, *(node + 1 for node in paths[-1])]):
                 if best is not None:
                     picks[number, at + depth] = int(best[text, row])
-        return _walks(paths, tokens)
+        return Walks.of(tokens, paths)
 
     with patch.object(Member, "first_token", begin), patch.object(BatchOutputs, "walks", recorded):
         yield
-
-
-def _walks(paths: Sequence[list[int]], tokens: Sequence[NDArray[np.int32]]) -> Walks:
-    sizes = np.array([len(each) for each in tokens])
-    emitted, nodes = (np.full((len(sizes), sizes.max()), -1, np.int32) for _ in range(2))
-    for text, size in enumerate(sizes.tolist()):
-        emitted[text, :size], nodes[text, : size - 1] = tokens[text], paths[text]
-    return Walks(emitted, nodes, sizes)
 
 
 def force(

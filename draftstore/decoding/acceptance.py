@@ -13,7 +13,8 @@ yields, never which.
 One draw per node keeps sampling exact. A draw for each root-to-leaf path would try a token once for every path through
 it: with two paths through a token of probability 0.5 it would be emitted 75 % of the time. Siblings carry different
 tokens, so a draw matches at most one child. This is the sampling form of tree verification in SpecInfer
-(https://arxiv.org/abs/2305.09781, section 4.3) for deterministic drafts.
+(https://arxiv.org/abs/2305.09781, section 4.3) for deterministic drafts. Whoever draws ahead of the walk, as
+`draftstore.hf.sampling` does, undoes the draws below its end.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,13 +51,23 @@ class Walks(NamedTuple):
 
     Attributes:
         tokens: int32 [batch, width + 1], the emitted tokens.
-        nodes: int32 [batch, width + 1], the nodes that carry them; -1 for the last one.
+        nodes: int32 [batch, width + 1], the nodes that carry them; -1 for the last one, which leaves the tree. A walk
+            that ends at a node ends at an error, which choosing the next token raises.
         sizes: int64 [batch], number of emitted tokens; 0: unknown, the text chooses them row by row.
     """
 
     tokens: NDArray[np.int32]
     nodes: NDArray[np.int32]
     sizes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tokens: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> "Walks":
+        """Return walks given as the emitted tokens and the accepted nodes of each text."""
+        sizes = np.array([*map(len, tokens)], np.int64)
+        emitted, nodes = (np.full((len(sizes), sizes.max(initial=0)), -1, np.int32) for _ in range(2))
+        for text, (own, path) in enumerate(zip(tokens, paths, strict=True)):
+            emitted[text, : len(own)], nodes[text, : len(path)] = own, path
+        return cls(emitted, nodes, sizes)
 
     @classmethod
     def unknown(cls, batch: int) -> "Walks":

@@ -251,6 +251,11 @@ class QueuedPass:
         self._errors = [text.error for text in self.texts]
         self._ns[2] = perf_counter_ns() - begin
 
+    def discard(self) -> None:
+        """Leave all texts as they were before the pass."""
+        for place in range(len(self.texts)):
+            self._outputs.settle(place, 0)
+
     def results(self) -> list[Step | Exception]:
         """Return the result or the error of each text, after its tokens were streamed."""
         times = [each // len(self.texts) for each in self._ns]
@@ -298,6 +303,8 @@ class QueuedPass:
     ) -> Acceptance:
         if emitted:
             count = text.ends_after(emitted)
+            if not text.over and nodes[count - 1] >= 0:
+                self._outputs.choose(place, nodes[count - 1] + 1, emitted)
             return Acceptance(nodes[: count - 1], walks.tokens[place, :count])
         return accept(self._trees[place], lambda row, said: self._outputs.choose(place, row, said), text.ends)
 

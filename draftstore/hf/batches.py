@@ -136,6 +136,7 @@ class Batch:
                 return
             member.error = LEFT  # its rows of the queued pass are undone
             if all(each.error is LEFT for each in self._members):
+                self._queued.discard()
                 self._queued = None
                 for each in self._members[::-1]:
                     self._remove(each)

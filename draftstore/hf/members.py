@@ -27,9 +27,9 @@ from draftstore.decoding.budget import Planner
 from draftstore.decoding.loop import Text
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import Slots, SlotSession, start
-from draftstore.errors import DecodingError, ProbabilityError
 from draftstore.hf.checks import NO_LIMIT, check_request, depth_limit, vocab_size
 from draftstore.hf.passes import Rows, Wants
+from draftstore.hf.sampling import Sampler, fault_of
 from draftstore.recycling.prompts import PromptCandidates
 
 SPARE = 256
@@ -83,6 +83,7 @@ class Member(Text):
         past: number of its tokens in the pool.
         wants: outputs needed from its passes.
         max_length: maximum tokens, including prompt and padding; None if there is no limit.
+        sampler: how its tokens are drawn; None if they are not.
         greedy: whether a token is the argmax of the raw logits, which a pass computes for all rows at once.
         scores: [1, vocabulary] for every emitted token, after the processors; None if not requested.
         logits: the same before the processors.
@@ -107,6 +108,9 @@ class Member(Text):
         self.logits: tuple[torch.Tensor, ...] | None = () if collects and config.output_logits else None
         collects = self.scores is not None or self.logits is not None
         self.greedy = not self._sample and not collects and len(processors) == 0
+        self.sampler = Sampler.of(processors, random, input_ids.device) if self._sample else None
+        if self.sampler is not None and collects:
+            self.sampler = self.sampler._replace(recipe=None)
         self.prompt = np.array(self.text.ids, np.int64)
         if attention_mask is not None and attention_mask.dim() == 2:
             self.prompt = self.prompt[attention_mask[0, -len(self.prompt) :].cpu().numpy() != 0]
@@ -138,11 +142,7 @@ class Member(Text):
             return int(torch.argmax(scores, dim=-1))
         probs = torch.nn.functional.softmax(scores, dim=-1)
         if probs[0, 0].isnan():  # then all are; sampling from them would crash a GPU
-            if not torch.nn.functional.softmax(logits, dim=-1)[0, 0].isnan():
-                raise ProbabilityError(
-                    "the settings leave no finite probabilities: use milder penalties, biases or a higher temperature"
-                )
-            raise DecodingError("the model's logits are not finite: load it with another dtype")
+            raise fault_of(logits)
         return int(torch.multinomial(probs, num_samples=1, generator=self._random))
 
     def ends(self, emitted: Sequence[int]) -> bool:

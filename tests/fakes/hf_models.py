@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from draftstore.hf import runner
+from draftstore.hf import runner, sampling
 
 cast(Any, logging).disable_progress_bar()
 
@@ -156,10 +156,21 @@ def needs_gpu(test: Test) -> Test:
 
 
 @contextmanager
+def on_a_gpu(model: Any) -> Iterator[Any]:
+    """Bring a model to the GPU; it stays the same object."""
+    try:
+        yield torch.nn.Module.to(model, "cuda")
+    finally:
+        runner._IDLE.pop(model, None)
+        torch.nn.Module.to(model, "cpu")
+
+
+@contextmanager
 def shapes_of_graphs() -> Iterator[None]:
-    """Run passes in the shapes of CUDA graphs: there is no GPU here, so they are padded and not captured."""
+    """Run passes in the shapes of CUDA graphs and draw as on a GPU; there is none, so passes are not captured."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "takes_graphs", lambda _model: True)
+        patch.setattr(sampling, "has_queue", lambda _device: True)
         runner._IDLE.clear()
         yield
         runner._IDLE.clear()

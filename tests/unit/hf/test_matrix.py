@@ -70,7 +70,9 @@ class Known(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"max_new_tokens": NEW, "eos_token_id": EOS, "pad_token_id": 0} | SETTINGS[self.sampled]
+        options = {"max_new_tokens": NEW, "eos_token_id": EOS, "pad_token_id": 0} | SETTINGS[self.sampled]
+        # With the penalty, tokens are drawn node by node.
+        return options | {"repetition_penalty": 1.0} if len(self.prompt) % 2 else options
 
 
 def model_of(name: str) -> Any:

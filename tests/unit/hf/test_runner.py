@@ -8,7 +8,6 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from draftstore.hf.passes import Wants
 from draftstore.hf.runner import BUCKETS, MAX_ROWS, PassShape, Runner
 from draftstore.recycling.drafter import RecyclingDrafter
 from tests.fakes.adversaries import Prophet, RandomTrees
-from tests.fakes.hf_models import STORIES, needs_gpu, shapes_of_graphs, stories, story_ids, tiny
+from tests.fakes.hf_models import STORIES, needs_gpu, on_a_gpu, shapes_of_graphs, stories, story_ids, tiny
 
 VOCAB = 512
 NEW = 48
@@ -195,16 +194,6 @@ DRAFTERS: dict[str, Callable[[list[int]], Drafter | None]] = {
     "prophet": lambda truth: Prophet(VOCAB, [truth], depth=12),
     "recycling": lambda truth: RecyclingDrafter(VOCAB),
 }
-
-
-@contextmanager
-def on_a_gpu(model: Any) -> Iterator[Any]:
-    """Bring a model to the GPU; it stays the same object."""
-    try:
-        yield torch.nn.Module.to(model, "cuda")
-    finally:
-        runner._IDLE.pop(model, None)
-        torch.nn.Module.to(model, "cpu")
 
 
 def together(data: Path, model: Any) -> tuple[list[list[int]], list[list[int]]]:

@@ -105,7 +105,8 @@ class CostPlanner:
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:  # noqa: ARG002
         """Compare the draft's claims about each new token of the text with the actual tokens."""
         none = DraftBatch.empty(1)
-        learn_together([self], DraftBatch.of_trees([proposed]), none, [accepted])
+        ids = as_input(accepted.tokens, np.int32)
+        learn_together([self], DraftBatch.of_trees([proposed]), none, [accepted], ids, np.array([len(ids)]))
 
 
 @kernel
@@ -189,9 +190,17 @@ def trim_together(planners: Sequence[Planner], drafts: DraftBatch) -> DraftBatch
 
 
 def learn_together(
-    planners: Sequence[Planner], proposed: DraftBatch, verified: DraftBatch, accepted: Sequence[Acceptance]
+    planners: Sequence[Planner],
+    proposed: DraftBatch,
+    verified: DraftBatch,
+    accepted: Sequence[Acceptance],
+    ids: NDArray[np.int32],
+    stops: NDArray[np.int64],
 ) -> dict[int, Exception]:
-    """Let planners learn what became of drafts, see `Planner.learn`; return errors by text."""
+    """Let planners learn what became of drafts, see `Planner.learn`; return errors by text.
+
+    `ids`, int32 [any], are the accepted tokens of all texts, one after another; `stops`, int64 [batch], their ends.
+    """
     errors = dict[int, Exception]()
     if all(type(planner) is Fixed for planner in planners):
         return errors
@@ -204,10 +213,8 @@ def learn_together(
             except Exception as error:  # noqa: BLE001 (of this text alone)
                 errors[place] = error
         return errors
-    stops = np.cumsum([len(each.tokens) for each in accepted])
-    ids = as_input(np.concatenate([each.tokens for each in accepted]), np.int32)
     seen = _seen(costed)
-    _compare(ids, stops, *proposed.inputs(), seen)
+    _compare(as_input(ids, np.int32), as_input(stops, np.int64), *proposed.inputs(), seen)
     for planner, own in zip(costed, seen, strict=True):
         planner._seen = own
     return errors

@@ -318,10 +318,12 @@ class QueuedPass:
             hidden = self._outputs.hidden(
                 places, [each.path[-1] + 1 if each.path else 0 for each in accepted]
             )
+        ids = np.concatenate([each.tokens for each in accepted])
+        stops = np.cumsum([len(each.tokens) for each in accepted])
         errors = slots.observe(
             wanted,
-            np.concatenate([each.tokens for each in accepted]),
-            np.cumsum([len(each.tokens) for each in accepted]),
+            ids,
+            stops,
             trees=[self._trees[place] for place in places],
             candidates=[
                 self._outputs.candidates(place) if session.needs_candidates else None
@@ -330,7 +332,7 @@ class QueuedPass:
             hidden=hidden,
         )
         proposed, drafts = (each.part(places) for each in (self._proposed, self._drafts))
-        errors |= learn_together([text.planner for text, _ in done], proposed, drafts, accepted)
+        errors |= learn_together([text.planner for text, _ in done], proposed, drafts, accepted, ids, stops)
         for place, error in errors.items():
             done[place][0].error = error
         self._outcomes = slots.outcomes([text.session.slot for text in self.texts])

@@ -200,7 +200,7 @@ class Batch:
         for member in members:  # a model that rereads has only one
             if member.past == self._recompute_length == len(member.text) - 1:
                 runner.read(0, [member.text.ids.astype(np.int64)], 0, Wants(best=False))
-        wants = Wants.of(member.wants for member in members)
+        wants = Wants.of({member.wants for member in members})
         return BatchOutputs(runner.run(Drafted(lasts, drafts, pasts), wants), drafts, members)
 
     def keep(self, accepted: Sequence[Acceptance | None]) -> None:

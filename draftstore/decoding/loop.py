@@ -23,7 +23,7 @@ from draftstore.decoding.limits import within_limits
 from draftstore.drafting.outcomes import SourceOutcome
 from draftstore.drafting.slots import Outcomes, SlotSession
 from draftstore.drafting.sources import IDS
-from draftstore.trees.batch import DraftBatch
+from draftstore.trees.batch import DraftBatch, LazyTrees
 from draftstore.trees.tree import DraftTree
 
 NO_LIMIT = 1 << 30
@@ -84,8 +84,8 @@ class Outputs(Protocol):
     def choose(self, text: int, row: int, emitted: Sequence[int]) -> int:
         """Return the token that a text emits at a row; see `draftstore.decoding.acceptance.Choose`."""
 
-    def settle(self, text: int, tokens: int) -> None:
-        """Note how many tokens of its walk a text has taken."""
+    def settle(self, taken: Sequence[int]) -> None:
+        """Note how many tokens of its walk each text has taken."""
 
     def candidates(self, text: int) -> NDArray[np.int32] | None:
         """Return int32 [n + 1, 8], the most likely tokens at each row of a text, best first; None if unknown."""
@@ -124,7 +124,7 @@ class RowByRow:
         """Return the token that a text emits at a row."""
         return self._verdicts[text].choose(row, emitted)
 
-    def settle(self, text: int, tokens: int) -> None:
+    def settle(self, taken: Sequence[int]) -> None:
         """Do nothing: rows are chosen when they are reached."""
 
     def candidates(self, text: int) -> NDArray[np.int32] | None:
@@ -253,8 +253,7 @@ class QueuedPass:
 
     def discard(self) -> None:
         """Leave all texts as they were before the pass."""
-        for place in range(len(self.texts)):
-            self._outputs.settle(place, 0)
+        self._outputs.settle([0] * len(self.texts))
 
     def results(self) -> list[Step | Exception]:
         """Return the result or the error of each text, after its tokens were streamed."""
@@ -294,8 +293,8 @@ class QueuedPass:
                 )
             except Exception as error:  # noqa: BLE001 (of this text alone)
                 text.error, found = error, None
-            self._outputs.settle(place, 0 if found is None else len(found.tokens))
             accepted.append(found)
+        self._outputs.settle([0 if each is None else len(each.tokens) for each in accepted])
         return accepted
 
     def _walk(
@@ -313,25 +312,27 @@ class QueuedPass:
         done = [(self.texts[place], self._accepted[place]) for place in places]
         sessions, accepted = [text.session for text, _ in done], [each for _, each in done if each]
         slots, wanted = sessions[0].slots, [session.slot for session in sessions]
-        hidden = None
+        hidden, candidates = None, list[NDArray[np.int32] | None]()
+        if any(session.needs_candidates for session in sessions):
+            candidates = [
+                self._outputs.candidates(place) if session.needs_candidates else None
+                for place, session in zip(places, sessions, strict=True)
+            ]
         if any(session.needs_hidden for session in sessions):
             hidden = self._outputs.hidden(
                 places, [each.path[-1] + 1 if each.path else 0 for each in accepted]
             )
+        proposed, drafts = (each.part(places) for each in (self._proposed, self._drafts))
         ids = np.concatenate([each.tokens for each in accepted])
         stops = np.cumsum([len(each.tokens) for each in accepted])
         errors = slots.observe(
             wanted,
             ids,
             stops,
-            trees=[self._trees[place] for place in places],
-            candidates=[
-                self._outputs.candidates(place) if session.needs_candidates else None
-                for place, session in zip(places, sessions, strict=True)
-            ],
+            trees=LazyTrees(drafts),
+            candidates=candidates,
             hidden=hidden,
         )
-        proposed, drafts = (each.part(places) for each in (self._proposed, self._drafts))
         errors |= learn_together([text.planner for text, _ in done], proposed, drafts, accepted, ids, stops)
         for place, error in errors.items():
             done[place][0].error = error
@@ -367,7 +368,8 @@ def _draft(texts: Sequence[Text], room: int) -> tuple[DraftBatch, DraftBatch]:
         ]
         slots, least = texts[0].session.slots, [text.min_prob for text in texts]
         proposed = slots.propose([text.session.slot for text in texts], budgets, least)
-        limits = np.array([(room, depth, text.vocab_size) for text, depth in zip(texts, depths, strict=True)])
+        limits = np.empty((len(texts), 3), np.int64)
+        limits[:, 0], limits[:, 1], limits[:, 2] = room, depths, [text.vocab_size for text in texts]
         drafts, errors = within_limits(proposed, limits)
         for place, error in errors.items():
             texts[place].error = error

@@ -38,10 +38,11 @@ class BatchOutputs:
             raise self._draws.fault(self._drawn[text])
         return self._members[text].choose(self._rows[text].logits(row), emitted)
 
-    def settle(self, text: int, tokens: int) -> None:
-        """Undo draws after the first tokens of a text."""
-        if self._draws is not None and text in self._drawn:
-            self._draws.settle(self._drawn[text], tokens)
+    def settle(self, taken: Sequence[int]) -> None:
+        """Undo draws after the tokens that each text has taken."""
+        if self._draws is not None:
+            for text, place in self._drawn.items():
+                self._draws.settle(place, taken[text])
 
     def candidates(self, text: int) -> NDArray[np.int32]:
         """Return int32 [n + 1, 8], the most likely tokens at each row of a text."""

@@ -126,8 +126,12 @@ class CachePool:
         stay = columns.tolist()  # columns without a row to keep
         moves[0] = [[*rows[settled:], *stay[max(0, len(rows) - settled) :]] for rows in kept]
         moves += np.asarray(pasts)[:, None]
+        sent = {
+            device: source.to(device, non_blocking=True)[:, None, :, None, :, None]
+            for device in {states.device for states in self._states}
+        }
         for states in self._states:
-            origin, target = source.to(states.device, non_blocking=True)[:, None, :, None, :, None]
+            origin, target = sent[states.device]
             some = states[:, : len(kept)]
             shape = (*some.shape[:3], count, some.shape[4])
             some.scatter_(3, target.expand(shape), some.gather(3, origin.expand(shape)))

@@ -155,6 +155,21 @@ class DraftBatch(NamedTuple):
         return lengths, data
 
 
+class LazyTrees(Sequence[DraftTree]):
+    """The trees of a batch, each made when it is read."""
+
+    def __init__(self, drafts: DraftBatch) -> None:
+        self._drafts = drafts
+
+    def __len__(self) -> int:
+        return len(self._drafts.sizes)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return a tree."""
+        drafts, nodes = self._drafts, (place, slice(int(self._drafts.sizes[place])))
+        return DraftTree(drafts.tokens[nodes], drafts.parents[nodes], drafts.levels[nodes])
+
+
 @cache
 def _nothing(batch: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return tokens, parents, levels and sizes of empty drafts."""

@@ -281,18 +281,15 @@ class QueuedPass:
         return self._drafts.trees()
 
     def _accept(self) -> list[Acceptance | None]:
-        walks = self._outputs.walks()
-        emitted, nodes, sizes = walks.tokens.tolist(), walks.nodes.tolist(), walks.sizes.tolist()
-        accepted: list[Acceptance | None] = []
-        for place, (text, size) in enumerate(zip(self.texts, sizes, strict=True)):
+        walks, accepted = self._outputs.walks(), list[Acceptance | None]()
+        rows = zip(walks.tokens.tolist(), walks.nodes.tolist(), walks.sizes.tolist(), strict=True)
+        for place, (emitted, nodes, size) in enumerate(rows):
+            text, found = self.texts[place], None
             try:
-                found = (
-                    None
-                    if text.error
-                    else self._walk(place, text, walks, emitted[place][:size], nodes[place])
-                )
+                if text.error is None:
+                    found = self._walk(place, text, walks, emitted[:size], nodes)
             except Exception as error:  # noqa: BLE001 (of this text alone)
-                text.error, found = error, None
+                text.error = error
             accepted.append(found)
         self._outputs.settle([0 if each is None else len(each.tokens) for each in accepted])
         return accepted

@@ -106,6 +106,8 @@ class Batch:
 
     def close(self) -> None:
         """Hand memory and graphs over to the next batch of this model."""
+        if self._queued is not None:
+            self._queued.discard()
         return_runner(self._model, self._runner)
 
     def __len__(self) -> int:
@@ -164,9 +166,11 @@ class Batch:
             self._queue()
         done, self._queued = self._queued, None
         if done is not None:
-            done.finish()
-            for member in [each for each in self._members if each.over or each.error is not None]:
-                self._remove(member)
+            try:
+                done.finish()
+            finally:
+                for member in [each for each in self._members if each.over or each.error is not None]:
+                    self._remove(member)
         read = self._read()  # a pass may write to the slots after its texts, so new ones come only now
         if self._ahead:
             self._queue()

@@ -148,8 +148,11 @@ class Member(Text):
     def ends(self, emitted: Sequence[int]) -> bool:
         """Return True if the text ends with the last emitted token."""
         self.over = self._limits.passed(len(self.text) + len(emitted), emitted[-1:])
-        if self._criteria:  # called in any case, since some have state
+        if (
+            self._criteria
+        ):  # called in any case, since some have state; as in plain `generate`, before the streamer
             self.over |= bool(self._criteria(self.text.tensor(emitted), self.scores).all())
+            self._stream(emitted[-1:])
         return self.over
 
     def ends_after(self, emitted: Sequence[int]) -> int:
@@ -159,7 +162,11 @@ class Member(Text):
         return len(emitted)
 
     def show(self, tokens: Sequence[int]) -> None:
-        """Stream tokens, one by one."""
+        """Stream the tokens of a step, unless criteria of any kind had to see them streamed."""
+        if not self._criteria:
+            self._stream(tokens)
+
+    def _stream(self, tokens: Sequence[int]) -> None:
         for token in tokens if self._streamer is not None else ():
             self._streamer.put(torch.tensor([token]))
 
@@ -188,14 +195,14 @@ class Member(Text):
         token = self.first_token(rows)
         accepted = Acceptance([], np.array([token], np.int32))
         self.ends([token])
+        self.show([token])
         self.text.extend(accepted.tokens)
         if not self.over:
-            self.session = self._session(rows, slots)
             self.planner.begin()
+            self.session = self._session(rows, slots)
             self.wants = Wants(self.greedy, self.session.needs_candidates, self.session.needs_hidden)
             self.vocab_size, self._depth_limit = vocab_size(model), depth_limit(model)
         self._prompt_candidates = None
-        self.show([token])
         return accepted
 
     def first_token(self, rows: Rows) -> int:

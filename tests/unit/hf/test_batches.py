@@ -83,10 +83,10 @@ class Breaking(LogitsProcessor):
 
 
 class BrokenPipe:
-    """A streamer that takes one token."""
+    """A streamer that takes one token, or fewer."""
 
-    def __init__(self) -> None:
-        self.taken = 0
+    def __init__(self, taken: int = 0) -> None:
+        self.taken = taken
 
     def put(self, token: torch.Tensor) -> None:
         self.taken += len(token)
@@ -170,6 +170,31 @@ def test_a_pass_that_is_queued_early_changes_no_draft() -> None:
         assert [text_of(member) for member in members] == [text.text for text in texts]
         found.append([*steps.values()])
     assert found[0] == found[1]
+
+
+def test_a_failed_pass_brings_back_no_text_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, texts = Batch(model_of("llama"), ahead=True), greedy()[:3]
+    members = [member_of(text, RequestDrafter(VOCAB)) for text in texts]
+    for member in members[:2]:
+        batch.join(member)
+    batch.step()
+    batch.leave(members[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(pools.CachePool, "move", None)
+        with pytest.raises(TypeError):
+            batch.step()
+    batch.leave(members[1])
+    batch.join(members[2])
+    assert {member for member, _ in run(batch)} == {members[2]}
+    assert text_of(members[2]) == texts[2].text
+
+
+def test_a_streamer_that_fails_at_once_leaves_no_drafts_behind() -> None:
+    batch, member = Batch(model_of("llama")), member_of(greedy()[0], RequestDrafter(VOCAB))
+    member._streamer = BrokenPipe(1)
+    batch.join(member)
+    assert [str(error) for _, error in run(batch)] == ["show"]
+    assert len(batch._slots) == 0
 
 
 def test_texts_that_leave_in_the_middle_of_a_step_are_left_out() -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from draftstore.assembly.drafter import Assembly, assemble
 from draftstore.assembly.sources import Sources
-from draftstore.cli.common import status
+from draftstore.cli.common import read_stdin, status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import console, json_option, print_json, print_table, printable, say
 from draftstore.decoding.budget import Fixed, Planner
@@ -171,9 +171,9 @@ class Question(Drawing):
             return self.prompt
         if self.prompt_file is None and sys.stdin.isatty():
             raise click.UsageError("no prompt: give --prompt, --prompt-file, or text on stdin")
+        if self.prompt_file is None or str(self.prompt_file) == "-":
+            return read_stdin()
         try:
-            if self.prompt_file is None or str(self.prompt_file) == "-":
-                return sys.stdin.read().removesuffix("\n")
             return self.prompt_file.read_text(encoding="utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise DraftstoreError(f"the prompt is not UTF-8 text: {error}") from None

@@ -176,7 +176,9 @@ def _assembled(loaded: LoadedModel, sources: Sources, patience: float) -> Assemb
                 raise
             if monotonic() - said >= WARNING_SECONDS:
                 said = monotonic()
-                LOG.warning("no drafts from the lookup service yet: trying again", extra={"error": str(error)})
+                LOG.warning(
+                    "no drafts from the lookup service yet: trying again", extra={"error": str(error)}
+                )
             sleep(1.0)
 
 

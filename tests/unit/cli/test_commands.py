@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import re
@@ -276,6 +277,18 @@ def test_query(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None
         assert node["text"] == small_tokenizer.decode([node["token"]])
         assert -1 <= node["parent"] < position
         assert 0 < node["prob"] <= 1
+
+
+def test_a_query_reads_standard_input(run: Runner, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The quick\nbrown"
+    expected = run("query", store, "--text", text, "--json").json()
+    monkeypatch.setattr("sys.stdin", io.StringIO(text + "\n"))
+    found = run("query", store, "--text", "-", "--json").json()
+    assert [found[key] for key in ("context_text", "nodes")] == [
+        expected[key] for key in ("context_text", "nodes")
+    ]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert "on stdin is not UTF-8" in run("query", store, "--text", "-").error()
 
 
 def test_a_tree_is_drawn_as_lines(small_tokenizer: TextTokenizer) -> None:

@@ -385,7 +385,9 @@ def test_ten_answers_are_compared(
         assert row["same_text"]
         assert row["passes"] <= row["plain_passes"] == row["tokens"] - 1
         assert row["gain"] == pytest.approx(row["plain_seconds"] / row["seconds"], rel=0.5)
-    assert found["median_gain"].keys() == {"edit", "question"}
+    assert found["median_gain"].keys() == found["median_M"].keys() == {"edit", "question"}
+    machine = found["machine"]
+    assert bool(found["doubt"]) == (machine["load_average"] > machine["cores"] or machine["spread"] > 0.2)
     assert list(tmp_path.iterdir()) == []  # neither a model nor a curve is left
 
 

@@ -81,10 +81,10 @@ def read_stdin() -> str:
 
 
 def bytes_text(manifest: Manifest) -> str:
-    """Describe the size of a store, in total and per entry, and of its copy of the tokenizer."""
+    """Describe the size of a store in total, as lists have it, and what of it is the copy of the tokenizer."""
     index = manifest.index_size
     an_entry = index / max(manifest.counts["entries"], 1)
-    return f"{index:,} ({an_entry:.2f} per entry), and {manifest.size - index:,} for the tokenizer"
+    return f"{manifest.size:,}: {index:,} ({an_entry:.2f} per entry), and {manifest.size - index:,} for the tokenizer"
 
 
 class _Amount(ProgressColumn):

@@ -247,7 +247,10 @@ def test_info(run: Runner, store: Path) -> None:
     assert all(len(line) <= 160 for line in ran.out.splitlines())
     manifest = load_manifest(store)
     index = sum(entry.size for name, entry in manifest.files.items() if "/" not in name)
-    assert f"({index / manifest.counts['entries']:.2f} per entry), and " in ran.out  # without the tokenizer
+    an_entry = index / manifest.counts["entries"]
+    assert (
+        f"{manifest.size:,}: {index:,} ({an_entry:.2f} per entry), and " in ran.out
+    )  # without the tokenizer
     document = json.loads((store / "manifest.json").read_text())
     assert run("info", store, "--json").json() == {"path": str(store), **document}
 

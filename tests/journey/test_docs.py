@@ -77,6 +77,7 @@ def answers(checkout: Path) -> dict[str, str]:
 def test_every_command_of_the_pages_runs(answers: dict[str, str]) -> None:
     for command, printed in answers.items():
         assert printed, f"draftstore {command} printed nothing"
+        assert not re.search(r"^0 rows", printed, re.MULTILINE), command
 
 
 @pytest.mark.slow

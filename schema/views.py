@@ -57,6 +57,7 @@ def _quoted(text: str) -> str:
 
 
 BUILD = "id of the build"
+BUILD_NAME = "name of the build"
 N = "number of tokens"
 
 VIEWS: tuple[View | Function, ...] = (
@@ -67,7 +68,7 @@ VIEWS: tuple[View | Function, ...] = (
             "release": "",
             "build_id": BUILD,
             "kind": "",
-            "build": "name of the build",
+            "build": BUILD_NAME,
             "corpus": "name of its corpus",
             "documents": "documents of its corpus",
             "tokens": "tokens of its corpus",
@@ -97,12 +98,14 @@ FROM releases JOIN builds ON builds.id = releases.build_id LEFT JOIN corpora ON 
             "moved_at": "when it was published or rolled back",
             "action": "publish or rollback",
             "build_id": "id of the build; it may have been dropped since",
+            "build": "name of the build; null if it has been dropped",
             "recording": "name of the registered recording",
             "accepted_length": "M = tokens / passes; plain decoding is 1.0",
         },
         """
-SELECT moves.release, moves.moved_at, moves.action, moves.to_build, lengths.key, lengths.value::float8
-FROM release_moves moves CROSS JOIN jsonb_each_text(moves.lengths) lengths
+SELECT moves.release, moves.moved_at, moves.action, moves.to_build, builds.name, lengths.key, lengths.value::float8
+FROM release_moves moves LEFT JOIN builds ON builds.id = moves.to_build
+CROSS JOIN jsonb_each_text(moves.lengths) lengths
 """,
     ),
     View(
@@ -110,6 +113,7 @@ FROM release_moves moves CROSS JOIN jsonb_each_text(moves.lengths) lengths
         "number of n-grams in a corpus by n, distinct and total (Table 1 of CREST)",
         {
             "build_id": BUILD,
+            "build": BUILD_NAME,
             "n": N,
             "distinct_ngrams": "number of distinct n-grams",
             "total": "occurrences of all n-grams",
@@ -118,10 +122,10 @@ FROM release_moves moves CROSS JOIN jsonb_each_text(moves.lengths) lengths
             "mean_count": "mean occurrences of an n-gram",
         },
         """
-SELECT build_id, n, sum(ngrams)::bigint, sum(count * ngrams)::bigint,
+SELECT build_id, name, n, sum(ngrams)::bigint, sum(count * ngrams)::bigint,
        coalesce(sum(ngrams) FILTER (WHERE count = 1), 0)::bigint, max(count),
        round(sum(count * ngrams) / sum(ngrams), 2)
-FROM ngram_spectrum GROUP BY build_id, n
+FROM ngram_spectrum JOIN builds ON builds.id = build_id GROUP BY build_id, name, n
 """,
     ),
     View(
@@ -129,6 +133,7 @@ FROM ngram_spectrum GROUP BY build_id, n
         "most common n-grams with their text: ... WHERE build_id = 3 AND n = 2 ORDER BY rank LIMIT 20",
         {
             "build_id": BUILD,
+            "build": BUILD_NAME,
             "n": N,
             "rank": "1 is the most common of this n",
             "text": "text of the tokens",
@@ -137,7 +142,7 @@ FROM ngram_spectrum GROUP BY build_id, n
             "tokens": "token ids",
         },
         """
-SELECT ngrams.build_id, ngrams.n, ngrams.rank, ngrams.text, ngrams.count,
+SELECT ngrams.build_id, ngram_totals.build, ngrams.n, ngrams.rank, ngrams.text, ngrams.count,
        round(ngrams.count::numeric / ngram_totals.total, 8), ngrams.tokens
 FROM ngrams JOIN ngram_totals ON ngram_totals.build_id = ngrams.build_id AND ngram_totals.n = ngrams.n
 """,
@@ -148,6 +153,7 @@ FROM ngrams JOIN ngram_totals ON ngram_totals.build_id = ngrams.build_id AND ngr
         "count; ngram_share() computes it for any number of n-grams",
         {
             "build_id": BUILD,
+            "build": BUILD_NAME,
             "n": N,
             "top": "number of n-grams, the most common first",
             "least_count": "count of the rarest of them",
@@ -155,9 +161,9 @@ FROM ngrams JOIN ngram_totals ON ngram_totals.build_id = ngrams.build_id AND ngr
             "share": "share of all occurrences of n-grams of this n, 0 to 1",
         },
         """
-SELECT build_id, n, (sum(ngrams) OVER common)::bigint, count, (sum(count * ngrams) OVER common)::bigint,
+SELECT build_id, name, n, (sum(ngrams) OVER common)::bigint, count, (sum(count * ngrams) OVER common)::bigint,
        round((sum(count * ngrams) OVER common) / sum(count * ngrams) OVER (PARTITION BY build_id, n), 8)
-FROM ngram_spectrum
+FROM ngram_spectrum JOIN builds ON builds.id = build_id
 WINDOW common AS (PARTITION BY build_id, n ORDER BY count DESC ROWS UNBOUNDED PRECEDING)
 """,
     ),
@@ -181,6 +187,7 @@ ORDER BY curve.top LIMIT 1
         "number of n-grams that a CREST build kept, and sizes of their draft trees, by n (Table 2 of CREST)",
         {
             "build_id": BUILD,
+            "build": BUILD_NAME,
             "n": N,
             "entries": "number of n-grams kept",
             "mean_nodes": "mean number of nodes in a tree",
@@ -189,8 +196,8 @@ ORDER BY curve.top LIMIT 1
             "nodes": "nodes of all trees",
         },
         """
-SELECT build_id, n, count(*), round(avg(nodes), 2), min(nodes), max(nodes), sum(nodes)
-FROM kept_ngrams GROUP BY build_id, n
+SELECT build_id, name, n, count(*), round(avg(nodes), 2), min(nodes), max(nodes), sum(nodes)
+FROM kept_ngrams JOIN builds ON builds.id = build_id GROUP BY build_id, name, n
 """,
     ),
     View(
@@ -198,6 +205,7 @@ FROM kept_ngrams GROUP BY build_id, n
         "bytes of the draft trees of a CREST build by n, before and after compression",
         {
             "build_id": BUILD,
+            "build": BUILD_NAME,
             "n": N,
             "entries": "number of n-grams kept",
             "raw_bytes": "bytes of their trees before compression",
@@ -207,9 +215,9 @@ FROM kept_ngrams GROUP BY build_id, n
             "ratio": "raw_bytes / bytes",
         },
         """
-SELECT build_id, n, count(*), sum(raw_bytes), sum(bytes), round(avg(raw_bytes), 1), round(avg(bytes), 1),
+SELECT build_id, name, n, count(*), sum(raw_bytes), sum(bytes), round(avg(raw_bytes), 1), round(avg(bytes), 1),
        round(sum(raw_bytes)::numeric / nullif(sum(bytes), 0), 2)
-FROM kept_ngrams GROUP BY build_id, n
+FROM kept_ngrams JOIN builds ON builds.id = build_id GROUP BY build_id, name, n
 """,
     ),
     View(
@@ -218,6 +226,7 @@ FROM kept_ngrams GROUP BY build_id, n
         "of the same corpus",
         {
             "build_id": BUILD,
+            "build": BUILD_NAME,
             "n": N,
             "kept": "number of n-grams kept",
             "distinct_ngrams": "number of distinct n-grams in the corpus",
@@ -226,7 +235,7 @@ FROM kept_ngrams GROUP BY build_id, n
             "share": "occurrences / total, 0 to 1",
         },
         """
-SELECT kept.build_id, kept.n, kept.entries, totals.distinct_ngrams, kept.occurrences, totals.total,
+SELECT kept.build_id, builds.name, kept.n, kept.entries, totals.distinct_ngrams, kept.occurrences, totals.total,
        round(kept.occurrences::numeric / totals.total, 8)
 FROM (
     SELECT build_id, n, count(*) AS entries, sum(count)::bigint AS occurrences

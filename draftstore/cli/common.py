@@ -72,11 +72,19 @@ class Drafting(Options):
         return self.strategy if self.strategy in store.strategies else store.default_strategy
 
 
+def read_stdin() -> str:
+    """Return the text on stdin, without its last line break; DraftstoreError if it is not UTF-8."""
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise DraftstoreError(f"the text on stdin is not UTF-8: {error}") from None
+
+
 def bytes_text(manifest: Manifest) -> str:
-    """Describe the size of a store, in total and per entry, and of its copy of the tokenizer."""
+    """Describe the size of a store in total, as lists have it, and what of it is the copy of the tokenizer."""
     index = manifest.index_size
     an_entry = index / max(manifest.counts["entries"], 1)
-    return f"{index:,} ({an_entry:.2f} per entry), and {manifest.size - index:,} for the tokenizer"
+    return f"{manifest.size:,}: {index:,} ({an_entry:.2f} per entry), and {manifest.size - index:,} for the tokenizer"
 
 
 class _Amount(ProgressColumn):

@@ -1,5 +1,6 @@
 """`draftstore demo`: the speedup from drafts with a real model on this machine, for text edits and other prompts."""
 
+import dataclasses
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from draftstore.cli.common import progress_bars, status
 from draftstore.cli.generate import TimedAnswer, answer, check_positions, first_difference
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
+from draftstore.cli.steadiness import Steadiness, load_now
 from draftstore.decoding.budget import Planner
 from draftstore.decoding.conversation import encode_conversation
 from draftstore.errors import ModelError
@@ -101,6 +103,7 @@ def demo(options: DemoOptions, as_json: bool) -> None:
     Example:
       draftstore demo --model ./model
     """
+    load = load_now()
     name = options.model or str(fetch_smollm(cache_folder("models")))
     with status(f"loading {name}"):
         loaded = options.load(name)
@@ -115,25 +118,38 @@ def demo(options: DemoOptions, as_json: bool) -> None:
             step = progress("answering, without drafts and with them", "prompts")
             step(0, len(asked))
             _compared(loaded, drafters, plan.planner, *asked[0], 3)  # torch's first passes take longer
-            rows = []
+            rows, times = list[dict[str, Any]](), list[int]()
             for prompt, text in asked:
-                row = _compared(loaded, drafters, plan.planner, prompt, text, options.max_tokens)
+                row, taken = _compared(loaded, drafters, plan.planner, prompt, text, options.max_tokens)
                 rows.append(row)
-                line = f"{row['prompt']}: {row['plain_seconds']} s, with drafts {row['seconds']} s"
+                times += taken
+                line = (
+                    f"{row['prompt']}: {row['plain_seconds']} s, with drafts {row['seconds']} s, M {row['M']}"
+                )
                 say(line, err=True)
                 step(len(rows), len(asked))
-    gains = {kind: _gain(rows, kind) for kind in ("edit", "question")}
+    gains, lengths = (
+        {kind: _median(rows, kind, figure) for kind in ("edit", "question")} for figure in ("gain", "M")
+    )
+    steadiness = Steadiness.of(load, times)
     if as_json:
-        return print_json({"model": loaded.name, "effort": plan.words, "answers": rows, "median_gain": gains})
+        found = {"model": loaded.name, "effort": plan.words, "answers": rows, "median_gain": gains}
+        found |= {"median_M": lengths, "machine": dataclasses.asdict(steadiness), "doubt": steadiness.doubt}
+        return print_json(found)
     print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     say(plan.words)
-    return say(f"median speedup: {gains['edit']} times for edits, {gains['question']} times for questions")
+    if steadiness.doubt:
+        say(steadiness.doubt)
+    edits, questions = (
+        f"{gains[kind]} times for {kind}s (M {lengths[kind]})" for kind in ("edit", "question")
+    )
+    return say(f"median speedup: {edits}, {questions}")
 
 
 def _compared(
     loaded: "LoadedModel", drafters: Assembly, planner: Planner, prompt: str, text: str | None, tokens: int
-) -> dict[str, Any]:
-    """Answer a prompt without drafts, then with them; `text` is the prediction."""
+) -> tuple[dict[str, Any], list[int]]:
+    """Answer a prompt without drafts, then with them; `text` is the prediction. Also return the plain passes' times."""
     ids = encode_conversation(loaded.text, [{"role": "user", "content": prompt}])
     request = check_positions(loaded, GenerationRequest(ids, tokens, Sampling(temperature=0.0)))
     if text is not None:
@@ -144,7 +160,7 @@ def _compared(
         return answer(loaded, request, drafter=drafter, planner=planner), perf_counter() - begin
 
     (plain, before), (drafted, after) = timed(None), timed(drafters)
-    return {
+    row = {
         "kind": "question" if text is None else "edit",
         "prompt": prompt.partition("\n")[0].removesuffix(" in this text, and answer with the whole text:"),
         "tokens": len(drafted.tokens),
@@ -156,8 +172,9 @@ def _compared(
         "gain": round(before / after, 2),
         "same_text": first_difference(plain.tokens, drafted.tokens) is None,
     }
+    return row, plain.times
 
 
-def _gain(rows: list[dict[str, Any]], kind: str) -> float:
-    gains: list[float] = [row["gain"] for row in rows if row["kind"] == kind]
-    return round(median(gains), 2)
+def _median(rows: list[dict[str, Any]], kind: str, figure: str) -> float:
+    figures: list[float] = [row[figure] for row in rows if row["kind"] == kind]
+    return round(median(figures), 2)

@@ -16,9 +16,10 @@ from rich.text import Text
 
 from draftstore.assembly.drafter import Assembly, assemble
 from draftstore.assembly.sources import Sources
-from draftstore.cli.common import status
+from draftstore.cli.common import read_stdin, status
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import console, json_option, print_json, print_table, printable, say
+from draftstore.cli.steadiness import Steadiness, load_now
 from draftstore.decoding.budget import Fixed, Planner
 from draftstore.decoding.conversation import Content, Pieces, encode_conversation
 from draftstore.decoding.loop import Step, Tally
@@ -43,13 +44,16 @@ class TimedAnswer:
     tokens: list[int] = dataclasses.field(default_factory=list)
     tally: Tally = dataclasses.field(default_factory=Tally)
     prefill_ns: int = 0
+    times: list[int] = dataclasses.field(default_factory=list)  # of the passes after it, in ns
 
     def take(self, step: Step) -> None:
         """Add a step; the first is the prefill."""
+        taken = step.draft_ns + step.forward_ns + step.accept_ns
         if self.tokens:
             self.tally.add(step)
+            self.times.append(taken)
         else:
-            self.prefill_ns = step.draft_ns + step.forward_ns + step.accept_ns
+            self.prefill_ns = taken
         self.tokens += step.tokens.tolist()
 
     @property
@@ -59,7 +63,7 @@ class TimedAnswer:
 
     @property
     def _pass_ns(self) -> int:
-        return max(self.tally.draft_ns + self.tally.forward_ns + self.tally.accept_ns, 1)
+        return max(sum(self.times), 1)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures as JSON values."""
@@ -171,9 +175,9 @@ class Question(Drawing):
             return self.prompt
         if self.prompt_file is None and sys.stdin.isatty():
             raise click.UsageError("no prompt: give --prompt, --prompt-file, or text on stdin")
+        if self.prompt_file is None or str(self.prompt_file) == "-":
+            return read_stdin()
         try:
-            if self.prompt_file is None or str(self.prompt_file) == "-":
-                return sys.stdin.read().removesuffix("\n")
             return self.prompt_file.read_text(encoding="utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise DraftstoreError(f"the prompt is not UTF-8 text: {error}") from None
@@ -207,7 +211,7 @@ def generate(
       draftstore generate --model org/model --recycling --temperature 0.7 --seed 1 < question.txt
       draftstore generate --model ./model --raw --prompt "def main(" --no-compare
     """
-    text = question.text()
+    text, load = question.text(), load_now()
     with status("loading the model"):
         loaded = model.load(model.model)
     request = _request(loaded, question, text)
@@ -243,6 +247,8 @@ def generate(
             plain = answer(loaded, request, drafter=None)
         report["without_drafts"] = plain.figures()
         report["speedup"] = round(drafted.tokens_per_second / max(plain.tokens_per_second, 1e-9), 3)
+        steadiness = Steadiness.of(load, plain.times)
+        report |= {"machine": dataclasses.asdict(steadiness), "doubt": steadiness.doubt}
         report["first_difference"] = first_difference(drafted.tokens, plain.tokens)
     if as_json:
         print_json(report)
@@ -286,13 +292,15 @@ def _show(report: dict[str, Any]) -> None:
         for name, row in (("with drafts", figures), ("without", report.get("without_drafts")))
         if row
     ]
-    print_table(("", "tokens", "passes", "tokens a pass", "tokens/s"), rows, err=True)
+    print_table(("", "tokens", "passes", "M, tokens a pass", "tokens/s"), rows, err=True)
     names = ", ".join(drafter["name"] for drafter in report["drafters"]) or "nothing"
     say(f"drafts from {names}; {report['effort']}", err=True)
     verified = f"{counted(figures['drafted'], 'node')} verified, {figures['accepted']:,} accepted"
     if names != "nothing" and not figures["drafted"]:
         verified = "no draft was worth its time"
     say(verified + _comparison(report), err=True)
+    if report.get("doubt"):
+        say(report["doubt"], err=True)
 
 
 def _comparison(report: dict[str, Any]) -> str:
@@ -302,4 +310,5 @@ def _comparison(report: dict[str, Any]) -> str:
     same = "the same output"
     if place is not None:
         same = f"the outputs differ from token {place} on: rounding decided between equally likely tokens"
-    return f"; {report['speedup']:.2f} times as fast, {same}"
+    length = report["with_drafts"]["accepted_length"]
+    return f"; M {length:.2f}, {report['speedup']:.2f} times as fast, {same}"

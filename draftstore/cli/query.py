@@ -8,7 +8,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.cli.common import STORE, Drafting, warm
+from draftstore.cli.common import STORE, Drafting, read_stdin, warm
 from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, say
 from draftstore.drafting.contexts import ContextDrafter
@@ -22,15 +22,16 @@ from draftstore.trees.tree import DraftTree
 
 @click.command(cls=Command)
 @click.argument("directory", type=STORE)
-@click.option("--text", required=True, help="Text to continue.")
+@click.option("--text", required=True, help="Text to continue; - is stdin.")
 @takes(drafting=Drafting)
 @json_option
 def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None:
     """Draw the draft tree that a store proposes for a text.
 
     \b
-    Example:
+    Examples:
       draftstore query stores/code --text "for i in range(" --budget 16
+      draftstore query stores/code --text - < begun.py
     """
     kind = kind_of(load_manifest(directory).kind)
     if kind.needs_states:
@@ -41,7 +42,7 @@ def query(directory: Path, text: str, drafting: Drafting, as_json: bool) -> None
     drafting.check_strategy([kind.name])
     store, loaded = drafting.open(directory)
     drafter = warm(store.drafter(drafting.strategy_of(store)))
-    context = loaded.encode(text, bos=False)
+    context = loaded.encode(read_stdin() if text == "-" else text, bos=False)
     contexts = drafter.session(context).slots.contexts
     draft, micros = timed_draft(drafter, contexts, drafting.budget, drafting.min_prob)
     if as_json:

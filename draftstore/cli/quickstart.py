@@ -83,7 +83,7 @@ def quickstart(options: QuickstartOptions, as_json: bool) -> None:
     recordings = list(read_recordings(out / "held-out.jsonl", loaded))
     figures = {strategy: _replay(store, strategy, recordings, budget) for strategy in ("longest", "backoff")}
     figures["crest"] = _replay(small, "backoff", recordings, budget)
-    sizes = dict.fromkeys(figures, store.manifest.index_size) | {"crest": small.manifest.index_size}
+    sizes = dict.fromkeys(figures, store.manifest.size) | {"crest": small.manifest.size}
     counts = store.manifest.counts
     if as_json:
         return print_json(

@@ -10,4 +10,4 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-DEFINITIONS = "6e9617bff0e5373a"
+DEFINITIONS = "33a169cba5fe95d7"

@@ -23,6 +23,7 @@ from draftstore.options import EXPERT, Options
 _LIBRARIES = (
     "uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "psycopg", "psycopg.pool", "numba", "alembic",
 )  # fmt: skip
+LOADING_KERNELS = "loading kernels; the first start after an install compiles them, for a minute or two"
 _USUAL = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 

@@ -36,6 +36,7 @@ from draftstore.stores.registry import KINDS, Store, kind_of, open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees import batch
 from draftstore.trees.batch import DraftBatch
+from services.common.logs import LOADING_KERNELS
 from services.lookup.settings import Target
 
 LOG = logging.getLogger(__name__)
@@ -269,7 +270,7 @@ def available_memory() -> int:
 
 def load_kernels() -> None:
     """Compile all lookup kernels or load them from numba's cache, which holds the GIL for a tenth of a second."""
-    LOG.info("loading kernels; the first start after an install compiles them, for a minute or two")
+    LOG.info(LOADING_KERNELS)
     steps = {"trees": batch.warm_up, "live": memory.warm_up}
     steps |= {name: kind_of(name).load_kernels for name in KINDS}
     for name, load in steps.items():

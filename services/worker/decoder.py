@@ -83,7 +83,7 @@ class Decoder:
 
     def _unavailable(self) -> ProblemError:
         if self.state == "loading":
-            message = "the model is being loaded: try again in a moment"
+            message = "the model is being loaded, or its kernels compiled: try again in a moment"
             return ProblemError(503, message, code="model_loading", retry_after=5)
         headers = {"Connection": "close"}
         return ProblemError(503, "the worker is stopping", code="stopping", retry_after=1, headers=headers)

@@ -23,12 +23,15 @@ from draftstore.hf.members import Member
 from draftstore.hf.planning import Effort, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.remote.client import DEADLINE
+from services.common.logs import LOADING_KERNELS
 from services.worker.answers import Answer, EndedError, Engine, Facts, Terms
 from services.worker.settings import WorkerSettings
 
 LOG = logging.getLogger(__name__)
 LOOKUP_WAIT_SECONDS = 10.0
 """Seconds that the lookup service has to start serving the release, unless the worker waits for it."""
+WARNING_SECONDS = 10.0
+"""Seconds between two warnings that it does not serve the release yet."""
 DEADLINE_SHARE = 0.1
 """Part of a pass that a step waits for drafts of the lookup service: on a CPU, more than the default of 2 ms."""
 Ended = list[tuple[Answer, Exception | None]]
@@ -130,6 +133,7 @@ def load_engine(model: ModelOptions, sources: Sources, effort: Effort, settings:
     transformers_log.set_verbosity(logging.ERROR)  # it warns about intended settings
     loaded = model.load(model.model)
     LOG.info("model loaded", extra={"model": loaded.name, "seconds": round(monotonic() - begin, 1)})
+    LOG.info(LOADING_KERNELS)
     engine = _engine_of(loaded, sources, effort, settings)
     Mixture([RequestDrafter(2)]).warm_up()  # answers in JSON mix the grammar in
     try:
@@ -163,14 +167,18 @@ def _assembled(loaded: LoadedModel, sources: Sources, patience: float) -> Assemb
     """Return the assembled drafters; retries while the lookup service does not serve the release yet."""
     model: dict[str, Any] = {"model": loaded.name, "hidden_size": loaded.hidden_size}
     model |= {"vocab_size": loaded.vocab_size, "tokenizer": loaded.text.identity}
-    end = monotonic() + patience
+    end, said = monotonic() + patience, -inf
     while True:
         try:
             return assemble(sources, **model)
         except LookupServiceError as error:
             if monotonic() > end:
                 raise
-            LOG.warning("no drafts from the lookup service yet: trying again", extra={"error": str(error)})
+            if monotonic() - said >= WARNING_SECONDS:
+                said = monotonic()
+                LOG.warning(
+                    "no drafts from the lookup service yet: trying again", extra={"error": str(error)}
+                )
             sleep(1.0)
 
 

@@ -77,6 +77,8 @@ def answers(checkout: Path) -> dict[str, str]:
 def test_every_command_of_the_pages_runs(answers: dict[str, str]) -> None:
     for command, printed in answers.items():
         assert printed, f"draftstore {command} printed nothing"
+        if command.startswith("sql "):
+            assert re.search(r"^(│|\n)", printed, re.MULTILINE), f"{command} yields no rows"
 
 
 @pytest.mark.slow

@@ -1,7 +1,13 @@
 """README and docs on decoding are run: every command line and Python example that takes a model."""
 
 import json
+import os
+import re
 import shlex
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +15,12 @@ import pytest
 
 from draftstore.text.python_source import find_sources, hold_out, write_corpus, write_recordings
 from tests import ROOT
+from tests.fakes.servers import free_port
 from tests.journey.examples import COMMANDS, DECODING, MODEL, run
+from tests.journey.pages import read_page
+
+SECONDS = 600.0
+"""How long the services may take to get ready where no kernel was compiled before."""
 
 
 @pytest.fixture
@@ -34,6 +45,39 @@ def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = [json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")]
     (path.parent / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_live_memory_works_as_pasted(model: Path, checkout: Path) -> None:
+    (build,) = (each for each in COMMANDS if each.endswith("--out data/model-store"))
+    run(shlex.split(build), checkout)
+    (block,) = re.findall(
+        r"^```sh\n(draftstore serve [^\n]+ --live .+?)^```", read_page("docs/service.md").text, re.M | re.S
+    )
+    lookup, port = free_port(), free_port()
+    block = block.replace("draftstore serve", f"draftstore serve --http 127.0.0.1:{lookup}")
+    block = block.replace("draftstore worker", f"draftstore worker --port {port}").replace(
+        ":8000/", f":{port}/"
+    )
+    ask = block[block.index("curl ") :]
+    shim = f'draftstore() {{ exec {sys.executable} -m draftstore "$@"; }}\n'
+    about = os.environ | {"PYTHONPATH": str(ROOT), "DRAFTSTORE_SOCKET": str(checkout / "lookup.sock")}
+    answers = checkout / "answers"
+    with answers.open("wb") as out:
+        shell = subprocess.Popen(
+            ["bash", "-c", shim + block + "echo\n" + ask], stdout=out, env=about, start_new_session=True
+        )
+        try:
+            assert shell.wait(timeout=SECONDS) == 0
+        finally:
+            os.killpg(shell.pid, signal.SIGTERM)
+    found = [json.loads(line) for line in answers.read_text().splitlines() if line.startswith("{")]
+    first, again = (each["choices"][0]["message"]["content"] for each in found)
+    assert first == again
+    live = found[1]["usage"]["draftstore"]["sources"]["live:team"]
+    assert live["matched"] > found[0]["usage"]["draftstore"]["sources"]["live:team"]["matched"]
 
 
 @pytest.mark.slow

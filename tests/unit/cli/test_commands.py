@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import re
@@ -246,7 +247,10 @@ def test_info(run: Runner, store: Path) -> None:
     assert all(len(line) <= 160 for line in ran.out.splitlines())
     manifest = load_manifest(store)
     index = sum(entry.size for name, entry in manifest.files.items() if "/" not in name)
-    assert f"({index / manifest.counts['entries']:.2f} per entry), and " in ran.out  # without the tokenizer
+    an_entry = index / manifest.counts["entries"]
+    assert (
+        f"{manifest.size:,}: {index:,} ({an_entry:.2f} per entry), and " in ran.out
+    )  # without the tokenizer
     document = json.loads((store / "manifest.json").read_text())
     assert run("info", store, "--json").json() == {"path": str(store), **document}
 
@@ -276,6 +280,18 @@ def test_query(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None
         assert node["text"] == small_tokenizer.decode([node["token"]])
         assert -1 <= node["parent"] < position
         assert 0 < node["prob"] <= 1
+
+
+def test_a_query_reads_standard_input(run: Runner, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The quick\nbrown"
+    expected = run("query", store, "--text", text, "--json").json()
+    monkeypatch.setattr("sys.stdin", io.StringIO(text + "\n"))
+    found = run("query", store, "--text", "-", "--json").json()
+    assert [found[key] for key in ("context_text", "nodes")] == [
+        expected[key] for key in ("context_text", "nodes")
+    ]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert "on stdin is not UTF-8" in run("query", store, "--text", "-").error()
 
 
 def test_a_tree_is_drawn_as_lines(small_tokenizer: TextTokenizer) -> None:
@@ -372,7 +388,9 @@ def test_ten_answers_are_compared(
         assert row["same_text"]
         assert row["passes"] <= row["plain_passes"] == row["tokens"] - 1
         assert row["gain"] == pytest.approx(row["plain_seconds"] / row["seconds"], rel=0.5)
-    assert found["median_gain"].keys() == {"edit", "question"}
+    assert found["median_gain"].keys() == found["median_M"].keys() == {"edit", "question"}
+    machine = found["machine"]
+    assert bool(found["doubt"]) == (machine["load_average"] > machine["cores"] or machine["spread"] > 0.2)
     assert list(tmp_path.iterdir()) == []  # neither a model nor a curve is left
 
 

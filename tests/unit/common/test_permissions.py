@@ -1,6 +1,8 @@
 import hashlib
 import json
 import os
+import re
+import shlex
 import stat
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +26,9 @@ from services.common.permissions import (
     hash_token,
     read_grants,
 )
+from tests import ROOT
 
+PAGE = ROOT / "services" / "lookup" / "page" / "index.html"
 ONE = Grant("one", frozenset(["chat", "code"]), hash_token("secret-1"))
 ALL = Grant("all", frozenset([EVERY]), hash_token("secret-2"))
 
@@ -43,6 +47,14 @@ def new(path: Path, name: str, *releases: str) -> str:
     result = invoke("new", name, *options, "--file", path)
     assert result.exit_code == 0, result.output
     return result.stdout.strip()
+
+
+def test_the_page_names_a_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (words,) = re.findall(r"<code>draftstore tokens (new [^<]+)</code>", PAGE.read_text(encoding="utf-8"))
+    ran = CliRunner().invoke(tokens, shlex.split(words))
+    assert ran.exit_code == 0, ran.output
+    assert [grant.name for grant in read_grants(Path("TOKENS.toml"))] == ["NAME"]
 
 
 def test_a_token_identifies_its_bearer() -> None:

@@ -135,11 +135,10 @@ class TestGate:
         drop_build(session, pair[1].id)
         moves = release_history(session, "chat")
         assert [move.lengths["chats"] for move in moves] == [2.0, 2.5, 2.0, 2.5, 2.0]
-        query = (
-            "SELECT build_id, recording, accepted_length, action FROM release_lengths WHERE release = 'chat'"
-        )
-        seen = session.execute(text(query)).all()
-        assert (pair[1].id, "chats", 2.5, "publish") in seen
+        query = "SELECT build_id, build, recording, accepted_length, action FROM release_lengths"
+        seen = session.execute(text(f"{query} WHERE release = 'chat'")).all()
+        assert (pair[1].id, None, "chats", 2.5, "publish") in seen
+        assert (pair[0].id, pair[0].name, "chats", 2.0, "rollback") in seen
         assert len(seen) == len(moves)
 
 

@@ -16,6 +16,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from schema.catalogue.builds import add_build
 from schema.models import Build
 from schema.statistics import load_counts
+from schema.views import VIEWS, View
 from tests.fakes.databases import publish, write_store
 from tests.unit.schema.test_statistics import (
     Counts,
@@ -155,6 +156,18 @@ class TestTrees:
             of_n, total = [row[3] for row in kept if row[1] == n], sum(COUNTS[n].values())
             share = pytest.approx(sum(of_n) / total, abs=1e-8)
             assert found == [len(of_n), len(COUNTS[n]), sum(of_n), total, share]
+
+
+@pytest.mark.parametrize("view", [view.name for view in VIEWS if isinstance(view, View)])
+def test_rows_of_a_build_have_its_name(
+    session: Session, counted: Build, kept_builds: list[tuple[Build, list[KeptRow]]], view: str
+) -> None:
+    publish(session, "small", kept_builds[0][0].id)
+    session.execute(text("UPDATE builds SET name = 'build ' || id"))
+    session.execute(text("UPDATE release_moves SET lengths = '{\"chats\": 2.5}'"))
+    rows = ask(session, f"SELECT build_id, build FROM {view}")
+    assert rows
+    assert all(name == f"build {number}" for number, name in rows)
 
 
 def test_live_releases(session: Session, tmp_path: Path) -> None:

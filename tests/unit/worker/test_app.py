@@ -266,7 +266,9 @@ def test_while_the_model_is_loaded(small_tokenizer: TextTokenizer) -> None:
         loaded, decoder.engine = decoder.engine, None
         state, decoder.state = decoder.state, "loading"
         status, headers, body = worker.post("completions", {})
-        assert refusal((status, body), 503)["code"] == "model_loading"
+        error = refusal((status, body), 503)
+        assert error["code"] == "model_loading"
+        assert "kernels" in error["message"]
         assert int(headers["retry-after"]) >= 1
         for path, expected in (("/readyz", 503), ("/healthz", 200), ("/health", 200), ("/v1/models", 503)):
             assert worker.request("GET", path)[0] == expected

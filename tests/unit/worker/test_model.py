@@ -164,6 +164,20 @@ def test_a_step_waits_a_tenth_of_a_measured_pass_for_the_lookup_service(
         engine.close()
 
 
+def test_the_log_tells_what_a_start_waits_for(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from services.worker import model
+
+    monkeypatch.setattr(model, "LOOKUP_WAIT_SECONDS", 1.5)
+    sources = Sources(lookup=f"unix:{tmp_path}/none.sock", release="code")
+    with caplog.at_level("INFO"), pytest.raises(DraftstoreError):
+        model.load_engine(ModelOptions(model=str(stories)), sources, Effort(), WorkerSettings())
+    kernels, warning = (record.getMessage() for record in caplog.records[1:])  # after the model
+    assert "the first start after an install compiles them" in kernels
+    assert "trying again" in warning, "one for several attempts"
+
+
 def test_a_request_without_drafts(service: Service) -> None:
     asked = {"prompt": TALE, "max_tokens": 40, "temperature": 0}
     drafted, without = (

@@ -221,8 +221,8 @@ def learn_together(
 
 
 def _all_costed(planners: Sequence[Planner]) -> Sequence[CostPlanner] | None:
-    """Return planners that all go by the cost; None if one does not."""
-    costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
+    """Return planners that all go by the cost; None if one does not, or is of a class derived from it."""
+    costed = [planner for planner in planners if type(planner) is CostPlanner]
     return costed if len(costed) == len(planners) else None
 
 

@@ -9,7 +9,7 @@ only that text.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance, Walks, accept
-from draftstore.decoding.budget import Planner, learn_together, trim_together
+from draftstore.decoding.budget import CostPlanner, Fixed, Planner, learn_together, trim_together
 from draftstore.decoding.limits import within_limits
 from draftstore.drafting.outcomes import SourceOutcome
 from draftstore.drafting.slots import Outcomes, SlotSession
@@ -84,8 +84,8 @@ class Outputs(Protocol):
     def choose(self, text: int, row: int, emitted: Sequence[int]) -> int:
         """Return the token that a text emits at a row; see `draftstore.decoding.acceptance.Choose`."""
 
-    def settle(self, taken: Sequence[int]) -> None:
-        """Note how many tokens of its walk each text has taken."""
+    def settle(self, taken: Mapping[int, int]) -> None:
+        """Note how many tokens of their walks texts have taken, by text; each is noted once."""
 
     def candidates(self, text: int) -> NDArray[np.int32] | None:
         """Return int32 [n + 1, 8], the most likely tokens at each row of a text, best first; None if unknown."""
@@ -124,7 +124,7 @@ class RowByRow:
         """Return the token that a text emits at a row."""
         return self._verdicts[text].choose(row, emitted)
 
-    def settle(self, taken: Sequence[int]) -> None:
+    def settle(self, taken: Mapping[int, int]) -> None:
         """Do nothing: rows are chosen when they are reached."""
 
     def candidates(self, text: int) -> NDArray[np.int32] | None:
@@ -224,7 +224,8 @@ class QueuedPass:
         queued.finish()                       waits for it, and appends what was accepted
         queued.results()                      may wait until the next pass is queued
 
-    A text with an error, or one that is given an error before `finish`, is left as it was before the pass.
+    A text that fails, or is discarded before `finish`, is left as it was before the pass; of the random numbers of a
+    text that chooses row by row, those that it had drawn are gone.
     """
 
     def __init__(self, texts: Sequence[Text], model: Model) -> None:
@@ -238,6 +239,7 @@ class QueuedPass:
         self._ns = [drafted - begin, perf_counter_ns() - drafted, 0]
         self._accepted: list[Acceptance | None] = []
         self._errors: list[Exception | None] = []
+        self._settled = set[int]()
         self._outcomes: Outcomes | None = None
 
     def finish(self) -> None:
@@ -251,9 +253,12 @@ class QueuedPass:
         self._errors = [text.error for text in self.texts]
         self._ns[2] = perf_counter_ns() - begin
 
-    def discard(self) -> None:
-        """Leave all texts as they were before the pass."""
-        self._outputs.settle([0] * len(self.texts))
+    def discard(self, error: Exception, texts: Sequence[Text] | None = None) -> None:
+        """Leave some texts, or all, as they were before the pass, and end them with an error."""
+        for place, text in enumerate(self.texts):
+            if place not in self._settled and (texts is None or text in texts):
+                text.error = error
+                self._settle({place: 0})
 
     def results(self) -> list[Step | Exception]:
         """Return the result or the error of each text, after its tokens were streamed."""
@@ -291,8 +296,13 @@ class QueuedPass:
             except Exception as error:  # noqa: BLE001 (of this text alone)
                 text.error = error
             accepted.append(found)
-        self._outputs.settle([0 if each is None else len(each.tokens) for each in accepted])
+        taken = [0 if each is None else len(each.tokens) for each in accepted]
+        self._settle({place: count for place, count in enumerate(taken) if place not in self._settled})
         return accepted
+
+    def _settle(self, taken: Mapping[int, int]) -> None:
+        self._settled |= taken.keys()
+        self._outputs.settle(taken)
 
     def _walk(
         self, place: int, text: Text, walks: Walks, emitted: Sequence[int], nodes: list[int]
@@ -368,12 +378,23 @@ def _draft(texts: Sequence[Text], room: int) -> tuple[DraftBatch, DraftBatch]:
         limits = np.empty((len(texts), 3), np.int64)
         limits[:, 0], limits[:, 1], limits[:, 2] = room, depths, [text.vocab_size for text in texts]
         drafts, errors = within_limits(proposed, limits)
-        for place, error in errors.items():
+        trimmed, others = _trim([text.planner for text in texts], drafts, limits)
+        for place, error in (errors | others).items():
             texts[place].error = error
-        return proposed, trim_together([text.planner for text in texts], drafts)
+        return proposed, trimmed  # noqa: TRY300 (errors of the loop above, too, would be of one text)
     except Exception as error:  # noqa: BLE001 (of one text: the others continue)
         if len(texts) == 1:
             texts[0].error = error
             return DraftBatch.empty(1), DraftBatch.empty(1)
         each = [_draft([text], room) for text in texts]
         return DraftBatch.joined([one for one, _ in each]), DraftBatch.joined([one for _, one in each])
+
+
+def _trim(
+    planners: Sequence[Planner], drafts: DraftBatch, limits: NDArray[np.int64]
+) -> tuple[DraftBatch, dict[int, Exception]]:
+    """Return what to verify, and errors by text: planners of other kinds may return any tree."""
+    trimmed = trim_together(planners, drafts)
+    if all(type(planner) in (Fixed, CostPlanner) for planner in planners):
+        return trimmed, {}
+    return within_limits(trimmed, limits)

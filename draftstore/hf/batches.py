@@ -93,6 +93,8 @@ class Batch:
         self._reading: deque[Member] = deque()
         self._slots = Slots()
         self._queued: QueuedPass | None = None
+        self._failed: Exception | None = None
+        self._stepping = False
         self._ahead = model.device.type == "cuda" if ahead is None else ahead
         self._runner = take_runner(model, self.most)
         pool = self._runner.pool
@@ -107,7 +109,7 @@ class Batch:
     def close(self) -> None:
         """Hand memory and graphs over to the next batch of this model."""
         if self._queued is not None:
-            self._queued.discard()
+            self._queued.discard(LEFT)
         return_runner(self._model, self._runner)
 
     def __len__(self) -> int:
@@ -117,6 +119,8 @@ class Batch:
     def join(self, member: Member) -> None:
         """Add a text; DecodingError if its prompt is empty, too long, or has ids that the model lacks."""
         prompt = member.prompt
+        if member.past or member in self._reading:
+            raise DecodingError("a text joins once: prepare another one with the same prompt")
         if len(prompt) == 0:
             raise DecodingError("the prompt is empty, expected at least one token")
         if not 0 <= prompt.min() <= prompt.max() < self._vocab_size:  # otherwise all texts would fail
@@ -129,27 +133,35 @@ class Batch:
         self._reading.append(member)
 
     def leave(self, member: Member) -> None:
-        """Remove a text, whether or not it has ended; no effect if it is not in the batch."""
+        """Remove a text between two steps, whether or not it has ended; no effect if it is not in the batch.
+
+        DecodingError in a step, as from its streamer or criteria: these may end the text itself.
+        """
+        if self._stepping:
+            raise DecodingError("a text can leave between two steps only")
+        self._leave(member)
+
+    def _leave(self, member: Member) -> None:
         if member in self._reading:
             self._reading.remove(member)
         elif member in self._members:
             if self._queued is None:
                 self._remove(member)
                 return
-            member.error = LEFT  # its rows of the queued pass are undone
+            self._queued.discard(LEFT, [member])
             if all(each.error is LEFT for each in self._members):
-                self._queued.discard()
                 self._queued = None
                 for each in self._members[::-1]:
                     self._remove(each)
 
     def _remove(self, member: Member) -> None:
         """Give the slot of a text to the last one."""
-        slot, last = self._members.index(member), self._members.pop()
-        self._slots.leave(member.session.slot)
+        slot, last = self._members.index(member), self._members[-1]
         if last is not member:
-            self._runner.pool.copy(len(self._members), slot, last.past)
+            self._runner.pool.copy(len(self._members) - 1, slot, last.past)
             self._members[slot] = last
+        self._members.pop()
+        self._slots.leave(member.session.slot)
 
     @torch.no_grad()
     def step(self) -> list[tuple[Member, Step | Exception]]:
@@ -162,6 +174,15 @@ class Batch:
         On a GPU, the next pass is queued before the results of the last are made, so the GPU works while they, and
         whatever the caller does with them, take the host's time. A text that leaves meanwhile is left out.
         """
+        failed, self._failed, self._stepping = self._failed, None, True
+        try:
+            if failed is not None and self._members:
+                raise failed
+            return self._step()
+        finally:
+            self._stepping = False
+
+    def _step(self) -> list[tuple[Member, Step | Exception]]:
         if not self._ahead:
             self._queue()
         done, self._queued = self._queued, None
@@ -173,7 +194,12 @@ class Batch:
                     self._remove(member)
         read = self._read()  # a pass may write to the slots after its texts, so new ones come only now
         if self._ahead:
-            self._queue()
+            try:
+                self._queue()
+            except Exception as error:
+                if done is None and not read:
+                    raise
+                self._failed = error  # raised by the next step, after these results
         return [*(() if done is None else self._results(done)), *read]
 
     def _queue(self) -> None:
@@ -189,7 +215,7 @@ class Batch:
             if result is LEFT:
                 continue
             if isinstance(result, Exception):
-                self.leave(member)
+                self._leave(member)
             yield member, result
 
     def room(self) -> int:

@@ -1,6 +1,6 @@
 """The outputs of a forward pass for the texts of a batch, as the decode loop reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,11 @@ class BatchOutputs:
             raise self._draws.fault(self._drawn[text])
         return self._members[text].choose(self._rows[text].logits(row), emitted)
 
-    def settle(self, taken: Sequence[int]) -> None:
-        """Undo draws after the tokens that each text has taken."""
+    def settle(self, taken: Mapping[int, int]) -> None:
+        """Undo draws after the tokens that texts have taken."""
         if self._draws is not None:
-            for text, place in self._drawn.items():
-                self._draws.settle(place, taken[text])
+            for text in taken.keys() & self._drawn.keys():
+                self._draws.settle(self._drawn[text], taken[text])
 
     def candidates(self, text: int) -> NDArray[np.int32]:
         """Return int32 [n + 1, 8], the most likely tokens at each row of a text."""

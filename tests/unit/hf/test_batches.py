@@ -21,6 +21,7 @@ from draftstore.hf import generate, pools
 from draftstore.hf.batches import Batch
 from draftstore.hf.members import Member, prepare_text
 from draftstore.hf.runner import MAX_ROWS, Runner
+from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import Adversary, Prophet, Prophets, RandomTrees, Silent
 from tests.unit.hf.test_matrix import GO_ON, MODELS, SETTINGS, VOCAB, Known, known, model_of
 
@@ -187,6 +188,54 @@ def test_a_failed_pass_brings_back_no_text_that_has_left(monkeypatch: pytest.Mon
     batch.join(members[2])
     assert {member for member, _ in run(batch)} == {members[2]}
     assert text_of(members[2]) == texts[2].text
+
+
+class Straying(Fixed):
+    """A planner whose trees have a parent far outside."""
+
+    def trim(self, tree: DraftTree) -> DraftTree:
+        parents = tree.parents.copy()
+        parents[1:] = 30_000
+        return DraftTree(tree.tokens, parents, tree.levels)
+
+
+def test_a_planner_that_returns_no_tree_ends_its_text_alone() -> None:
+    batch, texts = Batch(model_of("llama")), greedy()[:2]
+    members = [member_of(text, Prophet(VOCAB, [text.text + GO_ON])) for text in texts]
+    members[0].planner = Straying(12)
+    for member in members:
+        batch.join(member)
+    errors = [(member, str(error)) for member, error in run(batch) if isinstance(error, Exception)]
+    assert errors == [(members[0], "node 1 has parent 30000, expected -1 or an earlier node")]
+    assert text_of(members[1]) == texts[1].text
+
+
+def test_results_are_returned_although_the_next_pass_cannot_be_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, member = Batch(model_of("llama"), ahead=True), member_of(greedy()[0], RequestDrafter(VOCAB))
+    batch.join(member)
+    found = batch.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "run", None)
+        found += batch.step()
+        with pytest.raises(TypeError):
+            batch.step()
+    tokens = [token for _, done in found if isinstance(done, Step) for token in done.tokens.tolist()]
+    assert len(found) == 2
+    assert text_of(member) == (*greedy()[0].prompt, *tokens)
+
+
+def test_a_text_leaves_between_steps_and_joins_once() -> None:
+    batch, members = Batch(model_of("llama")), [member_of(text) for text in greedy()[:2]]
+    for member in members:
+        batch.join(member)
+    members[0].show = lambda _: batch.leave(members[1])  # type: ignore[method-assign, assignment]
+    errors = [str(error) for _, error in run(batch) if isinstance(error, Exception)]
+    assert errors == ["a text can leave between two steps only"]
+    assert text_of(members[1]) == greedy()[1].text
+    with pytest.raises(DecodingError, match="a text joins once"):
+        batch.join(members[1])
 
 
 def test_a_streamer_that_fails_at_once_leaves_no_drafts_behind() -> None:

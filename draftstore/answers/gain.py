@@ -17,6 +17,8 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +45,7 @@ from draftstore.text.records import read_objects, record_id
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.frontier import BUDGET
 
-TOKENS = 200_000
+TOKENS = 100_000
 """Default maximum of replayed tokens."""
 SOURCES = {
     "request": (False, False),
@@ -95,7 +97,7 @@ class Part(NamedTuple):
 
 
 class Played(NamedTuple):
-    """Figures of a part by conversation, float64 [conversations, 2]: tokens and passes; and seconds of its drafts."""
+    """Tokens and passes of each conversation, float64 [conversations, 2], and the median seconds of a draft."""
 
     counts: NDArray[np.float64]
     draft_seconds: float
@@ -108,7 +110,7 @@ class Row:
     Attributes:
         length: accepted length of both halves, `halves` those of each.
         interval: 95 % interval of `length`, by a bootstrap over conversations.
-        draft_us: mean microseconds to draft for one text, of one core.
+        draft_us: median microseconds to draft for one text, of one core.
         speeds: tokens per second by number of texts, if passes were measured; all texts verify all nodes.
     """
 
@@ -260,25 +262,27 @@ def _draw(
     report: ReadReport,
 ) -> Drawn:
     """Draw conversations of a half up to a number of tokens and write them; encode the other outputs to learn."""
-    records, size = dict[bytes, list[Conversation]](), 0
+    records, encoded = dict[bytes, list[Conversation]](), dict[bytes, list[list[Recording]]]()
     for each in half:
         records.setdefault(each.key, []).append(each)
-    encoded, places = dict[int, list[Recording]](), dict[bytes, int]()
-    for key in _in_order(half, seed):
-        try:
-            made = {id(each): [record_turn(turn, tokenizer) for turn in each.turns] for each in records[key]}
-        except TokenizerError as error:
-            report.add_problem(RecordProblem(records[key][0].record["id"], str(error)))
-            continue
-        size += sum(len(output.output) for outputs in made.values() for output in outputs)
-        if places and size > tokens:
-            break
-        encoded |= made
-        places[key] = len(places)
-    _write(out, [each for each in half if each.key in places])
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for key in _in_order(half, seed):
+            encode = partial(record_turn, tokenizer=tokenizer)
+            try:
+                made = [list(threads.map(encode, each.turns)) for each in records[key]]
+            except TokenizerError as error:
+                report.add_problem(RecordProblem(records[key][0].record["id"], str(error)))
+                continue
+            tokens -= sum(len(output.output) for outputs in made for output in outputs)
+            if encoded and tokens < 0:
+                break
+            encoded[key] = made
+    _write(out, [each for each in half if each.key in encoded])
+    places = {key: place for place, key in enumerate(encoded)}
     outputs = list[tuple[int, Recording]]()
     for each in half:
-        recordings = encoded.get(id(each)) or _alone(each.turns, tokenizer)
+        drawn = each.key in encoded
+        recordings = encoded[each.key].pop(0) if drawn else _alone(each.turns, tokenizer)
         outputs += [(places.get(each.key, -1), recording) for recording in recordings]
     return Drawn(outputs, len(places))
 
@@ -319,23 +323,23 @@ def _play(part: Part) -> tuple[Place, Played]:
         drafters.append(MemoryDrafter(memory, "supplement" if stored else "sole"))
     drafter = Mixture([*drafters, store.drafter()] if stored else drafters)
     drafter.warm_up()
-    counts, nanoseconds = np.zeros((part.drawn.size, 2)), 0
+    counts, nanoseconds = np.zeros((part.drawn.size, 2)), [0]
     for number, recording in part.drawn.outputs:
         if number >= 0:
             result = replay(drafter, [recording], budget=budget, chain=chain)
             counts[number] += result.tokens, result.passes
-            nanoseconds += result.draft_ns
+            nanoseconds += result.lookup_ns
         if memory is not None:
             memory.append(LiveDocument.of(recording.prompt, recording.output).ids)
     store.close()
-    return part.place, Played(counts, nanoseconds / 1e9)
+    return part.place, Played(counts, float(np.median(nanoseconds)) / 1e9)
 
 
 def _row(source: str, shape: str, played: Mapping[Place, Played], curve: CostCurve | None) -> Row:
     halves = [played[Place(half, source, shape)] for half in (0, 1)]
     counts = np.concatenate([half.counts for half in halves])
-    length, passes = _length(counts), max(counts[:, 1].sum(), 1)
-    seconds, nodes = sum(half.draft_seconds for half in halves) / passes, NODES[shape]
+    length, nodes = _length(counts), NODES[shape]
+    seconds = sum(half.draft_seconds for half in halves) / len(halves)
     speeds = {
         texts: texts * length / (curve.cost(nodes + 1, texts) + texts * seconds) for texts in BATCHES if curve
     }

@@ -30,7 +30,11 @@ def test_a_log_of_requests_is_read_as_its_conversations(tmp_path: Path) -> None:
     """A later request repeats the turns before it; a client may send a conversation again, or another branch of it."""
     turns = ["hi", "hello", "how?", "well", "bye", "see you"]
     branch = talk("hi", "hello", "other", "answer")
-    log = [{"messages": talk(*turns[:2])}, {"messages": talk("else", "what")}, {"messages": talk(*turns[:4])}]
+    log: list[Any] = [
+        {"messages": talk(*turns[:2])},
+        {"messages": talk("else", "what")},
+        {"messages": talk(*turns[:4])},
+    ]
     log += [{"messages": talk(*turns), "id": "a"}, {"messages": talk(*turns)}, {"messages": branch}]
     other, whole, branched = read(tmp_path, *log)
     assert [turn.output for turn in whole.turns] == ["hello", "well", "see you"]

@@ -17,6 +17,7 @@ import click
 import draftstore
 from draftstore.cli.build import build, count, export, responses
 from draftstore.cli.demo import demo
+from draftstore.cli.gain import gain
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, live, verify
 from draftstore.cli.models import check_model, tune
@@ -34,7 +35,7 @@ ADVICE = {
 }
 
 TITLES = {
-    "First steps": ("quickstart", "demo", "generate"),
+    "First steps": ("quickstart", "gain", "demo", "generate"),
     "Stores": ("build", "query", "info", "replay", "responses", "export", "count", "verify"),
     "Models and services": ("worker", "serve", "tune", "check-model", "tokens", "live"),
     "Catalogue and renewal": ("catalogue", "releases", "recordings", "corpus", "sql", "db"),
@@ -98,7 +99,7 @@ def cli() -> None:
 
 for command in (
     build, count, info, verify, query, replay, quickstart, demo, tune, check_model, generate, responses, export,
-    live,
+    live, gain,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -38,7 +38,9 @@ COLUMNS = (
 class Replaying(Loading):
     """Options of what to replay, and how."""
 
-    replays: Path = Field(description="Recorded outputs, .jsonl (.gz, .bz2, .xz, .zst).")
+    replays: Path = Field(
+        description="Recorded outputs or conversations, .jsonl (.gz, .bz2, .xz, .zst) or .parquet."
+    )
     recorded_by: str | None = Field(None, description="Replay only the outputs of this model.")
     limit: int | None = Field(None, ge=1, description="Maximum number of outputs.")
     request: bool = Field(

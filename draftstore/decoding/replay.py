@@ -16,21 +16,21 @@ Dense stores need the hidden states of the model, recorded with the output or re
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.budget import Fixed, Planner
-from draftstore.decoding.conversation import encode_conversation
+from draftstore.decoding.conversation import Content, encode_conversation
 from draftstore.decoding.loop import RowByRow, Step, Tally, Text, decode
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.slots import start
-from draftstore.errors import CorpusError, ReplayError, TokenizerError
+from draftstore.errors import CorpusError, ReplayError, TokenizerError, type_name
 from draftstore.storage.report import OnProgress, ignore
 from draftstore.text.chat import Message, as_messages
-from draftstore.text.records import read_json_records
+from draftstore.text.records import CONVERSATIONS, read_json_records
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET, MAX_BUDGET
@@ -94,42 +94,49 @@ class ReplayResult(Tally):
         }
 
 
+class Turn(NamedTuple):
+    """One recorded output: its id, the text or conversation before it, its text, and both together."""
+
+    id: str
+    prompt: Content
+    output: str
+    whole: Content
+
+
 def read_recordings(
     path: Path, tokenizer: TextTokenizer, *, model: str | None = None, limit: int | None = None
 ) -> Iterator[Recording]:
-    """Stream the recordings of a JSON Lines file (plain or compressed) as token ids.
+    """Stream the recordings of a file as token ids: JSON Lines, plain or compressed, or Parquet.
 
-    A record has `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
-    optional. `model` selects those of one model. ReplayError if there is no such file, an invalid record, or none.
+    A record has `prompt` (text as the model saw it, or a list of messages) and `output`, or a conversation, of which
+    each answer is a recording (`turns_of`); `id` and `model` are optional. `model` selects those of one model.
+    ReplayError if there is no such file, an invalid record, or none.
     """
-    for place, record in _chosen(path, model, limit):
+    for place, turn in _chosen(path, model, limit):
         try:
-            yield _recording(record, place, tokenizer)
+            yield record_turn(turn, tokenizer)
         except TokenizerError as error:
             raise ReplayError(f"{place}: {error}") from None
 
 
 def check_recordings(path: Path, *, model: str | None = None, limit: int | None = None) -> int:
     """Return the number of recordings that `read_recordings` would yield, without a tokenizer, or raise as it does."""
-    count = 0
-    for place, record in _chosen(path, model, limit):
-        _texts(record, place)
-        count += 1
-    return count
+    return sum(1 for _ in _chosen(path, model, limit))
 
 
-def _chosen(path: Path, model: str | None, limit: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the records of a model with their positions; see `read_recordings`."""
+def _chosen(path: Path, model: str | None, limit: int | None) -> Iterator[tuple[str, Turn]]:
+    """Stream the outputs of a model with their positions; see `read_recordings`."""
     count, models = 0, set()
     try:
         for place, record in read_json_records(path):
             models.add(record.get("model"))
             if model is not None and record.get("model") != model:
                 continue
-            count += 1
-            yield place, record
-            if count == limit:
-                return
+            for turn in turns_of(record, place):
+                count += 1
+                yield place, turn
+                if count == limit:
+                    return
     except CorpusError as error:
         raise ReplayError(str(error)) from None
     if count == 0:
@@ -138,24 +145,48 @@ def _chosen(path: Path, model: str | None, limit: int | None) -> Iterator[tuple[
         raise ReplayError(f"{path} holds no recording{wanted}" + f", its models are {known}" * bool(models))
 
 
-def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) -> Recording:
-    prompt, output = _texts(record, place)
-    alone, together = encode_conversation(tokenizer, prompt), encode_conversation(tokenizer, prompt, output)
+def turns_of(record: Mapping[str, Any], place: str) -> list[Turn]:
+    """Return the outputs of a record: one after a prompt, or all answers of a conversation that follow a turn.
+
+    Answers without text, as some beside tool calls, are omitted. `place` is their id if the record has none, and names
+    the record in errors. ReplayError if it has neither an output nor a conversation.
+    """
+    name = str(record.get("id", place))
+    key = next((key for key in CONVERSATIONS if key in record), None)
+    try:
+        if "output" in record or key is None:
+            prompt, output = _texts(record, place)
+            if isinstance(prompt, str):
+                return [Turn(name, prompt, output, prompt + output)]
+            return [Turn(name, prompt, output, [*prompt, {"role": "assistant", "content": output}])]
+        if not isinstance(record[key], list):
+            raise ReplayError(f"{place}: {key!r} is {type_name(record[key])}, expected a list of messages")
+        messages = as_messages(record[key], key)
+    except TokenizerError as error:
+        raise ReplayError(f"{place}: {error}") from None
+    return [
+        Turn(f"{name}#{number}", messages[:number], message["content"], messages[: number + 1])
+        for number, message in enumerate(messages)
+        if number and message["role"] == "assistant" and message["content"].strip()
+    ]
+
+
+def record_turn(turn: Turn, tokenizer: TextTokenizer) -> Recording:
+    """Return an output as token ids; TokenizerError if the chat template rejects it, or for invalid Unicode."""
+    alone = encode_conversation(tokenizer, turn.prompt)
+    together = encode_conversation(tokenizer, turn.prompt, turn.output)
     shared = min(len(alone), len(together))
     differs = np.flatnonzero(alone[:shared] != together[:shared])
     cut = int(differs[0]) if len(differs) else shared
-    return Recording(str(record.get("id", place)), together[:cut], together[cut : cut + MAX_OUTPUT_TOKENS])
+    return Recording(turn.id, together[:cut], together[cut : cut + MAX_OUTPUT_TOKENS])
 
 
 def _texts(record: Mapping[str, Any], place: str) -> tuple[str | list[Message], str]:
     prompt, output = record.get("prompt"), record.get("output")
     if not isinstance(output, str):
-        raise ReplayError(f"{place}: expected the key 'output' with a text")
+        raise ReplayError(f"{place}: expected the key 'output' with a text, or a conversation")
     if isinstance(prompt, list):
-        try:
-            return as_messages(prompt, "prompt"), output
-        except TokenizerError as error:
-            raise ReplayError(f"{place}: {error}") from None
+        return as_messages(prompt, "prompt"), output
     if not isinstance(prompt, str):
         raise ReplayError(f"{place}: expected the key 'prompt' with a text or a list of messages")
     return prompt, output

@@ -140,7 +140,7 @@ def _decoded(data: bytes) -> str:
 
 
 def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield position (`file:line 7`) and object of each line of JSON Lines; CorpusError as below, or for a bad line."""
+    """Yield position (`file:line 7`) and object of each record; CorpusError as below, or for a bad one."""
     for place, record in read_objects(path):
         if isinstance(record, RecordProblem):
             raise CorpusError(f"{record.place}: {record.reason}")
@@ -148,11 +148,17 @@ def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
-    """Yield position and object or problem of each line; CorpusError if there is no such file, or of another kind."""
-    if kind_of_file(path) != "lines":
+    """Yield position and object or problem of each line of JSON Lines, or of each conversation in a Parquet file.
+
+    CorpusError if there is no such file, it is of another kind, or a Parquet file has no conversations.
+    """
+    kind = kind_of_file(path)
+    if kind == "text":
         raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, or compressed")
-    for number, record in _line_records(path):
-        yield f"{path}:line {number}", record
+    lines = kind == "lines"
+    file = CorpusFile(path, path.name, kind)
+    for number, record in _line_records(path) if lines else _parquet_records(file, CONVERSATIONS[0]):
+        yield f"{path}:{'line' if lines else 'row'} {number}", record
 
 
 def _line_records(path: Path) -> Iterator[Numbered]:

@@ -182,6 +182,24 @@ def test_a_conversation_in_the_format_of_the_model(templated: TextTokenizer, tmp
     assert row.prompt.tolist().count(0) == 1  # the BOS of the template is the only one
 
 
+def test_each_answer_of_a_conversation_is_a_recording(templated: TextTokenizer, tmp_path: Path) -> None:
+    """As if its turns before were a prompt; an answer before any question, or without text, is none."""
+    turns = [
+        {"role": role, "content": text}
+        for role, text in zip(
+            ["user", "assistant"] * 3, ["hi", "hello", "how", "", "so?", "well"], strict=True
+        )
+    ]
+    prompts = [{"id": f"a#{i}", "prompt": turns[:i], "output": turns[i]["content"]} for i in (1, 5)]
+    found = recordings(templated, tmp_path, {"id": "a", "messages": turns}, {"conversations": turns[1:2]})
+    wanted = recordings(templated, tmp_path, *prompts)
+    assert [row.id for row in found] == ["a#1", "a#5"]
+    for row, same in zip(found, wanted, strict=True):
+        assert (row.prompt.tolist(), row.output.tolist()) == (same.prompt.tolist(), same.output.tolist())
+    [row] = recordings(templated, tmp_path, {"messages": turns}, limit=1)
+    assert templated.decode(row.output) == "hello"
+
+
 def test_model_and_limit(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     records = [{"id": i, "model": "ab"[i % 2], "prompt": "p", "output": "out"} for i in range(6)]
 
@@ -211,6 +229,8 @@ GOOD = {"prompt": "p", "output": "out"}
     [
         ("not json", r"not JSON"),
         ({"prompt": "p", "output": ["x"]}, r"expected the key 'output' with a text"),
+        ({"messages": "hi"}, r"'messages' is a str, expected a list of messages"),
+        ({"text": "hi"}, r"expected the key 'output' with a text, or a conversation"),
         ({"prompt": 7, "output": "o"}, r"expected the key 'prompt' with a text or a list of messages"),
         ({"prompt": ["hi"], "output": "o"}, r"prompt\[0\] is a str, expected an object"),
         ({"prompt": [{"role": "system", "content": "x"}], "output": "o"}, r"rejects .* no system prompts"),

@@ -226,7 +226,8 @@ def _conversation(
         made = {"id": name, "prompt": last.prompt, "output": last.output, "text": last.whole}
     else:
         made = {"id": name, "messages": last.whole}
-    text, beginnings = identify(last.whole).text, identify(last.whole).beginnings
+    digests = identify(last.whole)
+    text, beginnings = digests.text, digests.beginnings
     if text is None:
         return None
     key = beginnings[1] if beginnings else text

@@ -148,9 +148,7 @@ class Member(Text):
     def ends(self, emitted: Sequence[int]) -> bool:
         """Return True if the text ends with the last emitted token."""
         self.over = self._limits.passed(len(self.text) + len(emitted), emitted[-1:])
-        if (
-            self._criteria
-        ):  # called in any case, since some have state; as in plain `generate`, before the streamer
+        if self._criteria:  # called in any case, since some have state; before the streamer
             self.over |= bool(self._criteria(self.text.tensor(emitted), self.scores).all())
             self._stream(emitted[-1:])
         return self.over

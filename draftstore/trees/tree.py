@@ -133,14 +133,6 @@ class DraftTree:
         """Return the tree of the first `size` nodes."""
         return DraftTree(self.tokens[:size], self.parents[:size], self.levels[:size])
 
-    def down_to(self, depth: int) -> "DraftTree":
-        """Return the tree of the nodes up to a depth."""
-        chosen = np.ones(len(self), np.bool_) if depth >= len(self) else self.depths <= depth
-        if chosen.all():
-            return self
-        places = np.append(np.cumsum(chosen) - 1, -1).astype(np.int16)
-        return DraftTree(self.tokens[chosen], places[self.parents[chosen]], self.levels[chosen])
-
     def accepted(self, continuation: NDArray[np.int32]) -> list[int]:
         """Return the path of nodes that agrees with a continuation, int32 [any]."""
         parents, tokens = self.parents.tolist(), self.tokens.tolist()  # faster than arrays of few nodes

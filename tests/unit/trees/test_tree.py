@@ -13,7 +13,7 @@ from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import LEVEL_BOUNDS, LEVEL_PROBS, DraftTree, best_chain, highest_level, level_of
 from tests.fakes.adversaries import Path
 from tests.fakes.adversaries import tree_of as tree_from_paths
-from tests.reference import Nodes, nodes_of, paths_of
+from tests.reference import Nodes, nodes_of
 
 
 def tree_of(tokens: list[int], parents: list[int], levels: list[int]) -> DraftTree:
@@ -203,16 +203,6 @@ def close_to(values: NDArray[Any]) -> st.SearchStrategy[float]:
 def test_the_highest_level_is_the_last_of_at_least_a_probability(prob: float) -> None:
     levels = [level for level in range(256) if float(LEVEL_PROBS[level]) >= prob]
     assert highest_level(prob) == max(levels, default=-1)
-
-
-@given(trees())
-def test_a_tree_is_cut_to_a_depth(tree: DraftTree) -> None:
-    depths = tree.depths.tolist()
-    for depth in range(max(depths, default=0) + 2):
-        cut = tree.down_to(depth)
-        cut.validate()
-        levels = paths_of(nodes_of(tree))
-        assert paths_of(nodes_of(cut)) == {path: levels[path] for path in levels if len(path) <= depth}
 
 
 @given(trees(12), st.integers(0, 7) | st.none())

@@ -109,12 +109,14 @@ class Slots:
         faults: Faults | None = None,
         hidden: NDArray[np.floating[Any]] | None = None,
         candidates: NDArray[np.int32] | None = None,
+        prompt_size: int | None = None,
     ) -> int:
         """Start the drafts of one text and return its slot; see `Drafter.session`.
 
         Args:
             drafters: its drafters; none: its drafts are empty.
             faults: counts failures of drafters whose drafts are merged; None: at most one drafter, which is not merged.
+            prompt_size: ids of the prompt, if the text resumes after a part of its answer; None: all but the last.
 
         Raises:
             DraftstoreError: a drafter rejects the text, as one for another model does.
@@ -128,7 +130,7 @@ class Slots:
             ids = check_ids(prompt_ids, self._limits[slot], "the drafter's", parts=True).astype(np.int32)
             for drafter, source in zip(drafters, sources, strict=True):
                 text.sources.append(source)
-                source.join(slot, drafter, Prefill(read_only(ids), hidden, candidates))
+                source.join(slot, drafter, Prefill(read_only(ids), hidden, candidates, prompt_size))
         except Exception:
             self.leave(slot)
             raise

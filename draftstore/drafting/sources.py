@@ -22,11 +22,15 @@ IDS = 1 << 31
 
 
 class Prefill(NamedTuple):
-    """A text that joins; see `Drafter.session`. Its ids, int32 [any], are valid for its source."""
+    """A text that joins; see `Drafter.session`. Its ids, int32 [any], are valid for its source.
+
+    `prompt_size` is the number of ids of the prompt; None: all but the last.
+    """
 
     ids: NDArray[np.int32]
     hidden: NDArray[np.floating[Any]] | None = None
     candidates: NDArray[np.int32] | None = None
+    prompt_size: int | None = None
 
 
 class Results(NamedTuple):
@@ -89,8 +93,9 @@ class SessionSource(SlotSource):
 
     def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:
         """Start the session of a text."""
-        ids, hidden, candidates = prefill
-        self._sessions[slot] = drafter.session(ids, hidden=hidden, candidates=candidates)
+        self._sessions[slot] = drafter.session(
+            prefill.ids, hidden=prefill.hidden, candidates=prefill.candidates
+        )
 
     def leave(self, slot: int) -> None:
         """Drop the session of a text."""

@@ -7,18 +7,19 @@
     tokenizer/                 the tokenizer, if a collection reads the log
 
 The name of a segment begins with its creation in Unix milliseconds; if the clock was set back, with the latest time in
-the log. A record is a header, with the document's digest, and token ids, i32. Readers skip what is damaged or
-partial, up to the next record with a valid checksum. Removed documents are overwritten in place, their digests too.
+the log. A record is a header, with the document's digest and a hash of its prompt, and token ids, i32. Readers skip what is damaged
+or partial, up to the next record with a valid checksum. Removed documents are overwritten in place, their digests too.
 Only their owner can read the segments: they contain user data.
 """
 
+import hashlib
 import logging
 import os
 import secrets
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from draftstore.errors import DraftstoreError
 from draftstore.live.shared import MODE, change, enlarge, settings_of
 from draftstore.storage.locks import hold, lock
 from draftstore.text.digests import DIGEST_BYTES
@@ -42,8 +44,9 @@ SEGMENT_SECONDS = 3600.0
 BEAT_SECONDS = 1.0
 LOGGED = 64
 """Maximum bytes of a log per byte of the ids that its largest memory has room for."""
-_HEAD = struct.Struct(f"<IBBHIId{DIGEST_BYTES}s")
-"""CRC-32 of the rest, kind, origin of the digest, 0, tokens, tokens of the prompt, Unix seconds, digest."""
+_HEAD = struct.Struct(f"<IBBHIId{DIGEST_BYTES}sQI")
+"""CRC-32 of the rest, kind, origin of the digest, 0, tokens, tokens of the prompt, Unix seconds, digest, hash of the
+prompt, version."""
 _DOCUMENT, _ERASED, _APPLIED = range(3)
 _UNKNOWN, _RECORD, _ANSWER = range(3)
 _TOKEN = np.dtype("<i4")
@@ -53,7 +56,8 @@ class LiveDocument(NamedTuple):
     """A document of a live store: ids, int32 [any], of which the first `prompt_size` are the end of the prompt.
 
     `digest` are 16 bytes that identify it (`draftstore.text.digests`), none if unknown. It is that of the answer's text
-    `alone` if the writer did not know the conversation. `created` is in Unix seconds; 0: now.
+    `alone` if the writer did not know the conversation. `created` is in Unix seconds; 0: now. `prompt` is the hash of the
+    whole prompt (`hash_prompt`), 0 if unknown; `version` that of the model that answered, 0: the newest one known.
     """
 
     ids: NDArray[np.int32]
@@ -61,12 +65,34 @@ class LiveDocument(NamedTuple):
     digest: bytes = b""
     alone: bool = False
     created: float = 0.0
+    prompt: int = 0
+    version: int = 0
 
     @classmethod
-    def of(cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"") -> "LiveDocument":
+    def of(
+        cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"", version: int = 0
+    ) -> "LiveDocument":
         """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted."""
         end = np.asarray(prompt[max(0, len(prompt) - PROMPT_END) :], np.int32)
-        return cls(np.concatenate([end, np.asarray(output, np.int32)]), len(end), digest)
+        ids = np.concatenate([end, np.asarray(output, np.int32)])
+        return cls(ids, len(end), digest, prompt=hash_prompt(prompt), version=version)
+
+
+def hash_prompt(ids: NDArray[np.integer]) -> int:
+    """Return 64 bits by which answers to the same prompt, int [any], are found; never 0."""
+    digest = hashlib.blake2b(np.ascontiguousarray(ids, _TOKEN), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def answers_of(
+    prompt: NDArray[np.integer], answers: Iterable[ArrayLike], version: int, digests: Sequence[bytes]
+) -> list[LiveDocument]:
+    """Return the documents of answers to one prompt; DraftstoreError unless there is a digest for each, or none."""
+    outputs = [*answers]
+    if digests and len(digests) != len(outputs):
+        raise DraftstoreError(f"{len(digests)} digests for {len(outputs)} answers: pass one for each, or none")
+    known = digests or [b""] * len(outputs)
+    return [LiveDocument.of(prompt, *each, version) for each in zip(outputs, known, strict=True)]
 
 
 Test: TypeAlias = Callable[[LiveDocument], bool]
@@ -137,7 +163,7 @@ def erase(path: Path, unwanted: Test) -> int:
     with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
         hits = [r for r in _records(file.read()) if r.kind == _DOCUMENT and unwanted(r.document)]
         for record in hits:
-            nothing = record.document._replace(ids=np.zeros_like(record.document.ids), digest=b"")
+            nothing = LiveDocument(np.zeros_like(record.document.ids), created=record.document.created)
             file.seek(record.start)
             file.write(_encode(nothing, _ERASED))
         os.fsync(file.fileno())
@@ -302,8 +328,8 @@ def _is_closed(path: Path) -> bool:
 def _encode(document: LiveDocument, kind: int) -> bytes:
     ids, digest = document.ids.astype(_TOKEN, copy=False), document.digest
     origin = (_ANSWER if document.alone else _RECORD) if digest else _UNKNOWN
-    head = _HEAD.pack(0, kind, origin, 0, len(ids), document.prompt_size, document.created, digest)[4:]
-    body = head + ids.tobytes()
+    known = document.prompt_size, document.created, digest, document.prompt, document.version
+    body = _HEAD.pack(0, kind, origin, 0, len(ids), *known)[4:] + ids.tobytes()
     return struct.pack("<I", zlib.crc32(body)) + body
 
 
@@ -319,12 +345,12 @@ def _records(data: bytes) -> Iterator[_Record]:
 
 
 def _record_at(data: bytes, start: int) -> _Record | None:
-    check, kind, origin, zero, count, prompt_size, created, digest = _HEAD.unpack_from(data, start)
+    check, kind, origin, zero, count, prompt_size, created, digest, *known = _HEAD.unpack_from(data, start)
     end = start + _HEAD.size + _TOKEN.itemsize * count
     if kind > _APPLIED or origin > _ANSWER or zero or prompt_size > count or not isfinite(created):
         return None
     if end > len(data) or zlib.crc32(memoryview(data)[start + 4 : end]) != check:
         return None
     ids = np.frombuffer(data, _TOKEN, count, start + _HEAD.size)
-    found = LiveDocument(ids, prompt_size, digest if origin else b"", origin == _ANSWER, created)
+    found = LiveDocument(ids, prompt_size, digest if origin else b"", origin == _ANSWER, created, *known)
     return _Record(start, end, kind, found)

@@ -4,6 +4,8 @@
     memory.append(ids)                                  # drafts from now on
     drafts = MemoryDrafter(memory).draft(contexts)
 
+`recall` returns the latest answers to one prompt, for `draftstore.live.recall`.
+
 The index is that of `draftstore.drafting.history`: a ring buffer, so that an append takes constant time per token and
 evicts the oldest tokens. A lock serialises drafts, a few contexts at a time, and appends, a thousand tokens at a time,
 so that no draft reads tokens that are being written.
@@ -18,6 +20,7 @@ from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import check_budget, check_ids, check_request
 from draftstore.drafting.history import SIZE, History, HistoryRule, append_tokens, draft_texts
 from draftstore.jit import as_input, read_only
+from draftstore.live.directory import Directory
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.frontier import BUDGET
 
@@ -50,19 +53,53 @@ class Memory:
         self._history = History.new(tokens)
         self._table = np.array([self._history.row()])
         self._lock = threading.Lock()
+        self._directory = Directory()
         self.size = 0
 
     def __len__(self) -> int:
         """Return the number of tokens in memory."""
         return min(self.size, len(self._history.tokens))
 
-    def append(self, ids: ArrayLike) -> None:
-        """Append a document, int32 [any]; TokenRangeError if an id is outside the vocabulary."""
+    def append(self, ids: ArrayLike, prompt: int = 0, version: int = 0) -> None:
+        """Append a document, int32 [any]; TokenRangeError if an id is outside the vocabulary.
+
+        Args:
+            prompt: hash of its prompt, by which `recall` finds it; 0: unknown.
+            version: version of the model.
+        """
         document = np.concatenate([check_ids(ids, self.vocab_size).astype(np.int32), END])
+        begin = self.size
         for start in range(0, len(document), STEP):
             part = as_input(document[start : start + STEP], np.int32)
             with self._lock:
                 self.size = append_tokens(*self._history, self.size, part)
+                self._directory.evict(self.size - len(self._history.tokens))
+        with self._lock:  # unless another thread has appended, or it is longer than the memory
+            if self.size == begin + len(document) and len(document) <= len(self._history.tokens):
+                self._directory.add(prompt, version, begin, self.size - 1)
+
+    def recall(self, prompt: int, count: int) -> list[NDArray[np.int32]]:
+        """Return the latest answers to a prompt that are in memory, newest version last, int32 [any] each."""
+        with self._lock:
+            found = self._directory.find(prompt, count)
+            return [self._history.tokens.take(np.arange(*place), mode="wrap") for place in found]
+
+    def changed(self, since: int) -> tuple[int, set[int] | None]:
+        """Return a number of changes, and the prompts with new answers since such a number; None: any may have some."""
+        if since == self._directory.changes.number:
+            return since, set()
+        with self._lock:
+            return self._directory.changes.since(since)
+
+    def newer(self, version: int) -> "Memory":
+        """Return a memory without the documents of versions before one."""
+        kept = Memory(self.vocab_size, len(self._history.tokens))
+        with self._lock:
+            for prompt, place in self._directory.places:
+                if place.version >= version:
+                    ids = self._history.tokens.take(np.arange(place.start, place.stop), mode="wrap")
+                    kept.append(ids, prompt, place.version)
+        return kept
 
     def draft(
         self, rule: NDArray[np.float64], contexts: NDArray[np.int32], budget: int, level: int

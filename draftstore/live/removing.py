@@ -99,9 +99,9 @@ class Held(NamedTuple):
 
 
 def last_change(folder: Path) -> tuple[int, ...]:
-    """Return values that change with the take-downs or the tokenizer of a log, without reading them."""
+    """Return values that change with the take-downs, the settings or the tokenizer of a log, without reading them."""
     found: list[int] = []
-    for name in ("removed.json", TOKENIZER_FOLDER):
+    for name in ("removed.json", "live.json", TOKENIZER_FOLDER):
         with suppress(FileNotFoundError):
             status = (folder / name).stat()
             found += [status.st_ino, status.st_mtime_ns]

@@ -1,4 +1,4 @@
-"""What the processes of a log share, in files beside its segments: its vocabulary, its limit, its take-downs."""
+"""What the processes of a log share, in files beside its segments: its vocabulary, its limits, its take-downs."""
 
 import json
 import os
@@ -12,7 +12,10 @@ from draftstore.storage.locks import lock
 from draftstore.text.digests import IDENTITY
 
 MODE = 0o600
+FORMAT = 2
+"""Version of the segments; in version 1, a record had no hash of its prompt."""
 T = TypeVar("T")
+_WRITTEN = {"identity": IDENTITY, "format": FORMAT}
 
 
 class Vocabulary(NamedTuple):
@@ -23,10 +26,14 @@ class Vocabulary(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What the processes of a log share: the vocabulary of its documents, and the largest memory it is kept for."""
+    """What the processes of a log share: the vocabulary of its documents, and the largest memory it is kept for.
+
+    Documents of versions before `least` are forgotten.
+    """
 
     vocabulary: Vocabulary | None = None
     tokens: int = 0
+    least: int = 0
 
 
 def settings_of(folder: Path) -> Settings:
@@ -34,7 +41,7 @@ def settings_of(folder: Path) -> Settings:
 
     def made(found: dict[str, Any]) -> Settings:
         vocabulary = Vocabulary(int(found["size"]), str(found["fingerprint"])) if "size" in found else None
-        return Settings(vocabulary, int(found.get("tokens", 0)))
+        return Settings(vocabulary, int(found.get("tokens", 0)), int(found.get("least", 0)))
 
     return load(folder, "live.json", made, "remove the folder") or Settings()
 
@@ -58,14 +65,14 @@ def change(folder: Path, make: Callable[[Settings], Settings]) -> Settings:
         after = make(before)
         if after != before:
             vocabulary = after.vocabulary._asdict() if after.vocabulary else {}
-            save(folder / "live.json", {**vocabulary, "tokens": after.tokens})
+            save(folder / "live.json", {**vocabulary, "tokens": after.tokens, "least": after.least})
     return after
 
 
 def save(path: Path, fields: dict[str, Any]) -> None:
     """Write what `load` reads, atomically, for the owner of the log, even if root does."""
     with replacing(path, MODE) as temporary:
-        temporary.write_text(json.dumps(fields | {"identity": IDENTITY}), encoding="utf-8")
+        temporary.write_text(json.dumps(fields | _WRITTEN), encoding="utf-8")
         if os.geteuid() == 0:
             owner = path.parent.stat()
             os.chown(temporary, owner.st_uid, owner.st_gid)
@@ -74,11 +81,11 @@ def save(path: Path, fields: dict[str, Any]) -> None:
 def load(folder: Path, name: str, make: Callable[[dict[str, Any]], T], advice: str) -> T | None:
     """Return what a file of a log says; None if there is no such file.
 
-    EarlierVersionError if its documents are known by other digests; DraftstoreError, with advice, if it cannot be read.
+    EarlierVersionError if an earlier version wrote it; DraftstoreError, with advice, if it cannot be read.
     """
     try:
         found = json.loads((folder / name).read_text(encoding="utf-8"))
-        if found.get("identity") == IDENTITY:
+        if _WRITTEN.items() <= found.items():
             return make(found)
     except FileNotFoundError:
         return None
@@ -87,6 +94,6 @@ def load(folder: Path, name: str, make: Callable[[dict[str, Any]], T], advice: s
     except (ValueError, TypeError, KeyError) as error:
         raise DraftstoreError(f"{folder / name} cannot be read ({error}): {advice}") from None
     raise EarlierVersionError(
-        f"the live log {folder} was written by an earlier version, which knew documents by other digests: move the "
-        "folder away, and a new log begins; docs/operations.md, Upgrade, has the steps"
+        f"the live log {folder} was written by an earlier version: move the folder away, and a new log begins; "
+        "docs/operations.md, Upgrade, has the steps"
     )

@@ -19,12 +19,16 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from draftstore.drafting.drafter import check_ids
 from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError
 from draftstore.live.log import (
     LIVE,
     LiveDocument,
     Writer,
+    answers_of,
     begun,
     drop_oldest,
     erase,
@@ -34,7 +38,7 @@ from draftstore.live.log import (
 )
 from draftstore.live.memory import TOKENS, Memory, MemoryDrafter
 from draftstore.live.removing import TakeDowns, last_change
-from draftstore.live.shared import Vocabulary, agree, settings_of
+from draftstore.live.shared import Vocabulary, agree, change, settings_of
 from draftstore.live.source import identified, tokenizer_of
 from draftstore.options import NAME
 from draftstore.storage.manifest import TOKENIZER_FOLDER
@@ -83,6 +87,8 @@ class LiveStore:
         self._loaded = False
         self._unread: list[LiveDocument] | None = None  # appended while the log is reloaded
         self._rules, self._change = TakeDowns(), tuple[int, ...]()
+        self._version = self._least = 0  # the newest version of a document, and the oldest that is not forgotten
+        self._reloads = 0
         self._tokenizer: TextTokenizer | None = None
         self._unlogged: list[LiveDocument] = []  # the latest documents that could not be logged
         self._warned = -WARN_SECONDS
@@ -122,7 +128,7 @@ class LiveStore:
             raise _mismatch(found, vocabulary)
 
     def append(self, documents: Sequence[LiveDocument]) -> None:
-        """Append documents, first to the log, then to memory, except those that were taken down.
+        """Append documents, first to the log, then to memory, except those that were taken down or are forgotten.
 
         Nothing is appended if an id is outside the vocabulary (TokenRangeError), or if another process has appended
         documents of another vocabulary (TokenizerError).
@@ -133,7 +139,9 @@ class LiveStore:
         with self._lock:
             if self._tokenizer is not None:
                 documents = [identified(document, self._tokenizer) for document in documents]
-            taken = list(filterfalse(self._refuses, documents))
+            self._version = max([self._version, *(document.version for document in documents)])
+            dated = [each._replace(version=each.version or self._version) for each in documents]
+            taken = list(filterfalse(self._refuses, dated))
             logged = self._log(taken)
             self.refused += len(documents) - len(taken)
             self.appended += len(taken)
@@ -143,7 +151,50 @@ class LiveStore:
             elif self._unread is not None:
                 self._unread += taken
             for document in taken:
-                self._memory.append(document.ids)
+                self._memory.append(document.ids, document.prompt, document.version)
+
+    def append_many(
+        self, prompt: NDArray[np.integer], answers: Iterable[ArrayLike], version: int = 0, digests: Sequence[bytes] = ()
+    ) -> None:
+        """Append answers to one prompt, such as rollouts; see `append` for errors.
+
+        Args:
+            prompt: int [any], ids of the whole prompt.
+            answers: int [any] each.
+            version: version of the model, of which the newest answers are recalled; 0: the newest one known.
+            digests: 16 bytes that identify each document (`draftstore.text.digests`); empty: unknown.
+        """
+        self.append(answers_of(prompt, answers, version, digests))
+
+    def forget(self, *, before: int) -> None:
+        """Forget documents of versions before one, now and later, also in the log; DraftstoreError if that fails.
+
+        Other processes that use the log forget them within a second.
+        """
+        if self._writer is None:
+            with self._lock:
+                self._least = max(self._least, before)
+                if self._memory is not None:
+                    self._replace(self._memory.newer(self._least))
+            return
+        folder = self._writer.folder
+        try:
+            change(folder, lambda found: found._replace(least=max(found.least, before)))
+            self.follow()
+            for path in segments(folder):
+                erase(path, lambda document: document.version < before)
+        except OSError as error:
+            raise DraftstoreError(f"the live log {folder} cannot be written: {error.strerror}") from None
+
+    def recall(self, prompt: int, count: int) -> list[NDArray[np.int32]]:
+        """Return the latest answers to a prompt, by its hash, newest version last; see `draftstore.live.recall`."""
+        return [] if self._memory is None else self._memory.recall(prompt, count)
+
+    def changed(self, since: tuple[int, int]) -> tuple[tuple[int, int], set[int] | None]:
+        """Return a cursor, and the prompts with new answers since another; None: any may have changed."""
+        reloads, memory = self._reloads, self._memory
+        number, prompts = (0, set[int]()) if memory is None else memory.changed(since[1])
+        return (reloads, number), prompts if since[0] == reloads else None
 
     def _log(self, documents: list[LiveDocument]) -> bool:
         """Write documents to the log, if there is one; return False if that fails."""
@@ -184,14 +235,14 @@ class LiveStore:
         writer, folder = self._writer, self._writer.folder
         with self._lock:
             self._stay(writer)
-        if (change := last_change(folder)) != self._change:
-            rules = TakeDowns.read(folder)
+        if (latest := last_change(folder)) != self._change:
+            rules, least = TakeDowns.read(folder), settings_of(folder).least
             known = rules.state or (folder / TOKENIZER_FOLDER).exists()
             tokenizer = tokenizer_of(folder) if known else None
             with self._lock:
-                self._loaded &= rules.state == self._rules.state
-                self._rules, self._tokenizer = rules, tokenizer
-            self._change = change
+                self._loaded &= (rules.state, least) == (self._rules.state, self._least)
+                self._rules, self._tokenizer, self._least = rules, tokenizer, least
+            self._change = latest
         found = self.vocabulary if self._agreed else settings_of(folder).vocabulary
         with self._lock:
             if found and self.vocabulary is None:
@@ -225,12 +276,18 @@ class LiveStore:
     def _begin(self, vocabulary: Vocabulary) -> None:
         """Set the vocabulary, and begin with an empty memory; one without documents may be set again."""
         if self.vocabulary is None or not (self.vocabulary == vocabulary or self._agreed or len(self)):
-            self._memory = Memory(vocabulary.size, self._tokens)
+            self._replace(Memory(vocabulary.size, self._tokens))
             self.vocabulary = vocabulary
-            for drafter in self._drafters:
-                drafter.memory, drafter.vocab_size = self._memory, vocabulary.size
+
+    def _replace(self, memory: Memory) -> None:
+        self._memory = memory
+        self._reloads += 1
+        for drafter in self._drafters:
+            drafter.memory, drafter.vocab_size = memory, memory.vocab_size
 
     def _refuses(self, document: LiveDocument) -> bool:
+        if document.version < self._least:
+            return True
         return self._tokenizer is not None and self._rules.refuse(document, self._tokenizer)
 
     def _read_new(self, present: Sequence[Path]) -> None:
@@ -279,14 +336,14 @@ class LiveStore:
             self._unlogged = list(filterfalse(self._refuses, self._unlogged))
             for document in (*self._unlogged, *filterfalse(self._refuses, self._unread or ())):
                 self._take(memory, document)
-            self._memory, self._unread, self._seen, self._sizes = memory, None, seen, {}
-            for drafter in self._drafters:
-                drafter.memory = memory
+            self._replace(memory)
+            self._unread, self._seen, self._sizes = None, seen, {}
         self._loaded = True
 
     def _take(self, memory: Memory, document: LiveDocument) -> None:
+        self._version = max(self._version, document.version)
         with suppress(TokenRangeError):
-            memory.append(document.ids)
+            memory.append(document.ids, document.prompt, document.version)
 
     def _run(self) -> None:
         while not self._stop.wait(FOLLOW_SECONDS):

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.assembly.parts import GRAMMAR, LIVE, REQUEST, Part, TargetModel, open_parts
+from draftstore.assembly.parts import GRAMMAR, LIVE, RECALL, REQUEST, Part, TargetModel, open_parts
 from draftstore.assembly.sources import Sources
 from draftstore.decoding.grammars import Grammar, GrammarDrafter
 from draftstore.drafting.drafter import separated
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import SlotDrafter, Slots, start
-from draftstore.live.log import LiveDocument
+from draftstore.live.log import LiveDocument, hash_prompt
 from draftstore.storage.manifest import TokenizerIdentity
 
 LOG = logging.getLogger(__name__)
@@ -45,26 +45,39 @@ class Assembly(SlotDrafter, AbstractContextManager["Assembly"]):
         self._opened = opened
         self._appends = [part.append for part in parts if part.append is not None]
 
-    def remember(self, prompt: NDArray[np.integer[Any]], output: ArrayLike, digest: bytes = b"") -> None:
+    def remember(
+        self,
+        prompt: NDArray[np.integer[Any]],
+        output: ArrayLike,
+        digest: bytes = b"",
+        prompt_size: int | None = None,
+    ) -> None:
         """Append a finished answer to the live store, if there is one. Never raises.
 
         Args:
-            prompt: int32 [any].
-            output: int32 [any], the answer.
+            prompt: int32 [any], all before the answer.
+            output: int32 [any], the answer, or its last part.
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
+            prompt_size: number of ids of the prompt, if it is followed by the beginning of the answer.
         """
         for append in self._appends:
             try:
-                whole = LiveDocument.of(prompt, output, digest)
-                known = separated(whole.ids, self.vocab_size)
-                start = 1 + max(np.flatnonzero(known < 0).tolist(), default=-1)  # what follows an image
-                append(whole._replace(ids=known[start:], prompt_size=max(0, whole.prompt_size - start)))
+                known = separated(prompt, self.vocab_size)
+                whole = LiveDocument.of(known, separated(output, self.vocab_size), digest)
+                start = 1 + max(np.flatnonzero(whole.ids < 0).tolist(), default=-1)  # what follows an image
+                append(
+                    whole._replace(
+                        ids=whole.ids[start:],
+                        prompt_size=max(0, whole.prompt_size - start),
+                        prompt=whole.prompt if prompt_size is None else hash_prompt(known[:prompt_size]),
+                    )
+                )
             except Exception as error:  # noqa: BLE001 (the answer is complete; only later drafts suffer)
                 LOG.warning("could not remember an answer: %s", error)
 
     def without_live(self) -> "Assembly":
         """Return the same drafters without the live store, for texts that opt out; closing the result does nothing."""
-        others = [part for part in self.parts if part.kind != LIVE]
+        others = [part for part in self.parts if part.kind not in (LIVE, RECALL)]
         return Assembly(others, self.vocab_size, ExitStack())
 
     @property

@@ -13,6 +13,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.live.log import LiveDocument
 from draftstore.live.memory import CONTEXT_SIZE
+from draftstore.live.recall import RecallDrafter
 from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore, LiveTarget
 from draftstore.recycling.drafter import RecyclingDrafter
@@ -27,14 +28,14 @@ from draftstore.stores.registry import Store, open_store
 from draftstore.stores.rest.store import KIND as REST
 
 LOG = logging.getLogger(__name__)
-REQUEST, LIVE, GRAMMAR = "request", "live", "grammar"
+REQUEST, LIVE, RECALL, GRAMMAR = "request", "live", "recall", "grammar"
 
 
 class Part(NamedTuple):
     """One drafter of an assembly.
 
     Attributes:
-        kind: `rest`, `crest`, `dresd`, `lookup`, `live`, `request`, `recycling` or `grammar`.
+        kind: `rest`, `crest`, `dresd`, `lookup`, `live`, `recall`, `request`, `recycling` or `grammar`.
         name: display name.
         drafter: the drafter.
         strategy: the requested strategy, if supported.
@@ -64,6 +65,10 @@ class TargetModel(NamedTuple):
 
 def open_parts(sources: Sources, model: TargetModel, opened: ExitStack) -> list[Part]:
     """Open all sources, which `opened` closes; see `draftstore.assembly.drafter.assemble`."""
+    if sources.recall and sources.live is None:
+        raise DraftstoreError(
+            "answers are recalled from a live store: name one with `live`, or set `recall` to 0"
+        )
     parts = list(_opened(sources, model, opened))
     if sources.strategy is not None and not any(part.strategy for part in parts):
         stores = ", ".join(part.name for part in parts) or "none given"
@@ -89,7 +94,7 @@ def _opened(sources: Sources, model: TargetModel, opened: ExitStack) -> Iterator
     if sources.release is not None or (sources.lookup is not None and not live_alone):
         yield _looked_up(sources, model, opened)
     if sources.live is not None:
-        yield _remembered(sources, sources.live, model, opened)
+        yield from _remembered(sources, sources.live, model, opened)
     if sources.recycling and not recycled:
         yield Part(RECYCLING, "the model's candidates", RecyclingDrafter(model.vocab_size))
 
@@ -142,15 +147,19 @@ def _looked_up(sources: Sources, model: TargetModel, opened: ExitStack) -> Part:
     return Part("lookup", sources.release, store.drafter(strategy or ""), strategy)
 
 
-def _remembered(sources: Sources, target: LiveTarget, model: TargetModel, opened: ExitStack) -> Part:
+def _remembered(
+    sources: Sources, target: LiveTarget, model: TargetModel, opened: ExitStack
+) -> Iterator[Part]:
+    """Open a live store and, if wanted, recall from it the answers to each text's own prompt."""
     strategy = "supplement" if sources.stores or sources.release else "sole"
     if target.folder is not None or (sources.lookup is None and sources.release is None):
         live = LiveStore(target.tokens, target.folder)
         opened.callback(live.close)
         live.agree(Vocabulary(model.vocab_size, model.tokenizer.fingerprint))
-        return Part(
-            LIVE, target.name, live.drafter(strategy), append=lambda document: live.append([document])
-        )
+        yield Part(LIVE, target.name, live.drafter(strategy), append=lambda document: live.append([document]))
+        if sources.recall:
+            yield Part(RECALL, target.name, RecallDrafter(live, model.vocab_size, sources.recall))
+        return
     store = RemoteStore(
         sources.lookup, target.name, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, deadline=sources.deadline or DEADLINE, context_size=CONTEXT_SIZE,
@@ -159,11 +168,15 @@ def _remembered(sources: Sources, target: LiveTarget, model: TargetModel, opened
     append: Callable[[LiveDocument], object] | None = None
     try:
         store.check_append()
-        append = lambda found: store.append(found.ids, found.prompt_size, digest=found.digest)  # noqa: E731
+        append = lambda found: store.append(  # noqa: E731
+            found.ids, found.prompt_size, digest=found.digest, prompt=found.prompt, version=found.version
+        )
     except LookupServiceError as error:
         store.check(strategy)
         LOG.warning("the live store %s is read-only; answers are not remembered: %s", target.name, error)
-    return Part(LIVE, target.name, store.drafter(strategy), append=append)
+    yield Part(LIVE, target.name, store.drafter(strategy), append=append)
+    if sources.recall:
+        yield Part(RECALL, target.name, RecallDrafter(store, model.vocab_size, sources.recall))
 
 
 def _served(sources: Sources) -> str:

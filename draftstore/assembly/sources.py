@@ -6,6 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from draftstore.jit import CORES
+from draftstore.live.directory import ANSWERS
 from draftstore.live.store import LiveTarget
 from draftstore.options import Number, Options, Shown, parsed
 from draftstore.remote.client import DEADLINE
@@ -91,6 +92,14 @@ class Sources(Options):
         "or --release in the live store NAME of the service, shared by all clients of that name; with DIR, or without "
         "a service, in this process. See docs/security.md.",
         examples=["team", "team=live/team:200000"],
+    )
+    recall: Annotated[int, Number, Shown(metavar="N")] = Field(
+        0,
+        ge=0,
+        le=ANSWERS,
+        description="Also draft from the N latest answers of the live store to the same prompt, as when a model in "
+        "training answers it again. See docs/rollouts.md.",
+        examples=[16],
     )
     request: bool = Field(True, description="Draft from the prompt and the output so far.")
     recycling: Annotated[bool, Shown(flags=("--recycling/--no-recycling",))] = Field(

@@ -23,9 +23,10 @@ from draftstore.drafting.slots import Slots, enlarged
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.figures import DraftFigures
 from draftstore.engines.load import Load
-from draftstore.engines.texts import CORPUS, DRAFTS, REMEMBERED, SIZE, STEP, Texts
+from draftstore.engines.texts import CORPUS, DRAFTS, PROMPT, REMEMBERED, SIZE, STEP, Texts
 from draftstore.errors import EngineError
 from draftstore.jit import as_input
+from draftstore.live.log import hash_prompt
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees.batch import DraftBatch
 
@@ -34,6 +35,8 @@ FORGET_STEPS = 64
 """Steps after which a text without further requests is forgotten."""
 MAX_REMEMBERED_TOKENS = 1 << 20
 """Maximum tokens of such texts to keep, including spare room: a session takes about 100 bytes per token."""
+MAX_LEFT = 1024
+"""Maximum forgotten texts whose prompt is known if they come back."""
 LEAST = 2
 """Minimum tokens of an answer that is stored."""
 NEVER = 1 << 62
@@ -84,6 +87,9 @@ class Proposer:
         self.load: Load | None = None
         self.texts, self._slots, self.forgotten = Texts(nodes, judged=config.adaptive), Slots(), list[int]()
         self._new_texts, self._drafting = False, 0.0
+        self._left: dict[
+            int, int
+        ] = {}  # sizes of prompts of forgotten texts, which an engine may resume, by hash
         self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
@@ -128,11 +134,12 @@ class Proposer:
             live: whether to draft from the live store, if there is one, and to append the answer to it.
             prediction: returns the ids, int32 [any], expected after the prompt.
         """
-        text, place, labels = np.empty(0, np.int32), 0, list[int]()
+        text, place, labels, prompt_size = np.empty(0, np.int32), 0, list[int](), 0
         try:
             text = as_input(ids, np.int32).reshape(-1)  # type: ignore[arg-type]
+            prompt_size = self._left.pop(hash_prompt(text[:-1]), len(text) - 1)
             sources = self._sources(corpus, live, prediction)
-            slot = sources.join(self._slots, text)
+            slot = sources.join(self._slots, text, prompt_size=prompt_size)
             place, labels = self.figures.corpora.index(corpus), self.figures.places(sources.labels)
             drafts = True
         except Exception as error:  # noqa: BLE001 (an engine must not end)
@@ -142,6 +149,7 @@ class Proposer:
         state, self._new_texts = self.texts.state, True
         state[CORPUS, slot], state[DRAFTS, slot], state[STEP, slot] = place, drafts, self._steps
         state[REMEMBERED, slot] = len(text) - 1 if live and drafts else NEVER
+        state[PROMPT, slot] = prompt_size
         self._labels = enlarged(self._labels, state.shape[1], len(labels), fill=-1)
         self._labels[slot] = -1
         self._labels[slot, : len(labels)] = labels
@@ -263,6 +271,9 @@ class Proposer:
         for slot in slots:
             if ended:
                 self._remember(slot)
+                self._left[hash_prompt(self.texts.ids(slot))] = int(self.texts.state[PROMPT, slot])
+                if len(self._left) > MAX_LEFT:
+                    del self._left[next(iter(self._left))]
             self._slots.leave(slot)
             self.texts.drop(slot)
 
@@ -275,7 +286,8 @@ class Proposer:
         text, start = self.texts.ids(slot) if ids is None else ids, int(self.texts.state[REMEMBERED, slot])
         if len(text) - start >= LEAST:
             corpus = self.figures.corpora[self.texts.state[CORPUS, slot]]
-            self._corpora[corpus].remember(text[:start], text[start:])
+            prompt_size = int(self.texts.state[PROMPT, slot])
+            self._corpora[corpus].remember(text[:start], text[start:], prompt_size=prompt_size)
             self.texts.state[REMEMBERED, slot] = len(text)
 
     def failed(self, effect: str, error: Exception) -> None:

@@ -25,9 +25,9 @@ from draftstore.trees.tree import best_chains, walk
 
 SPARE = 256
 """Spare room after a text in tokens, in addition to a quarter of its length."""
-ADDRESS, ROOM, SIZE, REMEMBERED, STEP, CORPUS, DRAFTS = range(7)
+ADDRESS, ROOM, SIZE, REMEMBERED, STEP, CORPUS, DRAFTS, PROMPT = range(8)
 """Rows of `Texts.state`: address and capacity of a text's array; number of its ids, -1 in a free slot; number of those
-in the prompt or already in the live store; last step; number of the corpus; 1 if it has drafts."""
+in the prompt or already in the live store; last step; number of the corpus; 1 if it has drafts; ids of the prompt."""
 LONG_MEMORY = 1 / 8
 """How fast results of all texts are forgotten, by those of one text."""
 TAIL, SAMPLES = 64, 8
@@ -39,12 +39,12 @@ class Texts:
     """Texts and their last drafts, by slot.
 
     Attributes:
-        state: int64 [7, slots], see `ADDRESS`.
+        state: int64 [8, slots], see `ADDRESS`.
     """
 
     def __init__(self, nodes: int = 0, *, judged: bool = False) -> None:
         """Start without texts, for drafts of at most `nodes` nodes; `judged` drafts have `chances`."""
-        self.state: NDArray[np.int64] = np.empty((DRAFTS + 1, 0), np.int64)
+        self.state: NDArray[np.int64] = np.empty((PROMPT + 1, 0), np.int64)
         self._arrays: dict[int, NDArray[np.int32]] = {}
         self._drafts: tuple[NDArray[Any], ...] = (
             np.empty((0, nodes), np.int32), np.empty((0, nodes), np.int16), np.empty((0, nodes), np.uint8)
@@ -63,7 +63,7 @@ class Texts:
     def put(self, slot: int, ids: NDArray[np.int32]) -> None:
         """Start a text in a free slot."""
         slots = slot + 1 + slot // 2
-        self.state = enlarged(self.state, DRAFTS + 1, slots, fill=-1)
+        self.state = enlarged(self.state, PROMPT + 1, slots, fill=-1)
         self._drafts = tuple(enlarged(each, slots) for each in self._drafts)
         self._sizes, self._seen = enlarged(self._sizes, 2, slots), enlarged(self._seen, slots)
         self.state[:, slot], self._sizes[:, slot], self._seen[slot], self._arrays[slot] = 0, 0, 0, ids[:0]

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 ANSWERS = 16
 """Maximum answers to one prompt; of more, those of the newest versions are found."""
+TOKENS = 16_384
+"""Maximum tokens of the answers that are found, but for the first."""
 CHANGES = 4096
 """Latest changes that can be told apart."""
 
@@ -70,4 +72,10 @@ class Directory:
 
     def find(self, prompt: int, count: int) -> list[tuple[int, int]]:
         """Return the beginnings and ends of answers to a prompt, at most `count`, newest version last."""
-        return [(place.start, place.stop) for place in self._answers.get(prompt, ())[-count:]]
+        found, tokens = list[tuple[int, int]](), 0
+        for _, start, stop in reversed(self._answers.get(prompt, ())):
+            tokens += stop - start
+            if len(found) == count or (found and tokens > TOKENS):
+                break
+            found.append((start, stop))
+        return found[::-1]

@@ -7,9 +7,9 @@
     tokenizer/                 the tokenizer, if a collection reads the log
 
 The name of a segment begins with its creation in Unix milliseconds; if the clock was set back, with the latest time in
-the log. A record is a header, with the document's digest and a hash of its prompt, and token ids, i32. Readers skip what is damaged
-or partial, up to the next record with a valid checksum. Removed documents are overwritten in place, their digests too.
-Only their owner can read the segments: they contain user data.
+the log. A record is a header, with the document's digest and a hash of its prompt, and token ids, i32. Readers skip
+what is damaged or partial, up to the next record with a valid checksum. Removed documents are overwritten in place,
+their digests too. Only their owner can read the segments: they contain user data.
 """
 
 import hashlib
@@ -56,8 +56,8 @@ class LiveDocument(NamedTuple):
     """A document of a live store: ids, int32 [any], of which the first `prompt_size` are the end of the prompt.
 
     `digest` are 16 bytes that identify it (`draftstore.text.digests`), none if unknown. It is that of the answer's text
-    `alone` if the writer did not know the conversation. `created` is in Unix seconds; 0: now. `prompt` is the hash of the
-    whole prompt (`hash_prompt`), 0 if unknown; `version` that of the model that answered, 0: the newest one known.
+    `alone` if the writer did not know the conversation. `created` is in Unix seconds; 0: now. `prompt` is the hash of
+    the whole prompt (`hash_prompt`), 0 if unknown; `version` that of the model that answered, 0: the newest one known.
     """
 
     ids: NDArray[np.int32]
@@ -80,7 +80,7 @@ class LiveDocument(NamedTuple):
 
 def hash_prompt(ids: NDArray[np.integer]) -> int:
     """Return 64 bits by which answers to the same prompt, int [any], are found; never 0."""
-    digest = hashlib.blake2b(np.ascontiguousarray(ids, _TOKEN), digest_size=8).digest()
+    digest = hashlib.blake2b(ids.astype(_TOKEN, copy=False).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
 
@@ -90,7 +90,9 @@ def answers_of(
     """Return the documents of answers to one prompt; DraftstoreError unless there is a digest for each, or none."""
     outputs = [*answers]
     if digests and len(digests) != len(outputs):
-        raise DraftstoreError(f"{len(digests)} digests for {len(outputs)} answers: pass one for each, or none")
+        raise DraftstoreError(
+            f"{len(digests)} digests for {len(outputs)} answers: pass one for each, or none"
+        )
     known = digests or [b""] * len(outputs)
     return [LiveDocument.of(prompt, *each, version) for each in zip(outputs, known, strict=True)]
 

@@ -8,7 +8,7 @@ version preferred. It costs a fraction of what drafts from the whole memory cost
 searched. When an answer to the prompt ends, running texts draft from it in their next step.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -19,12 +19,11 @@ from draftstore.drafting.history import SIZE, History, append_tokens, draft_text
 from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
 from draftstore.drafting.sources import Prefill, Results, SlotSource
 from draftstore.jit import as_input, read_only
+from draftstore.live.directory import TOKENS
 from draftstore.live.log import hash_prompt
 from draftstore.live.memory import CONTEXT_SIZE, END, RULES
 from draftstore.trees.batch import DraftBatch
 
-TOKENS = 16_384
-"""Maximum tokens of an index."""
 Cursor: TypeAlias = tuple[int, int]
 BEGIN: Cursor = (-1, -1)
 

@@ -87,7 +87,9 @@ class LiveStore:
         self._loaded = False
         self._unread: list[LiveDocument] | None = None  # appended while the log is reloaded
         self._rules, self._change = TakeDowns(), tuple[int, ...]()
-        self._version = self._least = 0  # the newest version of a document, and the oldest that is not forgotten
+        self._version = self._least = (
+            0  # the newest version of a document, and the oldest that is not forgotten
+        )
         self._reloads = 0
         self._tokenizer: TextTokenizer | None = None
         self._unlogged: list[LiveDocument] = []  # the latest documents that could not be logged
@@ -154,7 +156,11 @@ class LiveStore:
                 self._memory.append(document.ids, document.prompt, document.version)
 
     def append_many(
-        self, prompt: NDArray[np.integer], answers: Iterable[ArrayLike], version: int = 0, digests: Sequence[bytes] = ()
+        self,
+        prompt: NDArray[np.integer],
+        answers: Iterable[ArrayLike],
+        version: int = 0,
+        digests: Sequence[bytes] = (),
     ) -> None:
         """Append answers to one prompt, such as rollouts; see `append` for errors.
 

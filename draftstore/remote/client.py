@@ -29,19 +29,20 @@ longer than the deadline: see `sys.setswitchinterval`. From asyncio, use `asynci
 import itertools
 import logging
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import NO_MATCH, check_request, check_states
 from draftstore.errors import DraftstoreError, LookupServiceError, require_vocabulary
-from draftstore.live.log import MAX_DOCUMENT
+from draftstore.live.directory import Changes
+from draftstore.live.log import MAX_DOCUMENT, LiveDocument, answers_of
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address, default_socket
 from draftstore.remote.connection import (
@@ -51,6 +52,7 @@ from draftstore.remote.connection import (
     check_answer,
     client_context,
     read_drafts,
+    read_recalled,
     read_releases,
 )
 from draftstore.remote.counters import Counters, Outcome, Pauses
@@ -208,6 +210,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self._fingerprint = None if tokenizer is None else tokenizer.fingerprint
         self._target_model = target_model
         self._pauses, self._append_pauses = Pauses(), Pauses()
+        self._changes = Changes()
         self._warned: dict[tuple[str, Outcome], float] = {}
         self._closed = False
         _warm_up(name)
@@ -282,7 +285,15 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self.counters.answered(drafts.sizes.tolist())
         return drafts
 
-    def append(self, ids: NDArray[np.int32], prompt_size: int = 0, *, digest: bytes = b"") -> bool:
+    def append(
+        self,
+        ids: NDArray[np.int32],
+        prompt_size: int = 0,
+        *,
+        digest: bytes = b"",
+        prompt: int = 0,
+        version: int = 0,
+    ) -> bool:
         """Append a document to a live store of this name; return whether the service confirmed it.
 
         Never raises, and waits no longer than the client's deadline or 50 ms, whichever is longer, plus 2 µs per token.
@@ -292,37 +303,106 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             ids: int32 [any].
             prompt_size: number of leading ids that belong to the prompt.
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
+            prompt: hash of the whole prompt (`draftstore.live.log.hash_prompt`), by which it is recalled; 0: unknown.
+            version: version of the model; 0: the newest one known.
         """
+        return self._append([LiveDocument(ids, prompt_size, digest, prompt=prompt, version=version)]) > 0
+
+    def append_many(
+        self,
+        prompt: NDArray[np.integer],
+        answers: Iterable[ArrayLike],
+        version: int = 0,
+        digests: Sequence[bytes] = (),
+    ) -> int:
+        """Append answers to one prompt, such as rollouts; return how many the service confirmed. See `append`.
+
+        Args:
+            prompt: int [any], ids of the whole prompt.
+            answers: int [any] each.
+            version: version of the model, of which the newest answers are recalled; 0: the newest one known.
+            digests: 16 bytes that identify each document (`draftstore.text.digests`); empty: unknown.
+        """
+        confirmed, part, room = 0, list[LiveDocument](), 0
+        for document in answers_of(prompt, answers, version, digests):
+            room -= len(document.ids)
+            if part and (room < 0 or len(part) == wire.MAX_DOCUMENTS):
+                confirmed += self._append(part)
+                part = []
+            if not part:
+                room = MAX_DOCUMENT - len(document.ids)
+            part.append(document)
+        return confirmed + (self._append(part) if part else 0)
+
+    def _append(self, documents: Sequence[LiveDocument]) -> int:
+        """Append documents that fit in one frame; return how many were confirmed."""
         self._connections.renew()
         if not self._closed and not self._append_pauses.holds:
-            end = monotonic() + max(self.deadline, APPEND_SECONDS) + TOKEN_SECONDS * len(ids)
-            cut = max(0, len(ids) - MAX_DOCUMENT)
-            data = self._append_frame([(ids[cut:], max(0, prompt_size - cut))], (digest,) if digest else ())
+            tokens = sum(len(each.ids) for each in documents)
+            end = monotonic() + max(self.deadline, APPEND_SECONDS) + TOKEN_SECONDS * tokens
+            number, data = self._append_frame(documents)
             try:
                 check_answer(
-                    self._connections.send(data[1], end).receive(MAX_LIST, end), Operation.APPEND, data[0]
+                    self._connections.send(data, end).receive(MAX_LIST, end), Operation.APPEND, number
                 )
             except RequestFailed as trouble:
                 self._fail(trouble, self._append_pauses, "no answers are remembered by")
             else:
                 self._append_pauses.succeed()
-                self.counters.add("appended")
-                return True
-        self.counters.add("lost")
-        return False
+                self.counters.add("appended", len(documents))
+                for each in documents:
+                    self._changes.add(each.prompt)
+                return len(documents)
+        self.counters.add("lost", len(documents))
+        return 0
+
+    def forget(self, *, before: int, seconds: float = CHECK_SECONDS) -> None:
+        """Forget documents of versions before one in a live store, now and later; LookupServiceError if that fails."""
+        number = next(self._ids)
+        data = wire.encode_forget(number, self.name, before)
+        self._ask(Operation.FORGET, number, data, seconds, lambda payload: payload)
+
+    def recall(self, prompt: int, count: int) -> list[NDArray[np.int32]] | None:
+        """Return the latest answers to a prompt in a live store, by its hash, newest version last, int32 [any] each.
+
+        None if the service misses the client's deadline or fails; then drafts of a running text stay as they are.
+        """
+        self._connections.renew()
+        if self._closed or self._pauses.holds:
+            return None
+        end, number = monotonic() + self.deadline, next(self._ids)
+        data = wire.encode_recall(number, self.name, prompt, count)
+        try:
+            answer = self._connections.send(data, end).receive(4 * (1 + count * (1 + MAX_DOCUMENT)), end)
+            return read_recalled(check_answer(answer, Operation.RECALL, number), self.vocab_size)
+        except RequestFailed as trouble:
+            self._fail(trouble, self._pauses, "no answers are recalled from")
+            return None
+
+    def changed(self, since: tuple[int, int]) -> tuple[tuple[int, int], set[int] | None]:
+        """Return a cursor, and the prompts to which this client has appended answers since another."""
+        number, prompts = self._changes.since(since[1])
+        return (0, number), prompts
 
     def check_append(self, seconds: float = CHECK_SECONDS) -> None:
         """Check that a live store of this name accepts this model's documents; LookupServiceError if it does not."""
         number, data = self._append_frame([])
         self._ask(Operation.APPEND, number, data, seconds, lambda payload: payload)
 
-    def _append_frame(
-        self, documents: list[tuple[NDArray[np.int32], int]], digests: tuple[bytes, ...] = ()
-    ) -> tuple[int, bytes]:
+    def _append_frame(self, documents: Sequence[LiveDocument]) -> tuple[int, bytes]:
         if self._fingerprint is None or not self._vocabulary_given:
             raise DraftstoreError("appending requires the tokenizer= and vocab_size= of the model")
         number = next(self._ids)
-        request = AppendRequest(self.name, self.vocab_size, self._fingerprint, documents, digests)
+        cuts = [max(0, len(each.ids) - MAX_DOCUMENT) for each in documents]
+        parts = [
+            (each.ids[cut:], max(0, each.prompt_size - cut))
+            for each, cut in zip(documents, cuts, strict=True)
+        ]
+        digests = [each.digest for each in documents] if all(each.digest for each in documents) else []
+        prompts, versions = [each.prompt for each in documents], [each.version for each in documents]
+        request = AppendRequest(
+            self.name, self.vocab_size, self._fingerprint, parts, digests, prompts, versions
+        )
         return number, wire.encode_append(number, request)
 
     def close(self) -> None:

@@ -21,6 +21,9 @@ from time import monotonic
 from typing import Any
 from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
 from draftstore.errors import DraftstoreError, WireError
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address
@@ -292,6 +295,14 @@ def read_drafts(payload: bytes, batch: int, budget: int, vocab_size: int) -> Dra
     """Decode drafts for `batch` contexts, each of at most `budget` nodes; RequestFailed if they are invalid."""
     try:
         return wire.decode_answer(payload, vocab_size, budget, batch)
+    except WireError as error:
+        raise RequestFailed(Outcome.INVALID, str(error)) from None
+
+
+def read_recalled(payload: bytes, vocab_size: int) -> list[NDArray[np.int32]]:
+    """Decode recalled answers; RequestFailed if they are invalid."""
+    try:
+        return wire.decode_answers(payload, vocab_size)
     except WireError as error:
         raise RequestFailed(Outcome.INVALID, str(error)) from None
 

@@ -82,10 +82,10 @@ class Counters:
             self._totals["drafted"] += len(sizes) - sizes.count(0)
             self._totals["nodes"] += sum(sizes)
 
-    def add(self, name: str) -> None:
-        """Increase another counter by one."""
+    def add(self, name: str, number: int = 1) -> None:
+        """Increase another counter."""
         with self._lock:
-            self._totals[name] += 1
+            self._totals[name] += number
 
     def __getitem__(self, name: str) -> int:
         return self._totals[name]

@@ -43,9 +43,14 @@ _ROW = struct.Struct("<III")
 _APPEND = struct.Struct("<IHBB32s")
 """Size of the vocabulary, documents, bytes of the name, 1 if digests follow, tokenizer (SHA-256).
 
-Followed by a table, u32 [2, documents]: tokens of each, and how many belong to the prompt; the digests of the
-documents, u8 [documents, 16], if any; the tokens, i32; the name.
+Followed by a table, u32 [3, documents]: tokens of each, how many belong to the prompt, version of the model; the
+hashes of the prompts, u64 [documents]; the digests of the documents, u8 [documents, 16], if any; the tokens, i32; the
+name.
 """
+_RECALL = struct.Struct("<QHH")
+"""Hash of a prompt, maximum answers, bytes of the name; followed by the name."""
+_FORGET = struct.Struct("<IH")
+"""Version, bytes of the name; followed by the name."""
 _FAILURE = struct.Struct("<I")
 """Milliseconds to wait; followed by a message."""
 _MOST = (1 << 32) - 1
@@ -53,6 +58,7 @@ _DIGEST = 16
 _TOKEN = np.dtype("<i4")
 _STATE = np.dtype("<f2")
 _NUMBER = np.dtype("<u4")
+_HASH = np.dtype("<u8")
 
 
 class Operation(enum.IntEnum):
@@ -66,6 +72,10 @@ class Operation(enum.IntEnum):
     """List the served releases as JSON (no payload)."""
     APPEND = 4
     """Append documents to a live store; the answer is JSON."""
+    RECALL = 5
+    """List the latest answers to a prompt in a live store: their number, u32, their sizes, u32 each, and ids, i32."""
+    FORGET = 6
+    """Forget the documents of earlier versions in a live store; the answer is JSON."""
 
 
 class Status(enum.IntEnum):
@@ -138,6 +148,8 @@ class AppendRequest(NamedTuple):
         fingerprint: fingerprint of the model's tokenizer, hexadecimal.
         documents: int32 [any] each, with the number of leading ids that belong to the prompt.
         digests: 16 bytes for each document, or none: the client does not know the conversations.
+        prompts: hash of each document's prompt, or none: unknown.
+        versions: version of the model of each document, or none: unknown.
     """
 
     name: str
@@ -145,6 +157,8 @@ class AppendRequest(NamedTuple):
     fingerprint: str
     documents: list[tuple[NDArray[np.int32], int]]
     digests: Sequence[bytes] = ()
+    prompts: Sequence[int] = ()
+    versions: Sequence[int] = ()
 
 
 class DraftAnswer(NamedTuple):
@@ -246,14 +260,17 @@ def encode_append(request_id: int, request: AppendRequest) -> bytes:
     """Return the frame of an append."""
     named = request.name.encode()
     sizes = [len(ids) for ids, _ in request.documents]
-    table = np.array([sizes, [prompt_size for _, prompt_size in request.documents]], _NUMBER)
+    unknown = [0] * len(sizes)
     try:
+        leads = [prompt_size for _, prompt_size in request.documents]
+        table = np.array([sizes, leads, request.versions or unknown], _NUMBER)
+        prompts = np.array(request.prompts or unknown, _HASH)
         digest = bytes.fromhex(request.fingerprint)
         head = _APPEND.pack(request.vocab_size, len(sizes), len(named), bool(request.digests), digest)
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, OverflowError) as error:
         raise WireError(f"this does not fit in a request: {error}") from None
     rows = [ids.astype(_TOKEN, copy=False).tobytes() for ids, _ in request.documents]
-    parts = head, table.tobytes(), *request.digests, *rows, named
+    parts = head, table.tobytes(), prompts.tobytes(), *request.digests, *rows, named
     return frame(Operation.APPEND, request_id, b"".join(parts))
 
 
@@ -262,8 +279,10 @@ def decode_append(payload: bytes) -> AppendRequest:
     try:
         vocab_size, count, named, known, digest = _APPEND.unpack_from(payload)
         count = min(count, MAX_DOCUMENTS)  # more would fail the length check below
-        sizes, leads = np.frombuffer(payload, _NUMBER, 2 * count, _APPEND.size).reshape(2, count).tolist()
-        place = _APPEND.size + 8 * count
+        table = np.frombuffer(payload, _NUMBER, 3 * count, _APPEND.size)
+        sizes, leads, versions = table.reshape(3, count).tolist()
+        place = _APPEND.size + (12 + 8) * count
+        prompts = np.frombuffer(payload, _HASH, count, place - 8 * count).tolist()
         start = place + (_DIGEST * count if known else 0)
         ids = np.frombuffer(payload, _TOKEN, sum(sizes), start)
         name = payload[start + 4 * sum(sizes) :].decode()
@@ -277,7 +296,68 @@ def decode_append(payload: bytes) -> AppendRequest:
     parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []
     documents = list(zip(parts, leads, strict=True))
     digests = [payload[at : at + _DIGEST] for at in range(place, start, _DIGEST)]
-    return AppendRequest(name, vocab_size, digest.hex(), documents, digests)
+    return AppendRequest(name, vocab_size, digest.hex(), documents, digests, prompts, versions)
+
+
+def encode_recall(request_id: int, name: str, prompt: int, count: int) -> bytes:
+    """Return the frame that requests at most `count` answers to a prompt, by its hash."""
+    named = name.encode()
+    return frame(Operation.RECALL, request_id, _RECALL.pack(prompt, count, len(named)) + named)
+
+
+def decode_recall(payload: bytes) -> tuple[str, int, int]:
+    """Return the name of a live store, the hash of a prompt and the maximum number of answers."""
+    name, prompt, count = _named(_RECALL, payload)
+    return name, prompt, count
+
+
+def encode_forget(request_id: int, name: str, version: int) -> bytes:
+    """Return the frame that makes a live store forget the documents of versions before one."""
+    named = name.encode()
+    try:
+        return frame(Operation.FORGET, request_id, _FORGET.pack(version, len(named)) + named)
+    except struct.error as error:
+        raise WireError(f"this does not fit in a request: {error}") from None
+
+
+def decode_forget(payload: bytes) -> tuple[str, int]:
+    """Return the name of a live store and a version."""
+    name, version = _named(_FORGET, payload)
+    return name, version
+
+
+def _named(form: struct.Struct, payload: bytes) -> list[Any]:
+    """Return a name, and the numbers before it without the last, its size."""
+    try:
+        *numbers, size = form.unpack_from(payload)
+        name = payload[form.size :].decode()
+    except (struct.error, ValueError) as error:
+        raise WireError(f"a request cannot be read: {error}") from None
+    if size != len(name.encode()):
+        raise WireError("a request with inconsistent lengths")
+    return [name, *numbers]
+
+
+def encode_answers(request_id: int, answers: Sequence[NDArray[np.int32]]) -> bytes:
+    """Return the frame of recalled answers."""
+    sizes = np.array([len(answers), *map(len, answers)], _NUMBER)
+    ids = [answer.astype(_TOKEN, copy=False).tobytes() for answer in answers]
+    return frame(Operation.RECALL | ANSWER, request_id, b"".join((sizes.tobytes(), *ids)))
+
+
+def decode_answers(payload: bytes, vocab_size: int = 1 << 31) -> list[NDArray[np.int32]]:
+    """Return recalled answers, int32 [any] each; WireError for wrong lengths, or an id outside the vocabulary."""
+    try:
+        (count,) = np.frombuffer(payload, _NUMBER, 1)
+        sizes = np.frombuffer(payload, _NUMBER, min(int(count), len(payload)), 4).astype(np.int64)
+        ids = np.frombuffer(payload, _TOKEN, offset=4 + 4 * len(sizes))
+    except ValueError as error:
+        raise WireError(f"recalled answers cannot be read: {error}") from None
+    if sizes.sum() != len(ids) or len(sizes) != count:
+        raise WireError("recalled answers with inconsistent lengths")
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise WireError(f"recalled answers with ids outside the vocabulary of {vocab_size:,}")
+    return np.split(ids, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 
 def encode_answer(request_id: int, build: int, tokenizer: int, micros: int, batch: DraftBatch) -> bytes:

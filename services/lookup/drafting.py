@@ -5,9 +5,13 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import ceil
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError, counted
 from draftstore.remote.wire import AppendRequest, DraftRequest, Failure, Status
@@ -16,7 +20,7 @@ from draftstore.trees.frontier import BUDGET
 from services.common.permissions import Grant
 from services.lookup.following import Releases
 from services.lookup.metrics import Metrics
-from services.lookup.served import Serving
+from services.lookup.served import ServedLive, Serving
 from services.lookup.settings import Limits
 
 LOG = logging.getLogger(__name__)
@@ -151,26 +155,46 @@ class DraftService:
 
     async def append(self, request: AppendRequest, grant: Grant) -> dict[str, Any]:
         """Append documents to a live store, in a thread because the log is on a disk."""
-        name = request.name
-        if not grant.may_append(name):
-            message = f"the token {grant.name!r} may not append to {name!r}: use `draftstore tokens new` with --append"
+        live = self._live(request.name, grant, change=True)
+        found = await self._change(live, partial(live.append, request))
+        counts = self.metrics.of(live.name).counts
+        counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
+        counts["unlogged_documents"] = live.store.unlogged
+        return found
+
+    async def forget(self, name: str, version: int, grant: Grant) -> None:
+        """Forget the documents of versions before one in a live store, in a thread."""
+        live = self._live(name, grant, change=True)
+        await self._change(live, partial(live.store.forget, before=version))
+
+    def recall(self, name: str, prompt: int, count: int, grant: Grant) -> list[NDArray[np.int32]]:
+        """Return the latest answers to a prompt in a live store, in this thread."""
+        return self._live(name, grant).store.recall(prompt, count)
+
+    def _live(self, name: str, grant: Grant, *, change: bool = False) -> ServedLive:
+        """Return a live store that a client may read, or change."""
+        if not (grant.may_append(name) if change else grant.allows(name)):
+            append = "append to" if change else "use"
+            advice = "use `draftstore tokens new` with --append" if change else "see `draftstore tokens`"
+            message = f"the token {grant.name!r} may not {append} {name!r}: {advice}"
             raise RequestRefusedError(Status.FORBIDDEN, message)
         if (live := self.releases.live.get(name)) is None:
             raise RequestRefusedError(
                 Status.NOT_FOUND, f"no live store {name!r}: `draftstore serve --live {name}` adds it"
             )
+        return live
+
+    async def _change(self, live: ServedLive, change: Callable[[], Result]) -> Result:
+        """Change a live store in a thread, because its log is on a disk."""
+        name = live.name
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._asking, live.append, request)
+            return await asyncio.get_running_loop().run_in_executor(self._asking, change)
         except DraftstoreError as error:
             raise RequestRefusedError(Status.BAD_REQUEST, f"{name!r}: {error}", release=name) from None
         except Exception as error:  # one append must not end the connection
             LOG.exception("an append to %r failed", name)
-            message = f"{name!r} cannot be appended to; the log of the service says why"
+            message = f"{name!r} cannot be changed; the log of the service says why"
             raise RequestRefusedError(Status.INTERNAL, message, AGAIN_SECONDS, name) from error
-        counts = self.metrics.of(name).counts
-        counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
-        counts["unlogged_documents"] = live.store.unlogged
-        return found
 
     def close(self) -> None:
         """Wait for the lookups in threads and start no more."""

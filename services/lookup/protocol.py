@@ -142,6 +142,12 @@ class Connection(asyncio.Protocol):
             elif header.operation == Operation.APPEND:
                 request = wire.decode_append(frame.payload)
                 self._answer_later(header, partial(self._append, header, request, self._enter()))
+            elif header.operation == Operation.RECALL:
+                answers = self._drafting.recall(*wire.decode_recall(frame.payload), self._enter())
+                self.transport.write(wire.encode_answers(header.request_id, answers))
+            elif header.operation == Operation.FORGET:
+                name, version = wire.decode_forget(frame.payload)
+                self._answer_later(header, partial(self._forget, header, name, version, self._enter()))
             elif header.operation == Operation.RELEASES:
                 document = {"releases": self._drafting.releases.describe(self._enter().allows)}
                 self.transport.write(wire.encode_json(header.operation, header.request_id, document))
@@ -204,6 +210,10 @@ class Connection(asyncio.Protocol):
     async def _append(self, header: Header, request: wire.AppendRequest, grant: Grant) -> bytes:
         document = await self._drafting.append(request, grant)
         return wire.encode_json(header.operation, header.request_id, document)
+
+    async def _forget(self, header: Header, name: str, version: int, grant: Grant) -> bytes:
+        await self._drafting.forget(name, version, grant)
+        return wire.encode_json(header.operation, header.request_id, {})
 
     async def _draft_in_thread(self, header: Header, lookup: Lookup, began: float) -> bytes:
         def finish(drafted: Drafted) -> tuple[Drafted, bytes]:

@@ -158,8 +158,12 @@ class ServedLive:
         """Append documents; thread-safe. DraftstoreError if they have another vocabulary, or an id outside it."""
         vocabulary = Vocabulary(request.vocab_size, request.fingerprint)
         digests = request.digests or [b""] * len(request.documents)
-        pairs = zip(request.documents, digests, strict=True)
-        documents = [LiveDocument(*document, digest) for document, digest in pairs if len(document[0])]
+        parts = zip(request.documents, digests, request.prompts, request.versions, strict=True)
+        documents = [
+            LiveDocument(*document, digest, prompt=prompt, version=version)
+            for document, digest, prompt, version in parts
+            if len(document[0])
+        ]
         if documents:
             self.store.agree(vocabulary)
             for strategy in RULES:  # now: later a draft would wait for an append

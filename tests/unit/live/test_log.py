@@ -37,13 +37,14 @@ TOKENS = 10_000
 OURS = Vocabulary(100, "ours")
 token_ids = st.lists(st.integers(0, 70_000), max_size=12).map(lambda ids: np.array(ids, np.int32))
 documents = st.builds(
-    lambda ids, prompt_size, digest, alone: LiveDocument(ids, min(prompt_size, len(ids)), digest, alone, 7.0),
-    token_ids, st.integers(0, 8), st.binary(min_size=16, max_size=16), st.booleans(),
+    lambda ids, prompt_size, *others: LiveDocument(ids, min(prompt_size, len(ids)), *others),
+    token_ids, st.integers(0, 8), st.binary(min_size=16, max_size=16), st.booleans(), st.just(7.0),
+    st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1),
 ) | token_ids.map(LiveDocument)  # fmt: skip
 
 
-def plain(found: Any) -> list[tuple[list[int], int, bytes, bool]]:
-    return [(each.ids.tolist(), each.prompt_size, each.digest, each.alone) for each in found]
+def plain(found: Any) -> list[Any]:
+    return [each._replace(ids=each.ids.tolist(), created=0.0) for each in found]
 
 
 def ids(*numbers: int) -> LiveDocument:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from draftstore.errors import LookupServiceError
-from draftstore.live.log import documents, segments
+from draftstore.live.log import documents, hash_prompt, segments
 from draftstore.live.memory import warm_up
+from draftstore.live.recall import RecallDrafter
 from draftstore.live.store import LiveTarget
 from draftstore.remote import wire
 from draftstore.remote.client import RemoteStore
@@ -69,7 +70,7 @@ def test_another_vocabulary_is_refused() -> None:
             (OURS, 50, -TEXT),
         ):
             assert failure(append(caller, ids=ids, owner=owner, size=size)).status == Status.BAD_REQUEST
-        many = AppendRequest("team", 50, OURS.fingerprint, [(TEXT[:0], 0)] * 60_000)
+        many = AppendRequest("team", 50, OURS.fingerprint, [(TEXT[:0], 0)] * 40_000)
         assert failure(caller.ask(wire.encode_append(9, many))).status == Status.BAD_REQUEST
         assert drafted(running, tokenizer=OURS) == [10, 11, 12, 13]
         assert drafted(running, tokenizer=OTHERS) == []
@@ -104,3 +105,41 @@ def test_a_client_counts_losses_and_never_raises() -> None:
             assert not wrong.append(TEXT)
     assert not any(store.append(TEXT) for _ in range(5))
     assert [store.counters[name] for name in ("appended", "lost")] == [1, 6]
+
+
+def test_answers_of_one_client_are_recalled_by_another() -> None:
+    client = {"tokenizer": OURS, "vocab_size": 50, "deadline": 1.0}
+    prompt = TEXT[:10]
+    with serving({}, live=[LiveTarget("team")]) as running:
+        mine, other = (RemoteStore(running.socket, "team", **client) for _ in range(2))  # type: ignore[arg-type]
+        text = RecallDrafter(mine, 50, 16).session([*prompt, 10])
+        assert text.propose(4).tokens.tolist() == []
+        assert other.append_many(prompt, [TEXT[10:], TEXT[5:]] * 40, version=3) == 80
+        assert text.propose(4).tokens.tolist() == [], "it asks when a text of the prompt begins, or ends here"
+        later = RecallDrafter(mine, 50, 16).session([*prompt, 10])
+        assert later.propose(4).tokens.tolist() == [11, 12, 13, 14]
+        assert mine.append_many(prompt, [[10, 40, 41]], version=4) == 1
+        assert 40 in text.propose(64).tokens.tolist()
+        other.forget(before=4)
+        assert mine.append_many(prompt, [[10, 40, 42]], version=4) == 1
+        assert sorted(later.propose(3).tokens.tolist()) == [40, 41, 42]
+        assert len(other.recall(hash_prompt(prompt), 16) or ()) == 2
+    assert mine.recall(hash_prompt(prompt), 16) is None
+    assert sorted(later.propose(3).tokens.tolist()) == [40, 41, 42], "the service is gone, what it said remains"
+
+
+def test_tokens_permit_recall_and_forgetting() -> None:
+    rights = {"writes": ([], ["team"]), "reads": (["team"], [])}
+    grants = [
+        Grant(name, frozenset(reads), hash_token(name), appends=frozenset(appends))
+        for name, (reads, appends) in rights.items()
+    ]
+    with serving({}, live=[LiveTarget("team")], permissions=Permissions(grants)) as running:
+        for name, (reads, appends) in rights.items():
+            with running.caller() as caller:
+                caller.hello(name)
+                status = caller.ask(wire.encode_recall(5, "team", 1, 1)).header.status
+                assert status == (Status.OK if reads else Status.FORBIDDEN)
+                status = caller.ask(wire.encode_forget(6, "team", 1)).header.status
+                assert status == (Status.OK if appends else Status.FORBIDDEN)
+                assert caller.ask(wire.encode_recall(7, "unknown", 1, 1)).header.status == Status.FORBIDDEN

@@ -1,0 +1,1 @@
+"""Drafts from earlier rollouts of the same prompts: `python -m benchmarks.rollouts`."""

@@ -1,0 +1,184 @@
+"""Drafts from earlier rollouts of the same prompts, epoch by epoch: `python -m benchmarks.rollouts`.
+
+The answers of policies that were tuned from one base stand in for the rollouts of reinforcement learning: the same
+prompts, answered again by a slightly other policy. Outputs are replayed in order of the file, and learned when they end.
+By epoch, for drafts of so many nodes, tokens a pass:
+
+request                   the text itself
+recall                    and the latest answers to the same prompt
+live                      and live memory of all answers to all prompts, with its rule for memory alone
+live and recall           both
+last epoch, a chain       specRL's rule: the last answer to the same prompt alone, a chain of 16 tokens
+arctic-inference          its suffix cache, if it is installed (benchmarks/quality/libraries.py)
+
+Then the seconds until the last of a batch of 64 texts has ended (`benchmarks.rollouts.makespan`).
+
+Tables first; the last line of stdout is one JSON document, also written to OUT/rollouts.json.
+
+Examples:
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.rollouts --work ~/bench
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.rollouts --nodes 16 --prompts 403
+"""
+
+import argparse
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import Documents, Notes, Workspace, add_arguments, evenly, open_workspace
+from benchmarks.measure import undisturbed
+from benchmarks.quality.libraries import Arctic
+from benchmarks.quality.systems import absent
+from benchmarks.report import describe_machine, finish, show_rows
+from benchmarks.rollouts.makespan import BATCH, CURVES, WAYS, makespan
+from draftstore.decoding.replay import Recording, record_turn, replay, turns_of
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
+from draftstore.live.directory import ANSWERS
+from draftstore.live.log import LiveDocument
+from draftstore.live.recall import RecallDrafter
+from draftstore.live.shared import Vocabulary
+from draftstore.live.store import LiveStore
+from draftstore.text.records import read_json_records
+
+SETS = ("rollouts_llama3", "rollouts_mistral")
+NODES, QUICK_NODES = (4, 16, 64), (16,)
+PROMPTS, QUICK_PROMPTS = 60, 6
+MEMORY_TOKENS = 4_000_000
+BOTH, LAST = "live and recall", "last epoch, a chain"
+
+
+class Rollout(NamedTuple):
+    """A recorded output with its epoch and prompt."""
+
+    epoch: int
+    prompt: str
+    recording: Recording
+
+
+def read_rollouts(workspace: Workspace, name: str, prompts: int) -> list[Rollout]:
+    """Return the outputs for some prompts, in order of the file."""
+    path = workspace.data / "replays" / f"{name}.jsonl.zst"
+    records = list(read_json_records(path))
+    wanted = {*evenly([*dict.fromkeys(record["prompt_id"] for _, record in records)], prompts)}
+    return [
+        Rollout(record["epoch"], record["prompt_id"], record_turn(turn, workspace.tokenizer))
+        for place, record in records
+        if record["prompt_id"] in wanted
+        for turn in turns_of(record, place)
+    ]
+
+
+def _ours(sources: Sequence[str], vocab_size: int) -> tuple[Drafter, Callable[[Rollout], None]]:
+    """Return a drafter of sources, and what it learns from an output."""
+    store = LiveStore(MEMORY_TOKENS)
+    store.agree(Vocabulary(vocab_size, "0" * 64))
+    made: dict[str, Callable[[], Drafter]] = {
+        "request": lambda: RequestDrafter(vocab_size),
+        "live": lambda: store.drafter("sole"),
+        "recall": lambda: RecallDrafter(store, vocab_size, ANSWERS),
+        "last": lambda: RecallDrafter(store, vocab_size, 1),
+    }
+
+    def learn(rollout: Rollout) -> None:
+        recording = rollout.recording
+        store.append([LiveDocument.of(recording.prompt, recording.output, version=rollout.epoch + 1)])
+
+    return Mixture([made[source]() for source in sources]), learn
+
+
+def _arctic(_vocab_size: int) -> tuple[Drafter, Callable[[Rollout], None]]:
+    return Arctic(Documents(np.empty(0, np.int32), np.zeros(1, np.int64), 0)), lambda _: None
+
+
+SYSTEMS: dict[str, Callable[[int], tuple[Drafter, Callable[[Rollout], None]]]] = {
+    "request": partial(_ours, ("request",)),
+    "recall": partial(_ours, ("request", "recall")),
+    "live": partial(_ours, ("request", "live")),
+    BOTH: partial(_ours, ("request", "live", "recall")),
+    LAST: partial(_ours, ("last",)),
+    "arctic-inference": _arctic,
+}
+
+
+def measure(workspace: Workspace, name: str, nodes: int, system: str, prompts: int) -> dict[str, Any]:
+    """Replay a set; return the accepted length by epoch, microseconds of a draft, and counts of each output."""
+    drafter, learn = SYSTEMS[system](workspace.tokenizer.vocab_size)
+    drafter.session(np.array([1, 2])).propose(nodes)  # compiles what it needs
+    counts, times = defaultdict[int, list[tuple[int, int]]](list), list[float]()
+    with undisturbed():
+        for rollout in read_rollouts(workspace, name, prompts):
+            played = replay(drafter, [rollout.recording], budget=nodes, chain=16 if system == LAST else None)
+            counts[rollout.epoch].append((played.tokens, played.passes))
+            times += played.lookup_ns
+            learn(rollout)
+    sums = {epoch: np.array(each).sum(axis=0) for epoch, each in counts.items()}
+    return {
+        "lengths": [round(float(tokens / passes), 4) for tokens, passes in sums.values()],
+        "draft_us": round(float(np.median(times)) / 1000, 1),
+        "counts": [*counts.values()],
+    }
+
+
+def by_batch(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the makespan of a batch by set, device and way, relative to decoding without drafts."""
+    rows = []
+    for name, (device, curve) in product(dict.fromkeys(each["name"] for each in cells), CURVES.items()):
+        counts = {
+            each["nodes"]: each["counts"] for each in cells if (each["name"], each["system"]) == (name, BOTH)
+        }
+        for epoch in range(1, len(next(iter(counts.values())))):
+            texts = {nodes: np.array(each[epoch][:BATCH], float) for nodes, each in counts.items()}
+            seconds = {way: makespan(texts, curve, way) for way in WAYS}
+            faster = {way: round(seconds[WAYS[0]] / each, 3) for way, each in seconds.items()}
+            rows.append(
+                {"set": name, "device": device, "epoch": epoch, "texts": len(texts[max(texts)])} | faster
+            )
+    return rows
+
+
+def main() -> None:
+    """Measure missing figures, print tables, and finish with the JSON document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollouts", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--nodes", help=f"default: {','.join(map(str, NODES))}")
+    parser.add_argument("--prompts", type=int, help=f"prompts of each set (default: {PROMPTS})")
+    args = parser.parse_args()
+    nodes = (
+        [int(each) for each in args.nodes.split(",")] if args.nodes else QUICK_NODES if args.quick else NODES
+    )
+    prompts = args.prompts or (QUICK_PROMPTS if args.quick else PROMPTS)
+    missing = absent()
+    systems = [system for system in SYSTEMS if system not in missing]
+    with open_workspace(args) as workspace:
+        workspace = dataclasses.replace(workspace, vocabulary="qwen2.5")
+        notes, cells = Notes(workspace.work / "rollouts"), list[dict[str, Any]]()
+        for name, count, system in product(SETS, nodes, systems):
+            place = {"name": name, "nodes": count, "system": system, "prompts": prompts}
+            cells.append(notes.take(place, partial(measure, workspace, **place)))
+    batches = by_batch(cells)
+    for name, count in product(SETS, nodes):
+        found = [each for each in cells if (each["name"], each["nodes"]) == (name, count)]
+        rows = [
+            {"drafts from": each["system"], "µs": each["draft_us"]}
+            | {f"epoch {epoch}": length for epoch, length in enumerate(each["lengths"])}
+            for each in found
+        ]
+        show_rows(f"{name}, {count} nodes: tokens a pass", rows)
+    show_rows("a batch of rollouts: times as fast as without drafts, until the last text has ended", batches)
+    lengths = [{key: each[key] for key in each if key != "counts"} for each in cells]
+    finish(
+        args.out,
+        "rollouts",
+        describe_machine(["arctic-inference"]) | {"prompts": prompts, "lengths": lengths, "batches": batches},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Drafts from earlier rollouts of the same prompts, epoch by epoch: `python -m benchmarks.rollouts`.
 
 The answers of policies that were tuned from one base stand in for the rollouts of reinforcement learning: the same
-prompts, answered again by a slightly other policy. Outputs are replayed in order of the file, and learned when they end.
-By epoch, for drafts of so many nodes, tokens a pass:
+prompts, answered again by a slightly other policy. Outputs are replayed in order of the file, and learned when they
+end. By epoch, for drafts of so many nodes, tokens a pass:
 
 request                   the text itself
 recall                    and the latest answers to the same prompt
@@ -11,7 +11,8 @@ live and recall           both
 last epoch, a chain       specRL's rule: the last answer to the same prompt alone, a chain of 16 tokens
 arctic-inference          its suffix cache, if it is installed (benchmarks/quality/libraries.py)
 
-Then the seconds until the last of a batch of 64 texts has ended (`benchmarks.rollouts.makespan`).
+Then the time until the last of a batch of 64 texts has ended (`benchmarks.rollouts.makespan`), for the passes of an H200
+and for those of --curve.
 
 Tables first; the last line of stdout is one JSON document, also written to OUT/rollouts.json.
 
@@ -23,9 +24,10 @@ Examples:
 import argparse
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +37,8 @@ from benchmarks.measure import undisturbed
 from benchmarks.quality.libraries import Arctic
 from benchmarks.quality.systems import absent
 from benchmarks.report import describe_machine, finish, show_rows
-from benchmarks.rollouts.makespan import BATCH, CURVES, WAYS, makespan
+from benchmarks.rollouts.makespan import BATCH, WAYS, gpu_curve, makespan
+from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.replay import Recording, record_turn, replay, turns_of
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
@@ -126,10 +129,10 @@ def measure(workspace: Workspace, name: str, nodes: int, system: str, prompts: i
     }
 
 
-def by_batch(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_batch(cells: Sequence[dict[str, Any]], curves: Mapping[str, CostCurve]) -> list[dict[str, Any]]:
     """Return the makespan of a batch by set, device and way, relative to decoding without drafts."""
     rows = []
-    for name, (device, curve) in product(dict.fromkeys(each["name"] for each in cells), CURVES.items()):
+    for name, (device, curve) in product(dict.fromkeys(each["name"] for each in cells), curves.items()):
         counts = {
             each["nodes"]: each["counts"] for each in cells if (each["name"], each["system"]) == (name, BOTH)
         }
@@ -148,6 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollouts", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--nodes", help=f"default: {','.join(map(str, NODES))}")
+    parser.add_argument(
+        "--curve", type=Path, help="costs of passes on another device, from `draftstore tune`"
+    )
     parser.add_argument("--prompts", type=int, help=f"prompts of each set (default: {PROMPTS})")
     args = parser.parse_args()
     nodes = (
@@ -162,7 +168,8 @@ def main() -> None:
         for name, count, system in product(SETS, nodes, systems):
             place = {"name": name, "nodes": count, "system": system, "prompts": prompts}
             cells.append(notes.take(place, partial(measure, workspace, **place)))
-    batches = by_batch(cells)
+    curves = {"H200, 8B": gpu_curve()} | ({args.curve.stem: CostCurve.load(args.curve)} if args.curve else {})
+    batches = by_batch(cells, curves)
     for name, count in product(SETS, nodes):
         found = [each for each in cells if (each["name"], each["nodes"]) == (name, count)]
         rows = [

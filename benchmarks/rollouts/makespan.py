@@ -19,15 +19,11 @@ WAYS = ("none", "16 nodes", "most tokens", "longest first")
 """No drafts; 16 nodes for each text; as many for each as give the most tokens a second (what the planner does); as many
 as give the text with the most left the most, which no engine can know."""
 GPU = Path(__file__).parents[1] / "results/gpu/nvidia_h200_room.json"
-CPU = CostCurve(
-    (1, 5, 17, 65), (0.045, 0.055, 0.075, 0.15), batches=(Costs(8, (1, 5, 17), (0.065, 0.12, 0.3)),)
-)
-"""SmolLM2-135M on two cores, rounded; `draftstore tune` measures it."""
 
 
-def measured_curve(path: Path) -> CostCurve:
-    """Return the costs of passes of the shape of Llama 3.1 8B that `benchmarks.gpu` measured."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["stages"]["curve"].values()
+def gpu_curve() -> CostCurve:
+    """Return the costs of passes of the shape of Llama 3.1 8B that `benchmarks.gpu` measured on an H200."""
+    cells = json.loads(GPU.read_text(encoding="utf-8"))["stages"]["curve"].values()
     seconds: dict[int, dict[int, float]] = {}
     for cell in cells:
         if "wall_ms" in cell:
@@ -38,9 +34,6 @@ def measured_curve(path: Path) -> CostCurve:
         if 1 in each
     ]
     return CostCurve(costs[0].rows, costs[0].seconds, batches=tuple(costs[1:]))
-
-
-CURVES = {"H200, 8B": measured_curve(GPU), "two CPU cores, 135M": CPU}
 
 
 def makespan(texts: Mapping[int, NDArray[np.float64]], curve: CostCurve, way: str) -> float:

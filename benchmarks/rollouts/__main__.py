@@ -11,8 +11,8 @@ live and recall           both
 last epoch, a chain       specRL's rule: the last answer to the same prompt alone, a chain of 16 tokens
 arctic-inference          its suffix cache, if it is installed (benchmarks/quality/libraries.py)
 
-Then the time until the last of a batch of 64 texts has ended (`benchmarks.rollouts.makespan`), for the passes of an H200
-and for those of --curve.
+Then the time until the last of a batch of 64 texts has ended (`benchmarks.rollouts.makespan`), for the passes of an
+H200 and for those of --curve.
 
 Tables first; the last line of stdout is one JSON document, also written to OUT/rollouts.json.
 

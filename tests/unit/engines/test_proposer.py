@@ -15,7 +15,7 @@ from draftstore.assembly.sources import Sources
 from draftstore.drafting.request import RequestSource
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import Proposer
-from draftstore.errors import EngineError
+from draftstore.errors import DraftstoreError, EngineError
 from draftstore.live.store import LiveTarget
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import TextTokenizer
@@ -326,3 +326,30 @@ def test_answers_that_ended_draft_for_the_next_request_unless_it_wants_none() ->
         drafted(8, [step])
     assert drafted(9, [5, 45])[:2] == [46, 47]
     drafts.made.close()
+
+
+def test_answers_to_the_same_prompt_are_recalled_even_by_a_text_that_comes_back() -> None:
+    config = EngineConfig(request=False, live=LiveTarget("rollouts"), recall=16, adaptive=False)
+    drafts, prompt, answer = Drafts(config), [1, 2, 3], [*range(10, 30)]
+    drafts.propose([asked(0, [*prompt, 10]), asked("other prompt", [3, 2, 1, 10])])
+    drafts.propose([asked(0, [*prompt, *answer])])
+    drafts.forget([0])  # as an engine does that preempts it
+    drafts.propose([asked("back", [*prompt, *answer, 30], budget=0)])
+    drafts.propose([asked("back", [*prompt, *answer, 30, 31, 32, 33])])
+    drafts.forget(["back"])
+
+    def recalled(key: str, *ids: int) -> int:
+        """Return how many of the next ids recall drafts, once the next step has counted them."""
+        before = drafts.made.figures.by_label("source_matched_tokens").get("recall:rollouts", 0)
+        drafts.propose([asked(key, ids[:4])])
+        drafts.propose([asked(key, ids)])
+        return drafts.made.figures.by_label("source_matched_tokens").get("recall:rollouts", 0) - before
+
+    assert recalled("same", *prompt, 10, 11, 12, 13) == 3
+    assert recalled("again", *prompt, 30, 31, 32, 33) == 3, "what followed the pause answers the same prompt"
+    assert recalled("another", 1, 2, 4, 10, 11, 12, 13) == 0
+
+
+def test_recall_needs_a_live_store() -> None:
+    with pytest.raises(DraftstoreError, match="answers are recalled from a live store"):
+        Drafts(EngineConfig(recall=2))

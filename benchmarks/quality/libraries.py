@@ -37,7 +37,7 @@ class LibrarySession:
 
     def __init__(self, prompt_ids: ArrayLike) -> None:
         """Start from a prompt, and the first token of the output."""
-        self.text = np.asarray(prompt_ids, np.int32)
+        self.text = np.array(prompt_ids, np.int32)  # a library may refuse what is read-only
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return the library's draft."""
@@ -132,7 +132,7 @@ class ArcticSession(LibrarySession):
     def observe(self, accepted_ids: ArrayLike, **feedback: Any) -> None:
         """Append ids to text and response."""
         super().observe(accepted_ids, **feedback)
-        self._cache.add_active_response(self._name, np.asarray(accepted_ids, np.int32))
+        self._cache.add_active_response(self._name, np.array(accepted_ids, np.int32))
 
 
 class Ngram:

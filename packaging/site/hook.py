@@ -32,15 +32,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Lead links to folders to their lists."""
     here = (ROOT / page.file.src_uri).parent
     return LINK.sub(lambda link: f"{link[0]}/README.md" if (here / link[0]).is_dir() else link[0], markdown)
 
 
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_content(html: str, **_: object) -> str:
     """Let diagrams scroll in a box, as the theme lets tables."""
-    return re.sub(r'(?s)<pre class="mermaid">.*?</pre>', r'<div class="md-typeset__scrollwrap">\g<0></div>', html)
+    return re.sub(
+        r'(?s)<pre class="mermaid">.*?</pre>', r'<div class="md-typeset__scrollwrap">\g<0></div>', html
+    )
 
 
 def scripts_of(config: MkDocsConfig) -> list[Path]:

@@ -37,6 +37,11 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
 VLLM = CHECKOUT / ".venv-vllm/bin/python"
+DRAFTER = {
+    "method": "custom_class",
+    "model": "draftstore.engines.vllm.Drafter",
+    "num_speculative_tokens": 8,
+}
 TOKENS, QUICK_TOKENS = 48, 16
 PROMPTS = {1: 2, 4: 8, 16: 24}
 """Prompts of a round by the number of requests at once."""
@@ -62,12 +67,19 @@ def start_vllm(model: Path, settings: dict[str, Any], log: Any) -> Answering:
     if "store" in settings:
         drafts["DRAFTSTORE_STORES"] = str(settings["store"])
         drafts["DRAFTSTORE_ADAPTIVE"] = str(settings.get("adaptive", True)).lower()
+    return serve_vllm(model, {"speculative": DRAFTER} if settings else {}, drafts, log)
+
+
+def serve_vllm(model: Path, options: dict[str, Any], variables: dict[str, str], log: Any) -> Answering:
+    """Start a process with vLLM and these options of `benchmarks.engines.served.Vllm`."""
+    if not VLLM.exists():
+        raise SystemExit(f"{VLLM} is missing: make .venv-vllm/.done")
     environment = _environment() | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
-    command = [VLLM, CHECKOUT / "benchmarks/engines/served.py", model, *(["drafts"] if settings else [])]
-    return Answering(command, environment | drafts, stderr=log)
+    command = [VLLM, CHECKOUT / "benchmarks/engines/served.py", model, json.dumps(options)]
+    return Answering(command, environment | variables, stderr=log)
 
 
 def start_worker(model: Path, settings: dict[str, Any], log: Any) -> Answering:

@@ -11,7 +11,8 @@ that nobody has answered; *known*, some of the first questions. Answers are gree
 ends them.
 
 Tokens per pass are counted alike, from what each of vLLM's steps returns: tokens of an answer after those of its first
-step, by the number of these steps. Ratios are those of plain in the same round.
+step, by the number of these steps. Ratios are to plain in the same round; of elapsed time, which other programs of a
+busy machine disturb, and of processor time (`processor_of_plain`), which they disturb less.
 """
 
 import os
@@ -22,6 +23,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common import Workspace, alpaca_questions
 from benchmarks.engines.busy import DRAFTER, LONGEST, UNRELATED, VLLM, answer, serve_vllm
@@ -46,9 +50,9 @@ WAYS: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
 """Configurations of speculative decoding, and variables of their processes."""
 LOADS = {1: 2, 8: 8}
 """Prompts of a round by the number of texts at once."""
-EARLIER, QUICK_EARLIER = 64, 8
+EARLIER, QUICK_EARLIER = 32, 8
 """Questions that all engines answer before the first round."""
-TOKENS, QUICK_TOKENS = 64, 16
+TOKENS, QUICK_TOKENS = 48, 16
 EDIT = ("Change ", "Edit ", "Fix ", "Modify ", "Optimize ", "Refactor ", "Rewrite ")
 SHORTEST = 160
 """Minimum characters of an instruction with code."""
@@ -120,15 +124,14 @@ def figures(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]
     rows = []
     for name in (name for name in WAYS if name in rounds[0]):
         own, plain = [each[name] for each in rounds], [each[PLAIN] for each in rounds]
-        speeds, others = ([_tokens(run) / run["seconds"] for run in runs] for runs in (own, plain))
-        ratios = [speed / other for speed, other in zip(speeds, others, strict=True)]
         after = sum(_tokens(run) - len(run["answers"]) for run in own)
         rows.append({
             "drafts": name,
             "tokens_a_pass": round(after / max(1, sum(run["passes"] for run in own)), 2),
             "seconds": round(median(run["seconds"] for run in own), 2),
-            **_spread("tokens_a_second", speeds, 1),
-            **_spread("of_plain", ratios, 2),
+            **_spread("tokens_a_second", _speeds(own, "seconds"), 1),
+            **_spread("of_plain", _speeds(own, "seconds") / _speeds(plain, "seconds"), 2),
+            **_spread("processor_of_plain", _speeds(own, "processor") / _speeds(plain, "processor"), 2),
             "equal": all(run["answers"] == other["answers"] for run, other in zip(own, plain, strict=True)),
         })  # fmt: skip
     return rows
@@ -138,7 +141,11 @@ def _tokens(run: dict[str, Any]) -> int:
     return sum(map(len, run["answers"]))
 
 
-def _spread(name: str, values: list[float], digits: int) -> dict[str, float]:
+def _speeds(runs: Sequence[dict[str, Any]], clock: str) -> NDArray[np.float64]:
+    return np.array([_tokens(run) / run[clock] for run in runs])
+
+
+def _spread(name: str, values: NDArray[np.float64], digits: int) -> dict[str, float]:
     """Return median, lowest and highest."""
-    found = {name: median(values), f"{name}_lowest": min(values), f"{name}_highest": max(values)}
-    return {key: round(value, digits) for key, value in found.items()}
+    found = {name: np.median(values), f"{name}_lowest": values.min(), f"{name}_highest": values.max()}
+    return {key: round(float(value), digits) for key, value in found.items()}

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 from itertools import count
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,13 +107,13 @@ def serve(start: Any) -> None:
 def answer_all(engine: Engine, prompts: list[list[int]], at_once: Any, tokens: int) -> dict[str, Any]:
     """Answer prompts, `at_once` of them; a list: so many during each third of the prompts.
 
-    Beside the answers and all seconds, it returns the passes of all texts after those that gave their first tokens, the
-    tokens and seconds of passes over so many texts that read no prompt and end no text, and the estimated seconds of
-    the latter.
+    Beside the answers and all seconds, also of the processor, it returns the passes of all texts after those that gave
+    their first tokens, the tokens and seconds of passes over so many texts that read no prompt and end no text, and the
+    estimated seconds of the latter.
     """
     answers: dict[int, list[int]] = {}
     passes, sizes, full = 0, [0] * len(prompts), np.zeros(4)
-    asked, begin = 0, perf_counter()
+    asked, begin, worked = 0, perf_counter(), process_time()
     while len(answers) < len(prompts):
         part, reads = len(answers) * 3 // len(prompts), False
         most = at_once if isinstance(at_once, int) else at_once[part]
@@ -130,6 +130,7 @@ def answer_all(engine: Engine, prompts: list[list[int]], at_once: Any, tokens: i
             full += [sum(sizes), perf_counter(), *engine.estimate] - before
     return {
         "seconds": perf_counter() - begin,
+        "processor": process_time() - worked,
         "answers": [answers[number] for number in range(len(prompts))],
         "passes": passes,
         "decoded": full[0],

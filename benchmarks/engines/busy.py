@@ -103,7 +103,7 @@ def start_worker(model: Path, settings: dict[str, Any], log: Any) -> Answering:
 
 def _environment() -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("DRAFTSTORE_")}
-    # Of two threads, each waits for the other where the machine is busy: vLLM's n-gram drafter takes five times as long.
+    # Two threads wait for each other on a busy machine: vLLM with its n-gram drafter took five times as long.
     threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     return own | threads | {"PYTHONPATH": str(CHECKOUT), "HF_HUB_OFFLINE": "1"}
 

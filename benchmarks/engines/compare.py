@@ -84,7 +84,7 @@ def compare(space: Workspace, rounds: int, *, quick: bool) -> None:
                 ]
                 lost = [{"drafts": SUFFIX, "missing": missing}] if missing else []
                 rows += [{"at_once": load, "texts": kind} | row for row in [*figures(found), *lost]]
-    show_rows(f"vLLM on this CPU with {NAME}", rows)
+    show_rows(f"vLLM on this CPU with {NAME}", [*map(_readable, rows)])
     about |= {"load_after": os.getloadavg(), "quick": quick, "rounds": rounds, "tokens": tokens}
     finish(space.out, "engine_vllm_compare", about | {"earlier": first, "rows": rows})
 
@@ -120,7 +120,10 @@ def _round(
 
 
 def figures(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a row for each way from the answers, passes and seconds of every round."""
+    """Return a row for each way from the answers, passes and seconds of every round.
+
+    Lists are median, lowest and highest of the rounds.
+    """
     rows = []
     for name in (name for name in WAYS if name in rounds[0]):
         own, plain = [each[name] for each in rounds], [each[PLAIN] for each in rounds]
@@ -129,9 +132,9 @@ def figures(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]
             "drafts": name,
             "tokens_a_pass": round(after / max(1, sum(run["passes"] for run in own)), 2),
             "seconds": round(median(run["seconds"] for run in own), 2),
-            **_spread("tokens_a_second", _speeds(own, "seconds"), 1),
-            **_spread("of_plain", _speeds(own, "seconds") / _speeds(plain, "seconds"), 2),
-            **_spread("processor_of_plain", _speeds(own, "processor") / _speeds(plain, "processor"), 2),
+            "tokens_a_second": _spread(_speeds(own, "seconds"), 1),
+            "of_plain": _spread(_speeds(own, "seconds") / _speeds(plain, "seconds"), 2),
+            "processor_of_plain": _spread(_speeds(own, "processor") / _speeds(plain, "processor"), 2),
             "equal": all(run["answers"] == other["answers"] for run, other in zip(own, plain, strict=True)),
         })  # fmt: skip
     return rows
@@ -145,7 +148,12 @@ def _speeds(runs: Sequence[dict[str, Any]], clock: str) -> NDArray[np.float64]:
     return np.array([_tokens(run) / run[clock] for run in runs])
 
 
-def _spread(name: str, values: NDArray[np.float64], digits: int) -> dict[str, float]:
+def _spread(values: NDArray[np.float64], digits: int) -> list[float]:
     """Return median, lowest and highest."""
-    found = {name: np.median(values), f"{name}_lowest": values.min(), f"{name}_highest": values.max()}
-    return {key: round(float(value), digits) for key, value in found.items()}
+    return [round(float(value), digits) for value in (np.median(values), values.min(), values.max())]
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: "{} ({} to {})".format(*each) if isinstance(each, list) else each for key, each in row.items()
+    }

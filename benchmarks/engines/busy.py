@@ -36,7 +36,6 @@ from draftstore.decoding.conversation import encode_conversation
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
-VLLM = CHECKOUT / ".venv-vllm/bin/python"
 DRAFTER = {
     "method": "custom_class",
     "model": "draftstore.engines.vllm.Drafter",
@@ -72,14 +71,20 @@ def start_vllm(model: Path, settings: dict[str, Any], log: Any) -> Answering:
 
 def serve_vllm(model: Path, options: dict[str, Any], variables: dict[str, str], log: Any) -> Answering:
     """Start a process with vLLM and these options of `benchmarks.engines.served.Vllm`."""
-    if not VLLM.exists():
-        raise SystemExit(f"{VLLM} is missing: make .venv-vllm/.done")
     environment = _environment() | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
-    command = [VLLM, CHECKOUT / "benchmarks/engines/served.py", model, json.dumps(options)]
+    command = [vllm_python(), CHECKOUT / "benchmarks/engines/served.py", model, json.dumps(options)]
     return Answering(command, environment | variables, stderr=log)
+
+
+def vllm_python() -> Path:
+    """Return the interpreter that has vLLM."""
+    path = CHECKOUT / ".venv-vllm/bin/python"
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: make .venv-vllm/.done")
+    return path
 
 
 def start_worker(model: Path, settings: dict[str, Any], log: Any) -> Answering:

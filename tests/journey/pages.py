@@ -8,7 +8,7 @@ from tests import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (
     "README.md",
-    *dict.fromkeys(re.findall(r"\]\((docs/[\w-]+\.md)\)", README.partition("## Read on")[2])),
+    *dict.fromkeys(re.findall(r"\]\((docs/[\w/-]+\.md)\)", README.partition("## Read on")[2])),
 )
 """In the order a reader goes, that of the README's table: a command may use what one before it left."""
 

@@ -12,7 +12,7 @@ LINKING = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
 
 
 def test_every_page_has_its_place_in_the_reading_order() -> None:
-    assert sorted(PAGES[1:]) == sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(PAGES[1:]) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize("name", LINKING)

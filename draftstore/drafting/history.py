@@ -30,7 +30,7 @@ _SCATTER = 0x1E3779B97F4A7C15
 
 
 class HistoryRule(NamedTuple):
-    """Parameters of drafts from the text, see `draftstore.search.expand.Rule`; tuned as described in docs/findings.md.
+    """Parameters of drafts from the text, see `draftstore.search.expand.Rule`; docs/team/findings.md says why these.
 
     Attributes:
         rows: maximum occurrences read of each indexed n-gram, latest first.

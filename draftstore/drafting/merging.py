@@ -11,7 +11,7 @@ wrong source soon loses weight, and one that copies a passage gains weight for a
 compared with the actual text, whether or not a node was verified.
 
 Sums, maxima and cascades perform about as well with two good sources, but a bad third one misleads them
-(docs/findings.md).
+(docs/team/findings.md).
 """
 
 import numpy as np

@@ -14,7 +14,7 @@ looked up for each draft.
                                   c: d
 
 The probability of a path is that of its parent times the rate of its last rank. Rates are constants: those counted in
-the text accept as much (docs/findings.md).
+the text accept as much (docs/team/findings.md).
 
 In addition to the paths, there are up to eight *guesses*: likely candidates of the previous pass, which often come next
 (LogitSpec, https://arxiv.org/abs/2507.01449). The tree below a guess is that below path 1.

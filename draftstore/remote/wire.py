@@ -1,4 +1,4 @@
-"""The wire format for contexts and drafts between decoders and the lookup service; see docs/frames.md.
+"""The wire format for contexts and drafts between decoders and the lookup service; see docs/team/frames.md.
 
 Frames are sent consecutively over a Unix socket or TCP: a header of 16 bytes, then the payload. All numbers are
 little-endian. Answers arrive in the order of their requests and carry their ids.

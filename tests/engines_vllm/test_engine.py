@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import sys
+from contextlib import closing
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from benchmarks.engines.busy import answer, serve_vllm
+from benchmarks.engines.compare import PLAIN, SUFFIX, WAYS, figures, missing_module
 from draftstore.assembly.drafter import assemble
 from draftstore.assembly.sources import Sources
 from draftstore.decoding.replay import Recording, replay
@@ -221,6 +224,26 @@ def test_prompts_in_chunks_and_preemptions(
     done = run(model, longer, drafts=True, tokens=96, **few)
     assert done.answers == expected.answers
     assert done.preemptions > 0
+
+
+def test_all_ways_to_draft_that_are_compared(model: Path, prompts: Texts, tmp_path: Path) -> None:
+    """Let `benchmarks.engines --compare` measure the tiny model: each answers the same prompts twice."""
+    found: dict[str, Any] = {}
+    for name, (speculative, variables) in WAYS.items():
+        if name == SUFFIX and missing_module():
+            continue
+        options = {"speculative": speculative, "whole": True}
+        with (
+            (tmp_path / name).open("w") as log,
+            closing(serve_vllm(model, options, variables, log)) as engine,
+        ):
+            answer(engine, prompts[:4], 2, TOKENS)
+            found[name] = answer(engine, prompts[:4], 2, TOKENS)
+    rows = {row["drafts"]: row for row in figures([found])}
+    assert all(row["equal"] for row in rows.values())
+    assert rows[PLAIN]["tokens_a_pass"] == 1.0
+    assert all(row["tokens_a_pass"] > 1.0 for name, row in rows.items() if name != PLAIN)
+    assert set(rows) >= {PLAIN, "ngram", "draftstore"}
 
 
 KV_BYTES = 768 << 10

@@ -11,11 +11,11 @@ import pytest
 from draftstore.cli import main
 from tests.journey.pages import PAGES, read_page
 
-ELSEWHERE = "docs/frames.md"
-"""Its examples are run by tests/unit/remote/test_frames_doc.py."""
+ELSEWHERE = ("docs/team/frames.md", "docs/tutorials/")
+"""Their examples are run by tests/unit/remote/test_frames_doc.py and tests/journey/test_tutorials.py."""
 MODEL = "data/model"
 """What the commands that decode call their model."""
-READ = [read_page(name) for name in PAGES if name != ELSEWHERE]
+READ = [read_page(name) for name in PAGES if not name.startswith(ELSEWHERE)]
 COMMANDS = [
     command.replace("--max-bytes 10MB", "--max-bytes 1MB") for page in READ for command in page.commands
 ]

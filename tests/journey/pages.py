@@ -8,7 +8,7 @@ from tests import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (
     "README.md",
-    *dict.fromkeys(re.findall(r"\]\((docs/[\w-]+\.md)\)", README.partition("## Read on")[2])),
+    *dict.fromkeys(re.findall(r"\]\((docs/[\w/-]+\.md)\)", README.partition("## Read on")[2])),
 )
 """In the order a reader goes, that of the README's table: a command may use what one before it left."""
 
@@ -23,6 +23,7 @@ class Page(NamedTuple):
         services: those of them that start the lookup service in the background, without `&`.
         requests: command lines of `curl`.
         blocks: Python examples.
+        shell: blocks of shell commands to paste.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Page(NamedTuple):
     services: list[str]
     requests: list[str]
     blocks: list[str]
+    shell: list[str]
 
 
 def read_page(name: str) -> Page:
@@ -43,6 +45,7 @@ def read_page(name: str) -> Page:
         services=re.findall(r"^\$ draftstore (serve .+) &$", text, re.MULTILINE),
         requests=re.findall(r"^\$ (curl .+)$", text, re.MULTILINE),
         blocks=re.findall(r"^```python\n(.+?)^```", text, re.MULTILINE | re.DOTALL),
+        shell=re.findall(r"^```sh\n(.+?)^```", text, re.MULTILINE | re.DOTALL),
     )
 
 

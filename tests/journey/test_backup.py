@@ -35,7 +35,8 @@ def test_the_catalogue_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for variable in ("DRAFTSTORE_DATABASE_URL", "DRAFTSTORE_READER_URL"):
         monkeypatch.delenv(variable, raising=False)
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    write, restore = re.findall(r"^```sh\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    section = page.partition("### Backup")[2].partition("### Upgrade")[0]
+    write, restore = re.findall(r"^```sh\n(.+?)^```", section, re.MULTILINE | re.DOTALL)
     store = write_store(tmp_path / "store")
     shown = "draftstore releases list --json; draftstore sql --json 'SELECT * FROM live_releases'"
     newer = f"draftstore corpus remove docs --document a --yes; ({shown}) > before"

@@ -1,17 +1,14 @@
 """The web page in a real browser."""
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver import Chrome, ChromeOptions, Keys
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -19,14 +16,10 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
 from services.lookup.app import PAGE, render_page
+from tests.fakes.browsers import needs_browser, running_browser
 from tests.fakes.sites import Running, browse, grant, running_site, serving
 from tests.fakes.waiting import SECONDS
 
-BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(
-    not (BROWSER and DRIVER),
-    reason="no browser to test the page in: apt-get install chromium chromium-driver",
-)
 pytestmark = [needs_browser, pytest.mark.slow]
 EVIL = "say <script>document.title='owned'</script> now\n\tand <img src=x onerror=\"document.title='owned'\"> twice"
 TEXT = "The quick brown"
@@ -54,16 +47,8 @@ def address(site: Running) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """Start a browser without a window and with an empty profile; Selenium downloads nothing."""
-    options = ChromeOptions()
-    options.binary_location = str(BROWSER)
-    profile = f"--user-data-dir={tmp_path_factory.mktemp('profile')}"
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--lang=en-US", profile):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chrome = Chrome(options, Service(DRIVER, env={**os.environ, "SE_OFFLINE": "true"}))
-    yield chrome
-    chrome.quit()
+    with running_browser(tmp_path_factory.mktemp("profile")) as chrome:
+        yield chrome
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The imports of an inference engine: opening a store and drafting need numpy and numba, nothing heavier."""
+"""The imports of an inference engine: opening a store and drafting need numpy, numba and pydantic, nothing heavier."""
 
 import pkgutil
 import subprocess

@@ -43,7 +43,7 @@ from draftstore.trees.frontier import BUDGET
 
 DEFAULT_NGRAMS = 100_000
 RULE = STRATEGIES["backoff"]._replace(rows=4096, floor=0.003)
-"""How trees are drawn: as the REST store drafts, but a build can afford more reads: docs/findings.md."""
+"""How trees are drawn: as the REST store drafts, but a build can afford more reads: docs/team/findings.md."""
 MAX_NODES = 256
 PAGE = 4096
 CODES, WITH_LIST = 8192, 1.1

@@ -49,7 +49,7 @@ STRATEGIES: dict[str, Rule] = {
     # REST, section 3.2: the longest match of at least two tokens gets everything. The paper reads the first 5,000
     # occurrences; 1,024 evenly spaced ones have equal acceptance.
     "longest": Rule(MAX_MATCH, 2, CONTINUATION, rows=1024, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0),
-    # docs/findings.md describes how the constants were tuned, on recorded outputs other than the reported ones.
+    # docs/team/findings.md describes how the constants were tuned, on recorded outputs other than the reported ones.
     "backoff": Rule(MAX_MATCH, 1, CONTINUATION, rows=600, floor=0.01, alpha=12.0, beta=6.0, gamma=0.75),
 }
 DEFAULT_STRATEGY = "backoff"

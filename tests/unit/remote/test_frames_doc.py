@@ -1,4 +1,4 @@
-"""docs/frames.md is correct: its numbers, its bytes, its client, and the rules of a connection."""
+"""docs/team/frames.md is correct: its numbers, its bytes, its client, and the rules of a connection."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.fakes.lookups import Caller, contexts_of, serving
 from tests.unit.trees.test_batch import batch_of
 from tests.unit.trees.test_tree import ANIMALS
 
-TEXT = (ROOT / "docs" / "frames.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "team" / "frames.md").read_text(encoding="utf-8")
 CLIENT, USE = re.findall(r"^```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
 REQUEST, ANSWER = map(bytes.fromhex, re.findall(r"^```hex\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL))
 CHAT = np.array([[-1, -1, 15, 27], [15, 27, 4, 9]], np.int32)
@@ -39,7 +39,7 @@ def caller(stores: dict[str, Path]) -> Iterator[Caller]:
 def client() -> dict[str, Any]:
     """Return the names that the client of the page defines."""
     names: dict[str, Any] = {}
-    exec(compile(CLIENT, "docs/frames.md", "exec"), names)
+    exec(compile(CLIENT, "docs/team/frames.md", "exec"), names)
     return names
 
 
@@ -83,6 +83,6 @@ def test_the_client_is_used_as_the_page_shows(
         drafts = store.drafter().draft(contexts)
     known = next(row for row, draft in zip(contexts.tolist(), drafts, strict=True) if len(draft.tree))
     names = {**client, "connection": caller.socket, "TOKEN": "secret", "NAME": "rest"}
-    exec(compile(USE.replace("[15, 27, 4]", str(known)), "docs/frames.md", "exec"), names)
+    exec(compile(USE.replace("[15, 27, 4]", str(known)), "docs/team/frames.md", "exec"), names)
     names["stream"].close()
     assert capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Frames: they are read as written, byte for byte as in docs/frames.md; damage is refused by name."""
+"""Frames: they are read as written, byte for byte as in docs/team/frames.md; damage is refused by name."""
 
 import math
 import struct

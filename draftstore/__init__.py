@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from draftstore.drafting.mixture import Mixture
     from draftstore.drafting.request import RequestDrafter
     from draftstore.errors import DraftstoreError
+    from draftstore.live.recall import RecallDrafter
+    from draftstore.live.shared import Vocabulary
     from draftstore.live.store import LiveStore
     from draftstore.recycling.drafter import RecyclingDrafter
     from draftstore.remote.client import RemoteStore
@@ -32,15 +34,17 @@ _HOMES = {
     "DraftstoreError": "errors",
     "LiveStore": "live.store",
     "Mixture": "drafting.mixture",
+    "RecallDrafter": "live.recall",
     "RecyclingDrafter": "recycling.drafter",
     "RemoteStore": "remote.client",
     "RequestDrafter": "drafting.request",
+    "Vocabulary": "live.shared",
     "load_tokenizer": "text.tokenizer",
     "open_store": "stores.registry",
 }
 __all__ = [
-    "DraftTree", "Drafter", "DraftstoreError", "LiveStore", "Mixture", "RecyclingDrafter", "RemoteStore",
-    "RequestDrafter", "load_tokenizer", "open_store",
+    "DraftTree", "Drafter", "DraftstoreError", "LiveStore", "Mixture", "RecallDrafter", "RecyclingDrafter",
+    "RemoteStore", "RequestDrafter", "Vocabulary", "load_tokenizer", "open_store",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Recall: drafts from earlier answers to the same prompt, such as the rollouts of reinforcement learning.
 
-    drafter = RecallDrafter(live_store, vocab_size, answers=16)
+    drafter = RecallDrafter(live_store, vocab_size)
     session = drafter.session(prompt_ids)
 
 Texts with one prompt share one index (`draftstore.drafting.history`) of the latest answers to it, those of the newest
@@ -19,7 +19,7 @@ from draftstore.drafting.history import SIZE, History, append_tokens, draft_text
 from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
 from draftstore.drafting.sources import Prefill, Results, SlotSource
 from draftstore.jit import as_input, read_only
-from draftstore.live.directory import TOKENS
+from draftstore.live.directory import ANSWERS, TOKENS
 from draftstore.live.log import hash_prompt
 from draftstore.live.memory import CONTEXT_SIZE, END, RULES
 from draftstore.trees.batch import DraftBatch
@@ -41,7 +41,7 @@ class Answers(Protocol):
 class RecallDrafter(SlotDrafter):
     """Drafts from the latest answers to the text's own prompt."""
 
-    def __init__(self, store: Answers, vocab_size: int, answers: int) -> None:
+    def __init__(self, store: Answers, vocab_size: int, answers: int = ANSWERS) -> None:
         """Draft from at most so many answers of a store."""
         self.store, self.vocab_size, self.answers = store, vocab_size, answers
 

@@ -67,8 +67,8 @@ def test_answers_are_recalled_as_long_as_they_are_in_memory(
         for other, answer, version in reversed(written):
             size += len(answer) + 1
             if other == prompt and size <= room:
-                held.append((version, answer))
-        latest = [answer for _, answer in sorted(held[::-1], key=lambda each: each[0])]
+                held.insert(0, (version, answer))
+        latest = [answer for _, answer in sorted(held, key=lambda each: each[0])]
         found = [answer.tolist() for answer in memory.recall(prompt, ANSWERS)]
         assert found == latest[-ANSWERS:] or len(given_answers) > ANSWERS
 

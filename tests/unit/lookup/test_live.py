@@ -125,7 +125,9 @@ def test_answers_of_one_client_are_recalled_by_another() -> None:
         assert sorted(later.propose(3).tokens.tolist()) == [40, 41, 42]
         assert len(other.recall(hash_prompt(prompt), 16) or ()) == 2
     assert mine.recall(hash_prompt(prompt), 16) is None
-    assert sorted(later.propose(3).tokens.tolist()) == [40, 41, 42], "the service is gone, what it said remains"
+    assert sorted(later.propose(3).tokens.tolist()) == [40, 41, 42], (
+        "the service is gone, what it said remains"
+    )
 
 
 def test_tokens_permit_recall_and_forgetting() -> None:

@@ -9,6 +9,7 @@ searched. When an answer to the prompt ends, running texts draft from it in thei
 """
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -24,6 +25,8 @@ from draftstore.live.log import hash_prompt
 from draftstore.live.memory import CONTEXT_SIZE, END, RULES
 from draftstore.trees.batch import DraftBatch
 
+FRESH_SECONDS = 1.0
+"""Age of an index at which another text of its prompt makes it anew, since other processes may have answered."""
 Cursor: TypeAlias = tuple[int, int]
 BEGIN: Cursor = (-1, -1)
 
@@ -58,6 +61,7 @@ class RecallDrafter(SlotDrafter):
 class _Index(NamedTuple):
     history: History
     size: int
+    made: float
 
     @classmethod
     def of(cls, answers: Sequence[NDArray[np.int32]]) -> "_Index":
@@ -65,7 +69,7 @@ class _Index(NamedTuple):
         parts = [part for answer in answers for part in (answer, END)]
         ids = np.concatenate([*parts, END[:0]])[-TOKENS:]
         history = History.new(max(1, len(ids)))
-        return cls(history, append_tokens(*history, 0, as_input(ids, np.int32)))
+        return cls(history, append_tokens(*history, 0, as_input(ids, np.int32)), monotonic())
 
 
 class RecallSource(SlotSource):
@@ -82,12 +86,13 @@ class RecallSource(SlotSource):
         slots.need_context(CONTEXT_SIZE)
 
     def join(self, slot: int, drafter: Any, prefill: Prefill) -> None:  # noqa: ARG002
-        """Recall the answers to a prompt, unless a running text has it."""
+        """Recall the answers to a prompt, unless that was done a moment ago, for another text."""
         size = len(prefill.ids) - 1 if prefill.prompt_size is None else prefill.prompt_size
         prompt = self._prompts[slot] = hash_prompt(prefill.ids[:size])
         self._table = enlarged(self._table, self._slots.capacity)
-        if prompt in self._indexes:
-            self._point(slot, self._indexes[prompt])
+        known = self._indexes.get(prompt)
+        if known is not None and monotonic() - known.made < FRESH_SECONDS:
+            self._point(slot, known)
         else:
             self._load(prompt)
 
@@ -111,10 +116,9 @@ class RecallSource(SlotSource):
 
     def _load(self, prompt: int) -> None:
         """Index the latest answers to a prompt for all its texts; keep the present index if they are unknown now."""
-        answers = self._store.recall(prompt, self._answers)
-        if answers is None and prompt in self._indexes:
-            return
-        index = self._indexes[prompt] = _Index.of(answers or ())
+        answers, index = self._store.recall(prompt, self._answers), self._indexes.get(prompt)
+        if answers is not None or index is None:
+            index = self._indexes[prompt] = _Index.of(answers or ())
         for slot, other in self._prompts.items():
             if other == prompt:
                 self._point(slot, index)

@@ -151,7 +151,7 @@ class DraftBatch(NamedTuple):
 
     def encode_trees(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Return the size of each encoded tree, int32 [batch], and all trees concatenated, uint8 [bytes]."""
-        lengths, data = codec.encode_trees(self.tokens, self.parents, self.levels, self.sizes)
+        lengths, data = codec.encode_trees(*self.inputs())
         return lengths, data
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftstore.drafting.slots import Slots, start
 from draftstore.errors import LookupServiceError
 from draftstore.live.log import documents, hash_prompt, segments
 from draftstore.live.memory import warm_up
@@ -145,3 +146,19 @@ def test_tokens_permit_recall_and_forgetting() -> None:
                 status = caller.ask(wire.encode_forget(6, "team", 1)).header.status
                 assert status == (Status.OK if appends else Status.FORBIDDEN)
                 assert caller.ask(wire.encode_recall(7, "unknown", 1, 1)).header.status == Status.FORBIDDEN
+
+
+def test_a_later_text_of_a_running_prompt_recalls_what_others_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = {"tokenizer": OURS, "vocab_size": 50, "deadline": 1.0}
+    with serving({}, live=[LiveTarget("team")]) as running:
+        mine, other = (RemoteStore(running.socket, "team", **client) for _ in range(2))  # type: ignore[arg-type]
+        slots, drafter = Slots(), RecallDrafter(mine, 50)
+        texts = [start(drafter, TEXT[:11], slots=slots)]
+        assert other.append_many(TEXT[:10], [TEXT[10:]]) == 1
+        texts.append(start(drafter, TEXT[:11], slots=slots))
+        assert [len(text.propose(4)) for text in texts] == [0, 0], "a moment later it does not ask again"
+        monkeypatch.setattr("draftstore.live.recall.FRESH_SECONDS", 0.0)
+        texts.append(start(drafter, TEXT[:11], slots=slots))
+        assert [text.propose(4).tokens.tolist() for text in texts] == [[11, 12, 13, 14]] * 3

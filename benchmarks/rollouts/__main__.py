@@ -12,7 +12,7 @@ last epoch, a chain       specRL's rule: the last answer to the same prompt alon
 arctic-inference          its suffix cache, if it is installed (benchmarks/quality/libraries.py)
 
 Then the time until the last of a batch of 64 texts has ended (`benchmarks.rollouts.makespan`), for the passes of an
-H200 and for those of --curve.
+H200 and for those of --curve; and the cost of a step of 256 texts (`benchmarks.rollouts.steps`).
 
 Tables first; the last line of stdout is one JSON document, also written to OUT/rollouts.json.
 
@@ -38,6 +38,7 @@ from benchmarks.quality.libraries import Arctic
 from benchmarks.quality.systems import absent
 from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.rollouts.makespan import BATCH, WAYS, gpu_curve, makespan
+from benchmarks.rollouts.steps import measure_steps
 from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.replay import Recording, record_turn, replay, turns_of
 from draftstore.drafting.drafter import Drafter
@@ -53,6 +54,7 @@ from draftstore.text.records import read_json_records
 SETS = ("rollouts_llama3", "rollouts_mistral")
 NODES, QUICK_NODES = (4, 16, 64), (16,)
 PROMPTS, QUICK_PROMPTS = 60, 6
+ROUNDS = 5
 MEMORY_TOKENS = 4_000_000
 BOTH, LAST = "live and recall", "last epoch, a chain"
 
@@ -166,8 +168,11 @@ def main() -> None:
         workspace = dataclasses.replace(workspace, vocabulary="qwen2.5")
         notes, cells = Notes(workspace.work / "rollouts"), list[dict[str, Any]]()
         for name, count, system in product(SETS, nodes, systems):
-            place = {"name": name, "nodes": count, "system": system, "prompts": prompts}
+            place: dict[str, Any] = {"name": name, "nodes": count, "system": system, "prompts": prompts}
             cells.append(notes.take(place, partial(measure, workspace, **place)))
+        last = [each.recording for each in read_rollouts(workspace, SETS[0], PROMPTS) if not each.epoch]
+        with undisturbed():
+            steps = measure_steps(last, workspace.tokenizer.vocab_size, 1 if args.quick else ROUNDS)
     curves = {"H200, 8B": gpu_curve()} | ({args.curve.stem: CostCurve.load(args.curve)} if args.curve else {})
     batches = by_batch(cells, curves)
     for name, count in product(SETS, nodes):
@@ -179,11 +184,13 @@ def main() -> None:
         ]
         show_rows(f"{name}, {count} nodes: tokens a pass", rows)
     show_rows("a batch of rollouts: times as fast as without drafts, until the last text has ended", batches)
+    show_rows("256 texts of 16 prompts with 16 answers each, 16 nodes: milliseconds of one core", steps)
     lengths = [{key: each[key] for key in each if key != "counts"} for each in cells]
     finish(
         args.out,
         "rollouts",
-        describe_machine(["arctic-inference"]) | {"prompts": prompts, "lengths": lengths, "batches": batches},
+        describe_machine(["arctic-inference"])
+        | {"prompts": prompts, "lengths": lengths, "batches": batches, "steps": steps},
     )
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.decoding.curve import BATCHES, CostCurve
+from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.replay import MAX_OUTPUT_TOKENS, Recording, Turn, record_turn, replay, turns_of
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
@@ -180,7 +180,7 @@ def measure_gain(
         sum(half.size for half in drawn),
         int(sum(counts[:, 0].sum() for counts in one)),
         tuple(_row(source, shape, played, curve) for shape, source in product(SHAPES, SOURCES)),
-        {texts: texts / curve.cost(1, texts) for texts in BATCHES} if curve else {},
+        {texts: texts / curve.cost(1, texts) for texts in _measured(curve)} if curve else {},
         report,
     )
 
@@ -341,11 +341,21 @@ def _row(source: str, shape: str, played: Mapping[Place, Played], curve: CostCur
     counts = np.concatenate([half.counts for half in halves])
     length, nodes = _length(counts), NODES[shape]
     seconds = sum(half.draft_seconds for half in halves) / len(halves)
-    speeds = {
-        texts: texts * length / (curve.cost(nodes + 1, texts) + texts * seconds) for texts in BATCHES if curve
-    }
+    speeds = (
+        {
+            texts: texts * length / (curve.cost(nodes + 1, texts) + texts * seconds)
+            for texts in _measured(curve)
+        }
+        if curve
+        else {}
+    )
     each = tuple(_length(half.counts) for half in halves)
     return Row(source, shape, length, _interval(counts), each, seconds * 1e6, speeds)
+
+
+def _measured(curve: CostCurve) -> list[int]:
+    """Return the numbers of texts of which passes were measured: others would be a guess."""
+    return [each.texts for each in curve.every()]
 
 
 def _length(counts: NDArray[np.float64]) -> float:

@@ -11,8 +11,8 @@ import pytest
 from draftstore.cli import main
 from tests.journey.pages import PAGES, read_page
 
-ELSEWHERE = ("docs/team/frames.md", "docs/tutorials/")
-"""Their examples are run by tests/unit/remote/test_frames_doc.py and tests/journey/test_tutorials.py."""
+ELSEWHERE = ("docs/team/frames.md", "docs/tutorials/", "docs/rollouts.md")
+"""Their examples are run by test_frames_doc.py in tests/unit/remote, test_tutorials.py and test_rollouts.py here."""
 MODEL = "data/model"
 """What the commands that decode call their model."""
 READ = [read_page(name) for name in PAGES if not name.startswith(ELSEWHERE)]

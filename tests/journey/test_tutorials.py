@@ -142,7 +142,7 @@ def test_from_a_collection_to_a_proven_removal(folder: Path, flows: Local) -> No
 def test_from_openais_client_to_live_memory(folder: Path, data: Path) -> None:
     shutil.copytree(data / "models" / "stories260K", folder / "data" / "model")
     page = read_page("docs/tutorials/client.md")
-    checks = "import json\nassert edited == plain\nassert json.loads(answer)['colour'] in ('red', 'green', 'blue')\n"
+    checks = "import json\nassert json.loads(answer)['colour'] in ('red', 'green', 'blue')\n"
     python = "\n".join([*page.blocks, checks])
     lookup, port = free_port(), free_port()
     script = "\n".join([*shell_of("client"), f"python - <<'END'\n{python}END"])
@@ -152,6 +152,6 @@ def test_from_openais_client_to_live_memory(folder: Path, data: Path) -> None:
     )
     printed = paste(folder, script)
     passes = [int(each) for each in re.findall(r" tokens, (\d+) passes$", printed, re.MULTILINE)]
-    first, plain, edited, _, again = passes
+    first, predicted, _, again = passes
     assert again < first / 2
-    assert edited <= plain
+    assert predicted < first / 2

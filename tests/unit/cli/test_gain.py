@@ -78,7 +78,7 @@ def test_a_draw_is_the_same_again_and_its_curve_gives_speeds(
     found, again = (run("gain", log, *options, "--picture", picture, "--json").json() for _ in range(2))
     assert found["tokens"] <= 60
     assert 2 <= found["replayed"] < 12
-    assert found["plain"] == {"1": 100.0, "8": pytest.approx(found["plain"]["8"]), "32": 1000.0}
+    assert found["plain"] == {"1": 100.0, "32": 1000.0}, "of the numbers of texts that were measured"
     for row, same in zip(found["rows"], again["rows"], strict=True):
         assert (row["length"], row["interval"]) == (same["length"], same["interval"])
         assert 0.8 * 100 * row["length"] < row["speeds"]["1"] <= 100 * row["length"]

@@ -359,7 +359,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def forget(self, *, before: int, seconds: float = CHECK_SECONDS) -> None:
         """Forget documents of versions before one in a live store, now and later; LookupServiceError if that fails."""
         number = next(self._ids)
-        data = wire.encode_forget(number, self.name, before)
+        data = wire.encode_forget(number, self.name, max(0, before))
         self._ask(Operation.FORGET, number, data, seconds, lambda payload: payload)
 
     def recall(self, prompt: int, count: int) -> list[NDArray[np.int32]] | None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from threading import Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -180,30 +181,25 @@ def test_what_a_process_appends_before_it_forgets_is_erased(
 def test_no_answer_is_lost_while_processes_append_and_forget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "FOLLOW_SECONDS", 0.0001)
+    monkeypatch.setattr(stores, "FOLLOW_SECONDS", 0.001)
     first, other = opened(1 << 20, tmp_path / "log"), opened(1 << 20, tmp_path / "log")
     prompts = [np.array([number // 36, number // 6 % 6, number % 6], np.int32) for number in range(200)]
 
-    def append() -> None:
+    def append(store: LiveStore, token: int) -> None:
         for prompt in prompts:
-            first.append_many(prompt, [[1] * 300], version=100)
+            store.append_many(prompt, [[token] * 400], version=1 << 20)
+            sleep(0.0005)
 
-    def append_elsewhere() -> None:
-        for prompt in prompts:
-            other.append_many(prompt, [[2] * 300], version=100)
-
-    def forget() -> None:
-        for version in range(1, 21):
-            first.forget(before=version)
-
-    threads = [Thread(target=work) for work in (append, append_elsewhere, forget)]
+    append(first, 0)
+    threads = [Thread(target=append, args=each) for each in ((first, 1), (other, 2))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    until(lambda: len(first) >= 400 * 304)
+    version = 1
+    while any(thread.is_alive() for thread in threads):
+        first.forget(before=version)
+        version += 1
     first.follow()
     found = [sorted(int(each[-1]) for each in first.recall(hash_prompt(prompt), 16)) for prompt in prompts]
-    assert found == [[1, 2]] * len(prompts)
     first.close()
     other.close()
+    assert found == [[0, 1, 2]] * len(prompts)

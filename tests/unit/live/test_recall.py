@@ -203,3 +203,9 @@ def test_no_answer_is_lost_while_processes_append_and_forget(
     first.close()
     other.close()
     assert found == [[0, 1, 2]] * len(prompts)
+
+
+@pytest.mark.parametrize("count", [-1, 0, ANSWERS + 1])
+def test_the_number_of_answers_is_checked(count: int) -> None:
+    with pytest.raises(DraftstoreError, match="answers"):
+        RecallDrafter(opened(), VOCAB.size, count)

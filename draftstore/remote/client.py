@@ -381,7 +381,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             return None
 
     def changed(self, since: tuple[int, int]) -> tuple[tuple[int, int], set[int] | None]:
-        """Return a cursor, and the prompts to which this client has appended since another; None: it made some forget."""
+        """Return a cursor, and the prompts this client has appended to since another; None: it made some forget."""
         number, prompts = self._changes.since(since[1])
         return (self._forgets, number), prompts if since[0] == self._forgets else None
 

@@ -43,8 +43,8 @@ def test_drafts_are_those_of_a_memory_of_the_latest_answers(
     given_answers: list[tuple[int, list[int], int]], count: int, context: list[int]
 ) -> None:
     store = opened()
-    for prompt, answer, version in given_answers:
-        store.append_many(PROMPTS[prompt], [answer], version)
+    for number, answer, version in given_answers:
+        store.append_many(PROMPTS[number], [answer], version)
     for place, prompt in enumerate(PROMPTS):
         own = [(version, answer) for other, answer, version in given_answers if other == place]
         latest = sorted(own, key=lambda each: each[0])[-ANSWERS:][-count:]

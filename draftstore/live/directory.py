@@ -6,7 +6,7 @@ from typing import NamedTuple
 ANSWERS = 16
 """Maximum answers to one prompt; of more, those of the newest versions are found."""
 TOKENS = 16_384
-"""Maximum tokens of the answers that are found, but for the first."""
+"""Maximum tokens of the answers that are found; of a single longer one, the last are."""
 CHANGES = 4096
 """Latest changes that can be told apart."""
 
@@ -77,5 +77,5 @@ class Directory:
             tokens += stop - start
             if len(found) == count or (found and tokens > TOKENS):
                 break
-            found.append((start, stop))
+            found.append((max(start, stop - TOKENS), stop))
         return found[::-1]

@@ -92,13 +92,12 @@ class Memory:
             return self._directory.changes.since(since)
 
     def newer(self, version: int) -> "Memory":
-        """Return a memory without the documents of versions before one."""
+        """Return a memory without the documents of versions before one; meanwhile, nothing may be appended."""
         kept = Memory(self.vocab_size, len(self._history.tokens))
-        with self._lock:
-            for prompt, place in self._directory.places:
-                if place.version >= version:
-                    ids = self._history.tokens.take(np.arange(place.start, place.stop), mode="wrap")
-                    kept.append(ids, prompt, place.version)
+        for prompt, place in self._directory.places:
+            if place.version >= version:
+                ids = self._history.tokens.take(np.arange(place.start, place.stop), mode="wrap")
+                kept.append(ids, prompt, place.version)
         return kept
 
     def draft(

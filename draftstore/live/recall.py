@@ -19,6 +19,7 @@ from draftstore.drafting.drafter import check_budget
 from draftstore.drafting.history import SIZE, History, append_tokens, draft_texts
 from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
 from draftstore.drafting.sources import Prefill, Results, SlotSource
+from draftstore.errors import require_limits
 from draftstore.jit import as_input, read_only
 from draftstore.live.directory import ANSWERS, TOKENS
 from draftstore.live.log import hash_prompt
@@ -45,7 +46,8 @@ class RecallDrafter(SlotDrafter):
     """Drafts from the latest answers to the text's own prompt."""
 
     def __init__(self, store: Answers, vocab_size: int, answers: int = ANSWERS) -> None:
-        """Draft from at most so many answers of a store."""
+        """Draft from at most so many answers of a store, 1 to 16; DraftstoreError for other numbers."""
+        require_limits("recall", {"answers": (answers, 1, ANSWERS)})
         self.store, self.vocab_size, self.answers = store, vocab_size, answers
 
     def open_source(self, slots: Slots) -> "RecallSource":

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import check_ids
-from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError
+from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError, require_limits
 from draftstore.live.log import (
     LIVE,
     LiveDocument,
@@ -50,6 +50,7 @@ WARN_SECONDS = 60.0
 UNLOGGED = 1000
 """Maximum documents that could not be logged but are kept when memory is reloaded from the log."""
 _TARGET = re.compile(rf"({NAME})(?:=(.+?))?(?::(\d{{1,10}}))?")
+MAX_VERSION = (1 << 32) - 1
 LEAST_TOKENS = 1024
 """Tokens of the smallest memory."""
 
@@ -80,6 +81,7 @@ class LiveStore:
         self._drafters: list[MemoryDrafter] = []
         self._memory: Memory | None = None
         self._lock = threading.Lock()  # for the following fields and the writer
+        self._following = threading.Lock()  # for a whole look at the folder
         self._agreed = False  # whether the log has this vocabulary
         self._seen: dict[Path, int] = {}
         self._sizes: dict[Path, int] = {}  # at the last look: a damaged end is searched once
@@ -133,15 +135,16 @@ class LiveStore:
         """Append documents, first to the log, then to memory, except those that were taken down or are forgotten.
 
         Nothing is appended if an id is outside the vocabulary (TokenRangeError), or if another process has appended
-        documents of another vocabulary (TokenizerError).
+        documents of another vocabulary (TokenizerError), or if a version is not 0 .. 2 ** 32 - 1 (DraftstoreError).
         """
         assert self._memory is not None, "agree first"
         for document in documents:
             check_ids(document.ids, self._memory.vocab_size)
+            _check_version(document.version)
         with self._lock:
             if self._tokenizer is not None:
                 documents = [identified(document, self._tokenizer) for document in documents]
-            self._version = max([self._version, *(document.version for document in documents)])
+            self._version = max([self._version, self._least, *(document.version for document in documents)])
             dated = [each._replace(version=each.version or self._version) for each in documents]
             taken = list(filterfalse(self._refuses, dated))
             logged = self._log(taken)
@@ -177,6 +180,7 @@ class LiveStore:
 
         Other processes that use the log forget them within a second.
         """
+        _check_version(max(0, before))
         if self._writer is None:
             with self._lock:
                 self._least = max(self._least, before)
@@ -237,6 +241,10 @@ class LiveStore:
 
     def follow(self) -> None:
         """Apply changes that other processes made in the folder."""
+        with self._following:
+            self._follow()
+
+    def _follow(self) -> None:
         assert self._writer is not None
         writer, folder = self._writer, self._writer.folder
         with self._lock:
@@ -305,7 +313,8 @@ class LiveStore:
                     documents, self._seen[path] = read_since(path, self._seen.get(path, 0))
                     self._sizes[path] = size
                     for document in filterfalse(self._refuses, documents):
-                        self._take(self._memory, document)
+                        with self._lock:
+                            self._take(self._memory, document)
 
     def _reload(self, writer: Writer, present: Sequence[Path]) -> None:
         """Reload memory from the log, from the newest segment back until it is full."""
@@ -319,7 +328,7 @@ class LiveStore:
         own = writer.path
         with self._lock:
             self._unread, stop = [], writer.size
-        if self._rules.state:  # documents appended here after they were taken down elsewhere
+        if self._rules.state or self._least:  # documents appended here after they were removed elsewhere
             for path in self._own:
                 erase(path, forgotten)
         documents: list[tuple[float, str, LiveDocument]] = []
@@ -370,6 +379,10 @@ def _in_order(path: Path, documents: Iterable[LiveDocument]) -> Iterator[tuple[f
     for document in documents:
         newest = max(newest, document.created)
         yield newest, path.name, document
+
+
+def _check_version(version: int) -> None:
+    require_limits("a live store", {"version": (version, 0, MAX_VERSION)})
 
 
 def _mismatch(found: Vocabulary, wanted: Vocabulary) -> TokenizerError:

@@ -210,7 +210,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self._fingerprint = None if tokenizer is None else tokenizer.fingerprint
         self._target_model = target_model
         self._pauses, self._append_pauses = Pauses(), Pauses()
-        self._changes = Changes()
+        self._changes, self._forgets = Changes(), 0
         self._warned: dict[tuple[str, Outcome], float] = {}
         self._closed = False
         _warm_up(name)
@@ -359,8 +359,9 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     def forget(self, *, before: int, seconds: float = CHECK_SECONDS) -> None:
         """Forget documents of versions before one in a live store, now and later; LookupServiceError if that fails."""
         number = next(self._ids)
-        data = wire.encode_forget(number, self.name, before)
+        data = wire.encode_forget(number, self.name, max(0, before))
         self._ask(Operation.FORGET, number, data, seconds, lambda payload: payload)
+        self._forgets += 1
 
     def recall(self, prompt: int, count: int) -> list[NDArray[np.int32]] | None:
         """Return the latest answers to a prompt in a live store, by its hash, newest version last, int32 [any] each.
@@ -380,9 +381,9 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             return None
 
     def changed(self, since: tuple[int, int]) -> tuple[tuple[int, int], set[int] | None]:
-        """Return a cursor, and the prompts to which this client has appended answers since another."""
+        """Return a cursor, and the prompts this client has appended to since another; None: it made some forget."""
         number, prompts = self._changes.since(since[1])
-        return (0, number), prompts
+        return (self._forgets, number), prompts if since[0] == self._forgets else None
 
     def check_append(self, seconds: float = CHECK_SECONDS) -> None:
         """Check that a live store of this name accepts this model's documents; LookupServiceError if it does not."""

@@ -1,6 +1,8 @@
 """Recall: drafts from the latest answers to a text's own prompt, against a memory that holds nothing else."""
 
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from draftstore.drafting.slots import Slots, start
 from draftstore.errors import DraftstoreError
+from draftstore.live import store as stores
 from draftstore.live.directory import ANSWERS, TOKENS
-from draftstore.live.log import LiveDocument, hash_prompt
+from draftstore.live.log import LiveDocument, documents, hash_prompt, segments
 from draftstore.live.memory import Memory, MemoryDrafter
 from draftstore.live.recall import RecallDrafter
 from draftstore.live.shared import Vocabulary
@@ -96,6 +99,7 @@ def test_long_answers_are_cut() -> None:
     assert [len(each) for each in store.recall(hash_prompt(PROMPTS[0]), 2)] == [12]
     store.append_many(PROMPTS[1], [[3] * (TOKENS + 50)])
     assert draft(store, PROMPTS[1], [3]).tokens.tolist()
+    assert [len(each) for each in store.recall(hash_prompt(PROMPTS[1]), 1)] == [TOKENS]
 
 
 @pytest.mark.parametrize("logged", [False, True])
@@ -128,3 +132,80 @@ def test_earlier_versions_are_forgotten(tmp_path: Path, logged: bool) -> None:
 def test_digests_are_for_all_answers_or_none() -> None:
     with pytest.raises(DraftstoreError, match="1 digests for 2 answers"):
         opened().append_many(PROMPTS[0], [[1], [2]], digests=[b"d" * 16])
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_answers_without_a_version_are_not_older_than_what_is_kept(tmp_path: Path, logged: bool) -> None:
+    folder = tmp_path / "log" if logged else None
+    store = opened(folder=folder)
+    store.append_many(PROMPTS[0], [[5, 4, 3]], version=1)
+    store.forget(before=3)
+    if folder:
+        store.close()
+        store = opened(folder=folder)
+    store.append_many(PROMPTS[0], [[5, 0, 1]])
+    assert draft(store, PROMPTS[0], [5]).tokens.tolist()[:2] == [0, 1]
+    assert store.refused == 0
+    store.close()
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_a_version_out_of_range_is_refused_alone(tmp_path: Path, logged: bool) -> None:
+    store = opened(folder=tmp_path / "log" if logged else None)
+    for version in (-1, 1 << 32):
+        with pytest.raises(DraftstoreError, match="version"):
+            store.append_many(PROMPTS[0], [[5, 4, 3]], version)
+    with pytest.raises(DraftstoreError, match="version"):
+        store.forget(before=1 << 32)
+    store.forget(before=-1)
+    store.append_many(PROMPTS[0], [[5, 0, 1]])
+    assert draft(store, PROMPTS[0], [5]).tokens.tolist()[:2] == [0, 1]
+    store.close()
+
+
+def test_what_a_process_appends_before_it_forgets_is_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "FOLLOW_SECONDS", 3600)
+    first, late = opened(folder=tmp_path / "log"), opened(folder=tmp_path / "log")
+    first.append_many(PROMPTS[0], [[5, 0, 1]], version=2)
+    first.forget(before=2)
+    late.append_many(PROMPTS[0], [[5, 4, 3]], version=1)
+    late.follow()
+    written = [each.version for path in segments(tmp_path / "log") for _, each in documents(path)]
+    assert written == [2]
+    first.close()
+    late.close()
+
+
+def test_no_answer_is_lost_while_processes_append_and_forget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "FOLLOW_SECONDS", 0.001)
+    first, other = opened(1 << 20, tmp_path / "log"), opened(1 << 20, tmp_path / "log")
+    prompts = [np.array([number // 36, number // 6 % 6, number % 6], np.int32) for number in range(200)]
+
+    def append(store: LiveStore, token: int) -> None:
+        for prompt in prompts:
+            store.append_many(prompt, [[token] * 400], version=1 << 20)
+            sleep(0.0005)
+
+    append(first, 0)
+    threads = [Thread(target=append, args=each) for each in ((first, 1), (other, 2))]
+    for thread in threads:
+        thread.start()
+    version = 1
+    while any(thread.is_alive() for thread in threads):
+        first.forget(before=version)
+        version += 1
+    first.follow()
+    found = [sorted(int(each[-1]) for each in first.recall(hash_prompt(prompt), 16)) for prompt in prompts]
+    first.close()
+    other.close()
+    assert found == [[0, 1, 2]] * len(prompts)
+
+
+@pytest.mark.parametrize("count", [-1, 0, ANSWERS + 1])
+def test_the_number_of_answers_is_checked(count: int) -> None:
+    with pytest.raises(DraftstoreError, match="answers"):
+        RecallDrafter(opened(), VOCAB.size, count)

@@ -131,6 +131,19 @@ def test_answers_of_one_client_are_recalled_by_another() -> None:
     )
 
 
+def test_running_texts_draft_no_more_from_what_their_client_made_the_service_forget() -> None:
+    client = {"tokenizer": OURS, "vocab_size": 50, "deadline": 1.0}
+    with serving({}, live=[LiveTarget("team")]) as running:
+        store = RemoteStore(running.socket, "team", **client)  # type: ignore[arg-type]
+        store.append_many(TEXT[:10], [TEXT[10:]], version=1)
+        text = RecallDrafter(store, 50).session(TEXT[:11])
+        assert len(text.propose(4)) == 4
+        store.forget(before=-1)
+        assert len(text.propose(4)) == 4
+        store.forget(before=2)
+        assert len(text.propose(4)) == 0
+
+
 def test_tokens_permit_recall_and_forgetting() -> None:
     rights = {"writes": ([], ["team"]), "reads": (["team"], [])}
     grants = [

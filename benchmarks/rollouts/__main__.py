@@ -170,9 +170,13 @@ def main() -> None:
         for name, count, system in product(SETS, nodes, systems):
             place: dict[str, Any] = {"name": name, "nodes": count, "system": system, "prompts": prompts}
             cells.append(notes.take(place, partial(measure, workspace, **place)))
-        last = [each.recording for each in read_rollouts(workspace, SETS[0], PROMPTS) if not each.epoch]
+        rollouts = read_rollouts(workspace, SETS[0], PROMPTS)
+        earlier, last = (
+            [each.recording for each in rollouts if (each.epoch == rollouts[-1].epoch) == ended]
+            for ended in (False, True)
+        )
         with undisturbed():
-            steps = measure_steps(last, workspace.tokenizer.vocab_size, 1 if args.quick else ROUNDS)
+            steps = measure_steps(earlier, last, workspace.tokenizer.vocab_size, 1 if args.quick else ROUNDS)
     curves = {"H200, 8B": gpu_curve()} | ({args.curve.stem: CostCurve.load(args.curve)} if args.curve else {})
     batches = by_batch(cells, curves)
     for name, count in product(SETS, nodes):
@@ -184,7 +188,7 @@ def main() -> None:
         ]
         show_rows(f"{name}, {count} nodes: tokens a pass", rows)
     show_rows("a batch of rollouts: times as fast as without drafts, until the last text has ended", batches)
-    show_rows("256 texts of 16 prompts with 16 answers each, 16 nodes: milliseconds of one core", steps)
+    show_rows("256 texts of 16 prompts with six answers each, 16 nodes: milliseconds of one core", steps)
     lengths = [{key: each[key] for key in each if key != "counts"} for each in cells]
     finish(
         args.out,

@@ -23,18 +23,23 @@ PROMPTS, TEXTS, NODES, STEPS, TOKENS = 16, 16, 16, 30, 2
 SHORTEST = STEPS * TOKENS + 2
 
 
-def measure_steps(recordings: Sequence[Recording], vocab_size: int, rounds: int) -> list[dict[str, Any]]:
-    """Return milliseconds of a step, and to join all texts, by source, as medians of rounds in turn."""
+def measure_steps(
+    earlier: Sequence[Recording], last: Sequence[Recording], vocab_size: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return milliseconds of a step, and to join all texts, by source, as medians of rounds in turn.
+
+    The texts are outputs of the last epoch; drafts come from those of the earlier ones.
+    """
     store = LiveStore()
     store.agree(Vocabulary(vocab_size, "0" * 64))
-    chosen = [each for each in recordings if len(each.output) >= SHORTEST][:PROMPTS]
-    for each in recordings:
-        store.append_many(each.prompt, [each.output] * (ANSWERS if each in chosen else 1))
+    chosen = [each for each in last if len(each.output) >= SHORTEST][:PROMPTS]
+    for each in earlier:
+        store.append_many(each.prompt, [each.output])
     sources: dict[str, list[Drafter]] = {
         "request": [],
-        "recall": [RecallDrafter(store, vocab_size)],
+        "recall": [RecallDrafter(store, vocab_size, ANSWERS)],
         "live": [store.drafter("sole")],
-        "live and recall": [store.drafter("sole"), RecallDrafter(store, vocab_size)],
+        "live and recall": [store.drafter("sole"), RecallDrafter(store, vocab_size, ANSWERS)],
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
     for _, name in product(range(rounds + 1), sources):  # the first compiles

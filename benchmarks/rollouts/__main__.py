@@ -45,7 +45,6 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.live.directory import ANSWERS
-from draftstore.live.log import LiveDocument
 from draftstore.live.recall import RecallDrafter
 from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore
@@ -92,8 +91,7 @@ def _ours(sources: Sequence[str], vocab_size: int) -> tuple[Drafter, Callable[[R
     }
 
     def learn(rollout: Rollout) -> None:
-        recording = rollout.recording
-        store.append([LiveDocument.of(recording.prompt, recording.output, version=rollout.epoch + 1)])
+        store.append_many(rollout.recording.prompt, [rollout.recording.output], rollout.epoch + 1)
 
     return Mixture([made[source]() for source in sources]), learn
 

@@ -267,8 +267,8 @@ def _draw(
     for each in half:
         records.setdefault(each.key, []).append(each)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
+        encode = partial(record_turn, tokenizer=tokenizer)
         for key in _in_order(half, seed):
-            encode = partial(record_turn, tokenizer=tokenizer)
             try:
                 made = [list(threads.map(encode, each.turns)) for each in records[key]]
             except TokenizerError as error:

@@ -22,7 +22,7 @@ from draftstore.drafting.drafter import separated
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.slots import SlotDrafter, Slots, start
-from draftstore.live.log import LiveDocument, hash_prompt
+from draftstore.live.log import LiveDocument
 from draftstore.storage.manifest import TokenizerIdentity
 
 LOG = logging.getLogger(__name__)
@@ -63,15 +63,9 @@ class Assembly(SlotDrafter, AbstractContextManager["Assembly"]):
         for append in self._appends:
             try:
                 known = separated(prompt, self.vocab_size)
-                whole = LiveDocument.of(known, separated(output, self.vocab_size), digest)
+                whole = LiveDocument.of(known, separated(output, self.vocab_size), digest, asked=prompt_size)
                 start = 1 + max(np.flatnonzero(whole.ids < 0).tolist(), default=-1)  # what follows an image
-                append(
-                    whole._replace(
-                        ids=whole.ids[start:],
-                        prompt_size=max(0, whole.prompt_size - start),
-                        prompt=whole.prompt if prompt_size is None else hash_prompt(known[:prompt_size]),
-                    )
-                )
+                append(whole._replace(ids=whole.ids[start:], prompt_size=max(0, whole.prompt_size - start)))
             except Exception as error:  # noqa: BLE001 (the answer is complete; only later drafts suffer)
                 LOG.warning("could not remember an answer: %s", error)
 

@@ -152,31 +152,43 @@ def _remembered(
 ) -> Iterator[Part]:
     """Open a live store and, if wanted, recall from it the answers to each text's own prompt."""
     strategy = "supplement" if sources.stores or sources.release else "sole"
+    store: LiveStore | RemoteStore
+    append: Callable[[LiveDocument], object] | None
     if target.folder is not None or (sources.lookup is None and sources.release is None):
-        live = LiveStore(target.tokens, target.folder)
-        opened.callback(live.close)
-        live.agree(Vocabulary(model.vocab_size, model.tokenizer.fingerprint))
-        yield Part(LIVE, target.name, live.drafter(strategy), append=lambda document: live.append([document]))
-        if sources.recall:
-            yield Part(RECALL, target.name, RecallDrafter(live, model.vocab_size, sources.recall))
-        return
+        store, append = _live_here(target, model, opened)
+    else:
+        store, append = _live_there(sources, target, model, opened, strategy)
+    yield Part(LIVE, target.name, store.drafter(strategy), append=append)
+    if sources.recall:
+        yield Part(RECALL, target.name, RecallDrafter(store, model.vocab_size, sources.recall))
+
+
+def _live_here(
+    target: LiveTarget, model: TargetModel, opened: ExitStack
+) -> tuple[LiveStore, Callable[[LiveDocument], object]]:
+    """Open a live store of this process."""
+    store = LiveStore(target.tokens, target.folder)
+    opened.callback(store.close)
+    store.agree(Vocabulary(model.vocab_size, model.tokenizer.fingerprint))
+    return store, lambda document: store.append([document])
+
+
+def _live_there(
+    sources: Sources, target: LiveTarget, model: TargetModel, opened: ExitStack, strategy: str
+) -> tuple[RemoteStore, Callable[[LiveDocument], object] | None]:
+    """Find a live store of the lookup service, and check whether it accepts answers."""
     store = RemoteStore(
         sources.lookup, target.name, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, deadline=sources.deadline or DEADLINE, context_size=CONTEXT_SIZE,
     )  # fmt: skip
     opened.callback(store.close)
-    append: Callable[[LiveDocument], object] | None = None
     try:
         store.check_append()
-        append = lambda found: store.append(  # noqa: E731
-            found.ids, found.prompt_size, digest=found.digest, prompt=found.prompt, version=found.version
-        )
     except LookupServiceError as error:
         store.check(strategy)
         LOG.warning("the live store %s is read-only; answers are not remembered: %s", target.name, error)
-    yield Part(LIVE, target.name, store.drafter(strategy), append=append)
-    if sources.recall:
-        yield Part(RECALL, target.name, RecallDrafter(store, model.vocab_size, sources.recall))
+        return store, None
+    return store, lambda document: store.append_documents([document])
 
 
 def _served(sources: Sources) -> str:

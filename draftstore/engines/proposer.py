@@ -87,9 +87,8 @@ class Proposer:
         self.load: Load | None = None
         self.texts, self._slots, self.forgotten = Texts(nodes, judged=config.adaptive), Slots(), list[int]()
         self._new_texts, self._drafting = False, 0.0
-        self._left: dict[
-            int, int
-        ] = {}  # sizes of prompts of forgotten texts, which an engine may resume, by hash
+        self._remembers = any(sources.live for sources in (config, *config.corpora.values()))
+        self._left: dict[int, int] = {}  # ids of the prompts of texts that an engine may resume, by a hash
         self._labels: NDArray[np.int64] = np.empty((0, 0), np.int64)
         self.propose(*(np.array(each) for each in ([self.start(())], [0], [1], [0])))  # compiles the kernels
         self.forget([0], ended=False)
@@ -137,7 +136,7 @@ class Proposer:
         text, place, labels, prompt_size = np.empty(0, np.int32), 0, list[int](), 0
         try:
             text = as_input(ids, np.int32).reshape(-1)  # type: ignore[arg-type]
-            prompt_size = self._left.pop(hash_prompt(text[:-1]), len(text) - 1)
+            prompt_size = self._prompt_size(text)
             sources = self._sources(corpus, live, prediction)
             slot = sources.join(self._slots, text, prompt_size=prompt_size)
             place, labels = self.figures.corpora.index(corpus), self.figures.places(sources.labels)
@@ -154,6 +153,17 @@ class Proposer:
         self._labels[slot] = -1
         self._labels[slot, : len(labels)] = labels
         return slot
+
+    def _prompt_size(self, text: NDArray[np.int32]) -> int:
+        """Return the number of ids of a new text's prompt: all but the last, unless an engine has resumed the text."""
+        return self._left.pop(hash_prompt(text[:-1]), len(text) - 1) if self._left else len(text) - 1
+
+    def _note(self, slot: int) -> None:
+        """Note how long the prompt of a text is that an engine may resume, whose answer is remembered in parts."""
+        if self._remembers:
+            self._left[hash_prompt(self.texts.ids(slot))] = int(self.texts.state[PROMPT, slot])
+            if len(self._left) > MAX_LEFT:
+                del self._left[next(iter(self._left))]
 
     def _sources(self, corpus: str, live: bool, prediction: Callable[[], ArrayLike] | None) -> Assembly:
         if corpus not in self._corpora:
@@ -271,9 +281,7 @@ class Proposer:
         for slot in slots:
             if ended:
                 self._remember(slot)
-                self._left[hash_prompt(self.texts.ids(slot))] = int(self.texts.state[PROMPT, slot])
-                if len(self._left) > MAX_LEFT:
-                    del self._left[next(iter(self._left))]
+                self._note(slot)
             self._slots.leave(slot)
             self.texts.drop(slot)
 

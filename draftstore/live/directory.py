@@ -1,12 +1,14 @@
 """Which documents of a memory answer which prompt: places in its ring buffer, by hashes of prompts."""
 
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 ANSWERS = 16
 """Maximum answers to one prompt; of more, those of the newest versions are found."""
 TOKENS = 16_384
 """Maximum tokens of the answers that are found; of a single longer one, the last are."""
+Cursor: TypeAlias = tuple[int, int]
+"""What a store had forgotten or reloaded, and the number of answers it had got; see `recall.Answers`."""
 CHANGES = 4096
 """Latest changes that can be told apart."""
 

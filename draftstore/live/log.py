@@ -70,12 +70,20 @@ class LiveDocument(NamedTuple):
 
     @classmethod
     def of(
-        cls, prompt: NDArray[np.integer], output: ArrayLike, digest: bytes = b"", version: int = 0
+        cls,
+        prompt: NDArray[np.integer],
+        output: ArrayLike,
+        digest: bytes = b"",
+        version: int = 0,
+        asked: int | None = None,
     ) -> "LiveDocument":
-        """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted."""
+        """Return the document of an answer, with the end of its prompt, so that its first tokens can be drafted.
+
+        If the beginning of the answer follows the prompt, the latter has `asked` ids.
+        """
         end = np.asarray(prompt[max(0, len(prompt) - PROMPT_END) :], np.int32)
         ids = np.concatenate([end, np.asarray(output, np.int32)])
-        return cls(ids, len(end), digest, prompt=hash_prompt(prompt), version=version)
+        return cls(ids, len(end), digest, prompt=hash_prompt(prompt[:asked]), version=version)
 
 
 def hash_prompt(ids: NDArray[np.integer]) -> int:

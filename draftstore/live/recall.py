@@ -10,7 +10,7 @@ searched. When an answer to the prompt ends, running texts draft from it in thei
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,13 @@ from draftstore.drafting.slots import SlotDrafter, Slots, enlarged
 from draftstore.drafting.sources import Prefill, Results, SlotSource
 from draftstore.errors import require_limits
 from draftstore.jit import as_input, read_only
-from draftstore.live.directory import ANSWERS, TOKENS
+from draftstore.live.directory import ANSWERS, TOKENS, Cursor
 from draftstore.live.log import hash_prompt
 from draftstore.live.memory import CONTEXT_SIZE, END, RULES
 from draftstore.trees.batch import DraftBatch
 
 FRESH_SECONDS = 1.0
 """Age of an index at which another text of its prompt makes it anew, since other processes may have answered."""
-Cursor: TypeAlias = tuple[int, int]
 BEGIN: Cursor = (-1, -1)
 
 

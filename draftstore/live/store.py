@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import check_ids
 from draftstore.errors import DraftstoreError, TokenizerError, TokenRangeError, require_limits
+from draftstore.live.directory import Cursor
 from draftstore.live.log import (
     LIVE,
     LiveDocument,
@@ -89,9 +90,8 @@ class LiveStore:
         self._loaded = False
         self._unread: list[LiveDocument] | None = None  # appended while the log is reloaded
         self._rules, self._change = TakeDowns(), tuple[int, ...]()
-        self._version = self._least = (
-            0  # the newest version of a document, and the oldest that is not forgotten
-        )
+        self._version = 0  # the newest of a document
+        self._least = 0  # the oldest that is not forgotten
         self._reloads = 0
         self._tokenizer: TextTokenizer | None = None
         self._unlogged: list[LiveDocument] = []  # the latest documents that could not be logged
@@ -200,7 +200,7 @@ class LiveStore:
         """Return the latest answers to a prompt, by its hash, newest version last; see `draftstore.live.recall`."""
         return [] if self._memory is None else self._memory.recall(prompt, count)
 
-    def changed(self, since: tuple[int, int]) -> tuple[tuple[int, int], set[int] | None]:
+    def changed(self, since: Cursor) -> tuple[Cursor, set[int] | None]:
         """Return a cursor, and the prompts with new answers since another; None: any may have changed."""
         reloads, memory = self._reloads, self._memory
         number, prompts = (0, set[int]()) if memory is None else memory.changed(since[1])

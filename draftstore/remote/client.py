@@ -41,7 +41,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.drafting.drafter import NO_MATCH, check_request, check_states
 from draftstore.errors import DraftstoreError, LookupServiceError, require_vocabulary
-from draftstore.live.directory import Changes
+from draftstore.live.directory import Changes, Cursor
 from draftstore.live.log import MAX_DOCUMENT, LiveDocument, answers_of
 from draftstore.remote import wire
 from draftstore.remote.addresses import Address, default_socket
@@ -285,15 +285,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         self.counters.answered(drafts.sizes.tolist())
         return drafts
 
-    def append(
-        self,
-        ids: NDArray[np.int32],
-        prompt_size: int = 0,
-        *,
-        digest: bytes = b"",
-        prompt: int = 0,
-        version: int = 0,
-    ) -> bool:
+    def append(self, ids: NDArray[np.int32], prompt_size: int = 0, *, digest: bytes = b"") -> bool:
         """Append a document to a live store of this name; return whether the service confirmed it.
 
         Never raises, and waits no longer than the client's deadline or 50 ms, whichever is longer, plus 2 µs per token.
@@ -303,10 +295,8 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             ids: int32 [any].
             prompt_size: number of leading ids that belong to the prompt.
             digest: 16 bytes that identify the document (`draftstore.text.digests`); empty: unknown.
-            prompt: hash of the whole prompt (`draftstore.live.log.hash_prompt`), by which it is recalled; 0: unknown.
-            version: version of the model; 0: the newest one known.
         """
-        return self._append([LiveDocument(ids, prompt_size, digest, prompt=prompt, version=version)]) > 0
+        return self.append_documents([LiveDocument(ids, prompt_size, digest)]) > 0
 
     def append_many(
         self,
@@ -315,27 +305,20 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         version: int = 0,
         digests: Sequence[bytes] = (),
     ) -> int:
-        """Append answers to one prompt, such as rollouts; return how many the service confirmed. See `append`.
-
-        Args:
-            prompt: int [any], ids of the whole prompt.
-            answers: int [any] each.
-            version: version of the model, of which the newest answers are recalled; 0: the newest one known.
-            digests: 16 bytes that identify each document (`draftstore.text.digests`); empty: unknown.
-        """
+        """Append answers to one prompt; return how many were confirmed. See `LiveStore.append_many` and `append`."""
         confirmed, part, room = 0, list[LiveDocument](), 0
         for document in answers_of(prompt, answers, version, digests):
             room -= len(document.ids)
             if part and (room < 0 or len(part) == wire.MAX_DOCUMENTS):
-                confirmed += self._append(part)
+                confirmed += self.append_documents(part)
                 part = []
             if not part:
                 room = MAX_DOCUMENT - len(document.ids)
             part.append(document)
-        return confirmed + (self._append(part) if part else 0)
+        return confirmed + (self.append_documents(part) if part else 0)
 
-    def _append(self, documents: Sequence[LiveDocument]) -> int:
-        """Append documents that fit in one frame; return how many were confirmed."""
+    def append_documents(self, documents: Sequence[LiveDocument]) -> int:
+        """Append documents that fit in one frame; return how many were confirmed. See `append`."""
         self._connections.renew()
         if not self._closed and not self._append_pauses.holds:
             tokens = sum(len(each.ids) for each in documents)
@@ -380,7 +363,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             self._fail(trouble, self._pauses, "no answers are recalled from")
             return None
 
-    def changed(self, since: tuple[int, int]) -> tuple[tuple[int, int], set[int] | None]:
+    def changed(self, since: Cursor) -> tuple[Cursor, set[int] | None]:
         """Return a cursor, and the prompts this client has appended to since another; None: it made some forget."""
         number, prompts = self._changes.since(since[1])
         return (self._forgets, number), prompts if since[0] == self._forgets else None
@@ -394,16 +377,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
         if self._fingerprint is None or not self._vocabulary_given:
             raise DraftstoreError("appending requires the tokenizer= and vocab_size= of the model")
         number = next(self._ids)
-        cuts = [max(0, len(each.ids) - MAX_DOCUMENT) for each in documents]
-        parts = [
-            (each.ids[cut:], max(0, each.prompt_size - cut))
-            for each, cut in zip(documents, cuts, strict=True)
-        ]
-        digests = [each.digest for each in documents] if all(each.digest for each in documents) else []
-        prompts, versions = [each.prompt for each in documents], [each.version for each in documents]
-        request = AppendRequest(
-            self.name, self.vocab_size, self._fingerprint, parts, digests, prompts, versions
-        )
+        request = AppendRequest(self.name, self.vocab_size, self._fingerprint, [*map(_shortened, documents)])
         return number, wire.encode_append(number, request)
 
     def close(self) -> None:
@@ -464,6 +438,12 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
             )
         except RequestFailed as trouble:
             raise LookupServiceError(f"no drafts of {self.name!r} from {self.address}: {trouble}") from None
+
+
+def _shortened(document: LiveDocument) -> LiveDocument:
+    """Return the last tokens of a document that a client may append."""
+    cut = max(0, len(document.ids) - MAX_DOCUMENT)
+    return document._replace(ids=document.ids[cut:], prompt_size=max(0, document.prompt_size - cut))
 
 
 def _warm_up(name: str) -> None:

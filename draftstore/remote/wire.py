@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError, WireError
+from draftstore.live.log import LiveDocument
 from draftstore.trees.batch import DraftBatch, decode_drafts
 from draftstore.trees.codec import MAX_NODES
 
@@ -146,19 +147,13 @@ class AppendRequest(NamedTuple):
         name: name of the live store.
         vocab_size: size of the model's vocabulary.
         fingerprint: fingerprint of the model's tokenizer, hexadecimal.
-        documents: int32 [any] each, with the number of leading ids that belong to the prompt.
-        digests: 16 bytes for each document, or none: the client does not know the conversations.
-        prompts: hash of each document's prompt, or none: unknown.
-        versions: version of the model of each document, or none: unknown.
+        documents: the documents; digests are sent if all have one.
     """
 
     name: str
     vocab_size: int
     fingerprint: str
-    documents: list[tuple[NDArray[np.int32], int]]
-    digests: Sequence[bytes] = ()
-    prompts: Sequence[int] = ()
-    versions: Sequence[int] = ()
+    documents: Sequence[LiveDocument]
 
 
 class DraftAnswer(NamedTuple):
@@ -259,18 +254,19 @@ def decode_request(payload: bytes) -> DraftRequest:
 def encode_append(request_id: int, request: AppendRequest) -> bytes:
     """Return the frame of an append."""
     named = request.name.encode()
-    sizes = [len(ids) for ids, _ in request.documents]
-    unknown = [0] * len(sizes)
+    documents = request.documents
+    known = bool(documents) and all(each.digest for each in documents)
     try:
-        leads = [prompt_size for _, prompt_size in request.documents]
-        table = np.array([sizes, leads, request.versions or unknown], _NUMBER)
-        prompts = np.array(request.prompts or unknown, _HASH)
+        rows = [(len(each.ids), each.prompt_size, each.version) for each in documents]
+        table = np.array(rows, _NUMBER).T
+        prompts = np.array([each.prompt for each in documents], _HASH)
         digest = bytes.fromhex(request.fingerprint)
-        head = _APPEND.pack(request.vocab_size, len(sizes), len(named), bool(request.digests), digest)
+        head = _APPEND.pack(request.vocab_size, len(documents), len(named), known, digest)
     except (struct.error, ValueError, OverflowError) as error:
         raise WireError(f"this does not fit in a request: {error}") from None
-    rows = [ids.astype(_TOKEN, copy=False).tobytes() for ids, _ in request.documents]
-    parts = head, table.tobytes(), prompts.tobytes(), *request.digests, *rows, named
+    digests = [each.digest for each in documents] if known else []
+    ids = [each.ids.astype(_TOKEN, copy=False).tobytes() for each in documents]
+    parts = head, table.tobytes(), prompts.tobytes(), *digests, *ids, named
     return frame(Operation.APPEND, request_id, b"".join(parts))
 
 
@@ -294,9 +290,14 @@ def decode_append(payload: bytes) -> AppendRequest:
     if len(name.encode()) != named or known > 1 or longer:
         raise WireError("an append with inconsistent lengths")
     parts = np.split(ids, np.cumsum(sizes)[:-1]) if count else []
-    documents = list(zip(parts, leads, strict=True))
-    digests = [payload[at : at + _DIGEST] for at in range(place, start, _DIGEST)]
-    return AppendRequest(name, vocab_size, digest.hex(), documents, digests, prompts, versions)
+    digests = [payload[at : at + _DIGEST] for at in range(place, start, _DIGEST)] or [b""] * count
+    documents = [
+        LiveDocument(part, lead, known_by, prompt=prompt, version=version)
+        for part, lead, known_by, prompt, version in zip(
+            parts, leads, digests, prompts, versions, strict=True
+        )
+    ]
+    return AppendRequest(name, vocab_size, digest.hex(), documents)
 
 
 def encode_recall(request_id: int, name: str, prompt: int, count: int) -> bytes:

@@ -158,7 +158,7 @@ class DraftService:
         live = self._live(request.name, grant, change=True)
         found = await self._change(live, partial(live.append, request))
         counts = self.metrics.of(live.name).counts
-        counts["appended_tokens"] += sum(len(ids) for ids, _ in request.documents)
+        counts["appended_tokens"] += sum(len(document.ids) for document in request.documents)
         counts["unlogged_documents"] = live.store.unlogged
         return found
 

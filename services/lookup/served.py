@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 from draftstore.drafting.contexts import ContextDrafter
 from draftstore.errors import StoreError
 from draftstore.live import memory
-from draftstore.live.log import LiveDocument
 from draftstore.live.memory import CONTEXT_SIZE, DEFAULT, RULES, MemoryDrafter
 from draftstore.live.shared import Vocabulary
 from draftstore.live.store import LiveStore, LiveTarget
@@ -157,13 +156,7 @@ class ServedLive:
     def append(self, request: AppendRequest) -> dict[str, Any]:
         """Append documents; thread-safe. DraftstoreError if they have another vocabulary, or an id outside it."""
         vocabulary = Vocabulary(request.vocab_size, request.fingerprint)
-        digests = request.digests or [b""] * len(request.documents)
-        parts = zip(request.documents, digests, request.prompts, request.versions, strict=True)
-        documents = [
-            LiveDocument(*document, digest, prompt=prompt, version=version)
-            for document, digest, prompt, version in parts
-            if len(document[0])
-        ]
+        documents = [document for document in request.documents if len(document.ids)]
         if documents:
             self.store.agree(vocabulary)
             for strategy in RULES:  # now: later a draft would wait for an append

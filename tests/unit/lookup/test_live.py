@@ -1,6 +1,5 @@
 """Live stores behind the protocol: who may append and read, what is refused, and a service that is down."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from draftstore.drafting.slots import Slots, start
 from draftstore.errors import LookupServiceError
-from draftstore.live.log import documents, hash_prompt, segments
+from draftstore.live.log import LiveDocument, documents, hash_prompt, segments
 from draftstore.live.memory import warm_up
 from draftstore.live.recall import RecallDrafter
 from draftstore.live.store import LiveTarget
@@ -21,6 +20,14 @@ from tests.fakes.lookups import Caller, Lookups, failure, serving
 
 OURS, OTHERS = TokenizerIdentity("ours", "0a" * 32), TokenizerIdentity("others", "0b" * 32)
 TEXT = np.arange(20, dtype=np.int32)
+RIGHTS: dict[str, tuple[list[str], list[str]]] = {
+    "writes": ([], ["team"]), "reads": (["team"], []), "both": (["team"], ["team"])
+}  # fmt: skip
+"""What tokens may draft from, and append to."""
+GRANTS = [
+    Grant(name, frozenset(reads), hash_token(name), appends=frozenset(appends))
+    for name, (reads, appends) in RIGHTS.items()
+]
 
 
 def append(
@@ -29,9 +36,9 @@ def append(
     ids: np.ndarray = TEXT,
     owner: TokenizerIdentity = OURS,
     size: int = 50,
-    digests: Sequence[bytes] = (),
+    digest: bytes = b"",
 ) -> wire.Frame:
-    request = AppendRequest(name, size, owner.fingerprint, [(ids, min(2, len(ids)))], digests)
+    request = AppendRequest(name, size, owner.fingerprint, [LiveDocument(ids, min(2, len(ids)), digest)])
     return caller.ask(wire.encode_append(caller.next_id(), request))
 
 
@@ -51,7 +58,7 @@ def test_appended_documents_draft_only_under_their_name(tmp_path: Path) -> None:
         assert caller.ask(wire.encode_append(caller.next_id(), nothing)).header.status == Status.OK
         assert drafted(running, tokenizer=OURS) == [], "of an empty live store, which has no vocabulary yet"
         assert append(caller).header.status == Status.OK
-        assert append(caller, digests=[b"d" * 16]).header.status == Status.OK
+        assert append(caller, digest=b"d" * 16).header.status == Status.OK
         assert drafted(running) == [10, 11, 12, 13]
         assert drafted(running, "others") == []
         assert failure(append(caller, "unknown")).status == Status.NOT_FOUND
@@ -71,20 +78,15 @@ def test_another_vocabulary_is_refused() -> None:
             (OURS, 50, -TEXT),
         ):
             assert failure(append(caller, ids=ids, owner=owner, size=size)).status == Status.BAD_REQUEST
-        many = AppendRequest("team", 50, OURS.fingerprint, [(TEXT[:0], 0)] * 40_000)
+        many = AppendRequest("team", 50, OURS.fingerprint, [LiveDocument(TEXT[:0])] * 40_000)
         assert failure(caller.ask(wire.encode_append(9, many))).status == Status.BAD_REQUEST
         assert drafted(running, tokenizer=OURS) == [10, 11, 12, 13]
         assert drafted(running, tokenizer=OTHERS) == []
 
 
 def test_tokens_permit_appends_and_reads() -> None:
-    rights = {"writes": ([], ["team"]), "reads": (["team"], []), "both": (["team"], ["team"])}
-    grants = [
-        Grant(name, frozenset(reads), hash_token(name), appends=frozenset(appends))
-        for name, (reads, appends) in rights.items()
-    ]
-    with serving({}, live=[LiveTarget("team")], permissions=Permissions(grants)) as running:
-        for name, (reads, appends) in rights.items():
+    with serving({}, live=[LiveTarget("team")], permissions=Permissions(GRANTS)) as running:
+        for name, (reads, appends) in RIGHTS.items():
             with running.caller() as caller:
                 caller.hello(name)
                 status = append(caller).header.status
@@ -145,13 +147,8 @@ def test_running_texts_draft_no_more_from_what_their_client_made_the_service_for
 
 
 def test_tokens_permit_recall_and_forgetting() -> None:
-    rights = {"writes": ([], ["team"]), "reads": (["team"], [])}
-    grants = [
-        Grant(name, frozenset(reads), hash_token(name), appends=frozenset(appends))
-        for name, (reads, appends) in rights.items()
-    ]
-    with serving({}, live=[LiveTarget("team")], permissions=Permissions(grants)) as running:
-        for name, (reads, appends) in rights.items():
+    with serving({}, live=[LiveTarget("team")], permissions=Permissions(GRANTS)) as running:
+        for name, (reads, appends) in RIGHTS.items():
             with running.caller() as caller:
                 caller.hello(name)
                 status = caller.ask(wire.encode_recall(5, "team", 1, 1)).header.status

@@ -37,7 +37,9 @@ print("ready", flush=True)
 for line in sys.stdin:
     with psycopg.connect(join(Path(sys.argv[1])).url, autocommit=True) as connection:
         cursor = connection.execute(line)
-        print(cursor.fetchone()[0] if cursor.description else None, flush=True)
+        answer = cursor.fetchone()[0] if cursor.description else None
+    del connection, cursor  # an interrupt while they end might be ignored
+    print(answer, flush=True)
 """
 
 

@@ -1,19 +1,21 @@
-"""Answers in JSON: the next tokens that a schema allows, and those that it forces, which are drafted.
+"""Answers in JSON and calls of functions: the next tokens that a form allows, and those that it forces, as drafts.
 
     grammars = Grammars(tokenizer, vocab_size, ends)
-    grammar = grammars.compiled({"type": "object", ...})     None: any JSON object
+    grammar = grammars.compiled(Form({"type": "object", ...}))
     state = grammar.start()
     state.extend(tokens)                                     of the answer, as they come
     state.allowed(), state.forced()
 
 The package llguidance reads schemas and follows grammars. JSON is compact, without whitespace between its parts, so
-names of properties and most punctuation are forced and cost no extra passes.
+names of properties and most punctuation are forced and cost no extra passes. Calls are written as in
+`draftstore.text.tools`, with the blanks that models and templates write there.
 """
 
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import check_budget
 from draftstore.errors import GrammarError, needs_extra
+from draftstore.text.digests import CALL, CALL_END
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tools import call_parts
 from draftstore.trees.frontier import BUDGET, MAX_DEPTH
 from draftstore.trees.tree import DraftTree
 
@@ -39,6 +43,54 @@ VALUES = ("enum", "const", "default", "examples")
 """Parts of a schema that are no schemas."""
 _STARTING = threading.Lock()
 OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+CALL_OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an answer must be: JSON that follows a schema, calls of functions, or one of both.
+
+    Attributes:
+        schema: of the JSON; None: calls alone.
+        functions: JSON schemas of the arguments, by name; a schema of None: no arguments.
+        several: whether an answer may call more than once.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    functions: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    several: bool = False
+
+    def parts(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the schemas with the names of the functions; that of the JSON, which is first, has none."""
+        own = [] if self.schema is None else [("", self.schema)]
+        calls = self.functions.items()
+        return own + [
+            (name, NO_ARGUMENTS if schema is None else {**ANY_OBJECT, **schema}) for name, schema in calls
+        ]
+
+    def lark(self, tokenizer: TextTokenizer) -> str:
+        """Return the grammar of calls, and of JSON if it has a schema, in llguidance's form of Lark."""
+        rules, calls, answers = list[str](), list[str](), list[str]()
+        begin, end = (_tag(tokenizer, tag) for tag in (CALL, CALL_END))
+        for number, (name, schema) in enumerate(self.parts()):
+            options = CALL_OPTIONS if name else OPTIONS
+            rules.append(f"json_{number}: %json {json.dumps({**schema, 'x-guidance': options})}")
+            if name:
+                before, after = (json.dumps(each) for each in call_parts(name))
+                calls.append(f"{begin} {before} json_{number} {after} {end}")
+            else:
+                answers.append(f"json_{number}")
+        answers.append('call ("\\n" call)*' if self.several else "call")
+        return "\n".join([f"start: {' | '.join(answers)}", f"call: {' | '.join(calls)}", *rules])
+
+
+def _tag(tokenizer: TextTokenizer, tag: str) -> str:
+    """Return a tag in a grammar: as a token if it is one with a text, since llguidance would spell that."""
+    ids = tokenizer.encode(tag, bos=False).tolist()
+    is_token = len(ids) == 1 and ids[0] not in tokenizer.special_ids
+    return f"<[{ids[0]}]>" if is_token else json.dumps(tag)
 
 
 class Grammars:
@@ -56,54 +108,57 @@ class Grammars:
         """Whether a thread is compiling: Python cannot end before it without a crash."""
         return self._lock.locked()
 
-    def compiled(self, schema: Mapping[str, Any] | None = None) -> "Grammar":
-        """Return the grammar of a JSON schema; the first call takes seconds to read the vocabulary.
+    def compiled(self, form: Form) -> "Grammar":
+        """Return the grammar of a form; the first call takes seconds to read the vocabulary.
 
-        GrammarError if the schema is invalid or has unsupported parts, or the model has no token that ends an answer.
+        GrammarError if a schema is invalid or has unsupported parts, or the model has no token that ends an answer.
         """
-        return self.compiling(schema).result()
+        return self.compiling(form).result()
 
-    def compiling(self, schema: Mapping[str, Any] | None = None) -> "Future[Grammar]":
+    def compiling(self, form: Form) -> "Future[Grammar]":
         """Return the future result of `compiled`: threads compile one at a time, and no end of a process waits."""
         found: Future[Grammar] = Future()
         with _STARTING:
             before = threading.stack_size(STACK)
-            threading.Thread(target=self._settle, args=(found, schema), daemon=True).start()
+            threading.Thread(target=self._settle, args=(found, form), daemon=True).start()
             threading.stack_size(before)
         return found
 
-    def _settle(self, found: "Future[Grammar]", schema: Mapping[str, Any] | None) -> None:
+    def _settle(self, found: "Future[Grammar]", form: Form) -> None:
         with self._lock:
             if not found.set_running_or_notify_cancel():
                 return
             try:
-                found.set_result(self._compile(self._checked(schema)))
+                self._check(form)
+                found.set_result(self._compile(form))
             except (ValueError, RecursionError) as error:
                 found.set_exception(GrammarError(str(error)))
             except Exception as error:  # noqa: BLE001 (raised to the caller)
                 found.set_exception(error)
 
-    def _checked(self, schema: Mapping[str, Any] | None) -> str:
-        """Return a schema as JSON; GrammarError if it is too large, or no token ends an answer."""
+    def _check(self, form: Form) -> None:
+        """GrammarError if the schemas are too large, or no token ends an answer."""
         if not self._ends:
             raise GrammarError("this model has no token that ends an answer")
-        text = json.dumps({"type": "object"} if schema is None else schema)
-        if len(text) > MAX_SCHEMA:
-            raise GrammarError(f"a schema of {len(text):,} characters: expected at most {MAX_SCHEMA:,}")
-        if (optional := _optional(schema)) > MAX_OPTIONAL:
+        schemas = [schema for _, schema in form.parts()]
+        if (size := len(json.dumps(schemas))) > MAX_SCHEMA:
+            raise GrammarError(f"a schema of {size:,} characters: expected at most {MAX_SCHEMA:,}")
+        if (optional := _optional(schemas)) > MAX_OPTIONAL:
             raise GrammarError(
                 f"{optional:,} optional properties: expected at most {MAX_OPTIONAL:,}, required ones do not count"
             )
-        return text
 
-    def _compile(self, text: str) -> "Grammar":
+    def _compile(self, form: Form) -> "Grammar":
         with needs_extra("llguidance", "hf"):
             from llguidance import LLMatcher, LLTokenizer
         if self._vocabulary is None:
             self._vocabulary = LLTokenizer(
                 self._tokenizer.serialized, n_vocab=self._vocab_size, eos_token=list(self._ends)
             )
-        grammar = LLMatcher.grammar_from_json_schema(text, overrides=OPTIONS)
+        if form.functions:
+            grammar = LLMatcher.grammar_from_lark(form.lark(self._tokenizer))
+        else:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(form.schema), overrides=OPTIONS)
         found = Grammar(LLMatcher(self._vocabulary, grammar, log_level=0), self._vocab_size, self._ends)
         found.start().allowed()  # some errors occur only here
         return found

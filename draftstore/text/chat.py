@@ -111,8 +111,6 @@ def render_template(
         **named_tokens,
         "strftime_now": (date or datetime.now()).strftime,
     }
-    if settings.get("tools") and "tools" not in template:
-        raise TokenizerError(f"the chat template of {owner!r} does not support tools: omit them")
     if reserved := sorted(variables.keys() & settings.keys()):
         raise TokenizerError(
             f"{reserved[0]!r} is reserved and cannot be a setting of a chat template: omit it"

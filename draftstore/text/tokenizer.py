@@ -41,6 +41,7 @@ from draftstore.text.tokenizer_files import (
     main_file,
     read_gguf,
 )
+from draftstore.text.tools import write_tools
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -208,8 +209,12 @@ class TextTokenizer:
         """Render a conversation with the model's chat template, or else with `plain_chat`.
 
         A template may use a date, today's by default, as in transformers, and variables from `settings`, such as
-        `tools`. TokenizerError if it is broken or rejects these messages, or there are settings, but no template.
+        `tools`; without one that knows tools, they become text (`draftstore.text.tools`). TokenizerError if it is
+        broken or rejects these messages, or there are other settings, but no template.
         """
+        if "tools" not in (self._template or ""):
+            settings = dict(settings)
+            messages = write_tools(messages, settings.pop("tools", None) or ())
         if self._template is None:
             if settings:
                 raise TokenizerError(f"the model {self.name!r} has no chat template: omit its settings")

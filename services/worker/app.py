@@ -1,11 +1,11 @@
-"""The HTTP application of the decoding worker: OpenAI's completions and chats, the model, health, metrics."""
+"""The HTTP application of the decoding worker: OpenAI's completions, chats, responses; the model, health, metrics."""
 
 import asyncio
 import time
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
@@ -25,10 +25,13 @@ from services.worker.decoder import Decoder
 from services.worker.metrics import WorkerMetrics
 from services.worker.replies import NO_STORE, NOBODY, Chat, Completion, Exchange, problem_reply
 from services.worker.requests import check_model, make_requests, make_terms
+from services.worker.responses_body import ResponsesBody
+from services.worker.responses_reply import Responses
 from services.worker.settings import WorkerSettings
 
 BODY_SECONDS = 30.0
 """Time limit in seconds for a body to arrive."""
+Asked: TypeAlias = AnyBody | ResponsesBody
 MAX_WAITING = 8
 """Maximum schemas that wait, with the one that is being compiled."""
 
@@ -41,19 +44,13 @@ class Schemas:
 
     async def grammar(self, body: AnyBody, engine: Engine, request: Request) -> Grammar | None:
         """Return the grammar that an answer must follow, if any; ProblemError if it cannot be compiled."""
-        wanted = body.response_format
-        if wanted is None or wanted.type == "text":
+        form = body.form
+        if form is None:
             return None
-        tools = isinstance(body, ChatBody) and body.callable_tools
-        for name, given in (
-            ("min_tokens", body.min_tokens),
-            ("ignore_eos", body.ignore_eos),
-            ("tools", tools),
-        ):
+        for name, given in (("min_tokens", body.min_tokens), ("ignore_eos", body.ignore_eos)):
             if given:
-                raise ProblemError(
-                    400, f"{name} and an answer in JSON exclude each other: omit one", param=name
-                )
+                message = f"{name} excludes answers in JSON and forced calls of tools: omit one"
+                raise ProblemError(400, message, param=name)
         if self._waiting >= MAX_WAITING:
             message = f"{self._waiting} schemas wait to be compiled: try again later"
             raise ProblemError(429, message, code="queue_full", retry_after=1)
@@ -62,10 +59,10 @@ class Schemas:
             async with self._turn:
                 if await request.is_disconnected():
                     raise ProblemError(NOBODY, "the client has disconnected")
-                schema = wanted.json_schema.schema_ if wanted.json_schema else None
-                return await asyncio.wrap_future(engine.grammars.compiling(schema))
+                return await asyncio.wrap_future(engine.grammars.compiling(form))
         except GrammarError as error:
-            raise ProblemError(400, f"response_format: {error}", param="response_format") from None
+            param = "tools" if form.functions else "response_format"
+            raise ProblemError(400, f"{param}: {error}", param=param) from None
         finally:
             self._waiting -= 1
 
@@ -82,31 +79,32 @@ class WorkerSite:
         self._schemas = Schemas()
         self._reading = 0  # requests that are being read, which count as waiting
 
-    async def answer(self, request: Request, kind: type[AnyBody], style: type[Completion]) -> Response:
-        """POST /v1/completions and /v1/chat/completions; the decoder counts answers."""
+    async def answer(self, request: Request, kind: type[Asked], style: type[Completion]) -> Response:
+        """POST /v1/completions, /v1/chat/completions and /v1/responses; the decoder counts answers."""
         settings = self._settings
         try:
             engine = self._decoder.require_model()
             grant = self._grant(request, engine.facts.name)
             data = await read_body(request, settings.body, "send a shorter text", BODY_SECONDS)
-            words = style(engine.facts)
             self._decoder.require_room(self._reading)
             self._reading += 1
             try:
-                body, requests = await asyncio.to_thread(_read, data, kind, engine, settings)
+                asked, body, requests = await asyncio.to_thread(_read, data, kind, engine, settings)
             finally:
                 self._reading -= 1
             if grammar := await self._schemas.grammar(body, engine, request):
                 requests = [replace(each, grammar=grammar) for each in requests]
+            words = style(engine.facts, asked)
             bearer = grant.name if self.permissions.needs_token else ""
             terms = make_terms(body, engine, words.id, bearer)
             exchange = Exchange(self._decoder, requests, terms, words, request)
-        except ProblemError:
+        except ProblemError as error:
             self._figures.refused.inc()
+            error.param = style.params.get(error.param or "", error.param)
             raise
-        if not body.stream:
+        if not asked.stream:
             return await exchange.whole()
-        options = body.stream_options or StreamOptions()
+        options = asked.stream_options or StreamOptions()
         return await exchange.stream(bool(options.include_usage), bool(options.continuous_usage_stats))
 
     def _grant(self, request: Request, model: str) -> Grant:
@@ -144,20 +142,23 @@ class WorkerSite:
 
 
 def _read(
-    data: bytes, kind: type[AnyBody], engine: Engine, settings: WorkerSettings
-) -> tuple[AnyBody, list[GenerationRequest]]:
-    body = parse(data, kind)
-    return body, make_requests(body, engine, settings)
+    data: bytes, kind: type[Asked], engine: Engine, settings: WorkerSettings
+) -> tuple[Asked, AnyBody, list[GenerationRequest]]:
+    asked = parse(data, kind)
+    body = asked.chat() if isinstance(asked, ResponsesBody) else asked
+    return asked, body, make_requests(body, engine, settings)
 
 
 def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application; `hosts` are its names besides localhost and IP addresses, see `Guard`."""
     completions = partial(site.answer, kind=CompletionBody, style=Completion)
     chats = partial(site.answer, kind=ChatBody, style=Chat)
+    responses = partial(site.answer, kind=ResponsesBody, style=Responses)
     return http.make_app(
         [
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chats, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/models", site.models),
             Route("/v1/models/{name:path}", site.models),
             Route("/healthz", site.health),

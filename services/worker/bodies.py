@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from draftstore.decoding.grammars import ANY_OBJECT, Form
 from draftstore.options import worded
 from draftstore.text.chat import Message, text_of
 from draftstore.trees.frontier import MAX_BUDGET
@@ -42,7 +43,9 @@ def _as_calls(value: Any) -> Any:
         raise ValueError("expected function calls with arguments") from None
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Fields that are checked without conversion; others are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
@@ -60,7 +63,7 @@ Text = Annotated[str, BeforeValidator(text_of)]
 Prompt: TypeAlias = str | list[int]
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """Options of a stream; the last has no effect."""
 
     include_usage: bool | None = None
@@ -68,7 +71,7 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = None
 
 
-class ChatMessage(_Strict):
+class ChatMessage(Strict):
     """One turn of a conversation; clients repeat the last five fields of an answer."""
 
     role: str = Field(min_length=1, max_length=64)
@@ -88,14 +91,43 @@ class ChatMessage(_Strict):
         return given | {"role": "system" if self.role == "developer" else self.role}
 
 
-class Prediction(_Strict):
+class Prediction(Strict):
     """The expected answer, from which drafts are taken."""
 
     type: Literal["content"]
     content: Text
 
 
-class JsonSchema(_Strict):
+class Function(Strict):
+    """A function that an answer may call; forced calls follow its schema, strict or not."""
+
+    name: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool: only functions."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Strict):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The function that an answer must call."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class JsonSchema(Strict):
     """A JSON schema; an answer follows it, strict or not."""
 
     name: str | None = None
@@ -104,7 +136,7 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """The format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -117,14 +149,14 @@ class ResponseFormat(_Strict):
         return self
 
 
-class DraftSettings(_Strict):
+class DraftSettings(Strict):
     """How this answer is drafted."""
 
     budget: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
     live: bool = True
 
 
-class Body(_Strict):
+class Body(Strict):
     """The fields of every request."""
 
     model: str | None = None
@@ -164,12 +196,19 @@ class Body(_Strict):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
-    parallel_tool_calls: Any = None
     priority: Any = None
     request_id: Any = None
     cache_salt: Any = None
     # only the value that matches the actual behaviour
     best_of: One | None = None
+
+    @property
+    def form(self) -> Form | None:
+        """What an answer must be; None: any text."""
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        return Form(wanted.json_schema.schema_ if wanted.json_schema else ANY_OBJECT)
 
 
 class CompletionBody(Body):
@@ -185,8 +224,9 @@ class ChatBody(Body):
     """A conversation to answer."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: list[Tool] | None = Field(None, max_length=256)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: Off | None = None
     top_logprobs: Zero | None = None
@@ -206,12 +246,26 @@ class ChatBody(Body):
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
-        """The tools that the answer may call."""
-        return [] if self.tool_choice == "none" else self.tools or []
+        """The tools that the answer may call, in the form of chat templates."""
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+
+    @property
+    def form(self) -> Form | None:
+        """What an answer must be: calls if they are forced, else JSON that is wanted or calls; None: any text."""
+        choice, wanted = self.tool_choice, super().form
+        forced = choice == "required" or isinstance(choice, NamedTool)
+        if not forced and (wanted is None or not self.callable_tools):
+            return wanted
+        functions = {each.function.name: each.function.parameters for each in self.tools or []}
+        if isinstance(choice, NamedTool):
+            functions = {name: functions[name] for name in [choice.function.name]}
+        several = self.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+        return Form(None if forced or wanted is None else wanted.schema, functions, several)
 
 
 AnyBody: TypeAlias = CompletionBody | ChatBody
-Parsed = TypeVar("Parsed", bound=Body)
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def parse(body: bytes, kind: type[Parsed]) -> Parsed:

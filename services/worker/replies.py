@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -50,8 +50,9 @@ def problem_reply(error: ProblemError) -> Response:
 
 
 def sse(document: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
-    return b"data: " + dumped(document) + b"\n\n"
+    """Return a server-sent event, named by the type of its document, if that has one."""
+    name = f"event: {document['type']}\n".encode() if "type" in document else b""
+    return name + b"data: " + dumped(document) + b"\n\n"
 
 
 def dumped(document: dict[str, Any]) -> bytes:
@@ -64,10 +65,12 @@ class Completion:
 
     prefix = "cmpl"
     whole = piece = "text_completion"
-    opening: Sequence[dict[str, Any]] = ()
-    """Contents of the chunks before the text of an answer."""
+    done = DONE
+    """The end of a stream."""
+    params: Mapping[str, str] = {}
+    """Names of parameters, by those of chats and completions, where they differ."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, _body: Any = None) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._facts = facts
         self._created = int(time.time())
@@ -78,23 +81,30 @@ class Completion:
         choices = [_choice(each.choice, self._message(each), each.reason) for each in ordered]
         return self._document(self.whole, choices, usage)
 
-    def delta(self, piece: Delta) -> dict[str, Any]:
-        """Return a chunk of an answer."""
-        return self.chunk(piece.choice, {"text": piece.text})
+    def opening(self, _choices: int) -> list[dict[str, Any]]:
+        """Return the events of a stream before the text of its answers."""
+        return []
 
-    def last(self, answer: Answered) -> dict[str, Any]:
-        """Return the last chunk of an answer."""
-        return self.chunk(answer.choice, {"text": ""}, answer.reason)
+    def delta(self, piece: Delta) -> list[dict[str, Any]]:
+        """Return the events of a piece of an answer."""
+        return [self._chunk(piece.choice, {"text": piece.text})]
 
-    def figures(self, usage: Usage) -> dict[str, Any]:
-        """Return the usage chunk, which follows the last one on request."""
-        return self._document(self.piece, [], usage)
+    def last(self, answer: Answered) -> list[dict[str, Any]]:
+        """Return the events of the end of an answer."""
+        return [self._chunk(answer.choice, {"text": ""}, answer.reason)]
+
+    def closing(self, usage: Usage, wanted: bool) -> list[dict[str, Any]]:
+        """Return the events after all answers; `wanted`: with their figures."""
+        return [self._document(self.piece, [], usage)] if wanted else []
+
+    def failure(self, error: ProblemError) -> list[dict[str, Any]]:
+        """Return the events of an error."""
+        return [problem_document(error)]
 
     def _message(self, answer: Answered) -> dict[str, Any]:
         return {"text": answer.content}
 
-    def chunk(self, choice: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """Return a chunk of a stream."""
+    def _chunk(self, choice: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         return self._document(self.piece, [_choice(choice, content, reason)])
 
     def _document(self, kind: str, choices: Sequence[Any], usage: Usage | None = None) -> dict[str, Any]:
@@ -109,16 +119,20 @@ class Chat(Completion):
     prefix = "chatcmpl"
     whole = "chat.completion"
     piece = "chat.completion.chunk"
-    opening = ({"delta": {"role": "assistant", "content": ""}},)
 
-    def delta(self, piece: Delta) -> dict[str, Any]:
-        """Return a chunk of an answer."""
-        return self.chunk(piece.choice, {"delta": {"content": piece.text}})
+    def opening(self, choices: int) -> list[dict[str, Any]]:
+        """Return the role of each answer."""
+        first = {"delta": {"role": "assistant", "content": ""}}
+        return [self._chunk(choice, first) for choice in range(choices)]
 
-    def last(self, answer: Answered) -> dict[str, Any]:
+    def delta(self, piece: Delta) -> list[dict[str, Any]]:
+        """Return the events of a piece of an answer."""
+        return [self._chunk(piece.choice, {"delta": {"content": piece.text}})]
+
+    def last(self, answer: Answered) -> list[dict[str, Any]]:
         """Return the last chunk of an answer, with the calls of tools."""
         calls = [{"index": index, **call} for index, call in enumerate(answer.calls)]
-        return self.chunk(answer.choice, {"delta": {"tool_calls": calls} if calls else {}}, answer.reason)
+        return [self._chunk(answer.choice, {"delta": {"tool_calls": calls} if calls else {}}, answer.reason)]
 
     def _message(self, answer: Answered) -> dict[str, Any]:
         message = {"role": "assistant", "content": answer.content, "refusal": None}
@@ -213,31 +227,33 @@ class Exchange:
     async def _chunks(self, event: Event | None, usage: bool, each: bool) -> AsyncGenerator[bytes, None]:
         style, left = self._style, len(self._answers)
 
-        def figures() -> dict[str, Any]:
-            return {"usage": self._usage().public()["usage"] if each else None} if usage else {}
+        def shown(documents: Sequence[dict[str, Any]]) -> list[bytes]:
+            figures = {"usage": self._usage().public()["usage"] if each else None} if usage else {}
+            return [sse(document | figures) for document in documents]
 
         try:
-            for choice in range(left):
-                for content in style.opening:
-                    yield sse(style.chunk(choice, content) | figures())
+            for chunk in shown(style.opening(left)):
+                yield chunk
             while True:
                 match event:
                     case None:
-                        yield ALIVE
+                        chunks = [ALIVE]
                     case Delta() as piece:
-                        yield sse(style.delta(piece) | figures())
+                        chunks = shown(style.delta(piece))
                     case Answered() as answer:
-                        yield sse(style.last(answer) | figures())
+                        chunks = shown(style.last(answer))
                         left -= 1
                     case ProblemError() as error:
-                        yield sse(problem_document(error))
-                        break
+                        chunks, left = [sse(document) for document in style.failure(error)], -1
                 if not left:
-                    if usage:
-                        yield sse(style.figures(self._usage()))
+                    chunks += [sse(document) for document in style.closing(self._usage(), usage)]
+                for chunk in chunks:
+                    yield chunk
+                if left <= 0:
                     break
                 event = await self._next()
-            yield DONE
+            if style.done:
+                yield style.done
         finally:
             self.close()
 

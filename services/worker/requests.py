@@ -17,7 +17,7 @@ from draftstore.text.records import content_of
 from draftstore.text.tokenizer import TextTokenizer
 from services.common.http import ProblemError
 from services.worker.answers import Answered, Engine, Facts, Terms
-from services.worker.bodies import AnyBody, Body, ChatBody, CompletionBody
+from services.worker.bodies import AnyBody, Body, ChatBody, CompletionBody, NamedTool
 from services.worker.response_log import as_line
 from services.worker.settings import WorkerSettings
 
@@ -35,6 +35,8 @@ def check_model(name: str | None, facts: Facts) -> None:
 def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> list[GenerationRequest]:
     """Return one generation request for each answer: `n` for the first prompt, then for the second."""
     check_model(body.model, engine.facts)
+    if isinstance(body, ChatBody):
+        _check_tools(body)
     count, asked = body.n or 1, len(body.prompt) if isinstance(body, CompletionBody) else 1
     if asked * count > settings.max_choices:
         found = f"{counted(asked, 'prompt')} with {counted(count, 'answer')} each"
@@ -61,6 +63,21 @@ def make_requests(body: AnyBody, engine: Engine, settings: WorkerSettings) -> li
             seed = None if body.seed is None else body.seed + number
             requests.append(replace(request, sampling=replace(sampling, seed=seed)))
     return requests
+
+
+def _check_tools(body: ChatBody) -> None:
+    names = [tool.function.name for tool in body.tools or []]
+    choice = body.tool_choice
+    if len({*names}) < len(names):
+        raise ProblemError(400, "two tools have the same name", param="tools")
+    if choice == "required" and not names:
+        raise ProblemError(400, "tools are required by this tool_choice", param="tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        message = f"no tool of the request is named {choice.function.name[:100]!r}"
+        raise ProblemError(400, message, param="tool_choice")
+    if "tools" in (body.chat_template_kwargs or {}):
+        message = "tools are a parameter of their own: move them there"
+        raise ProblemError(400, message, param="chat_template_kwargs")
 
 
 def make_terms(body: AnyBody, engine: Engine, id_: str, bearer: str) -> Terms:

@@ -43,7 +43,7 @@ from tests.fakes.waiting import SECONDS, until
 MODEL = "small"
 ANSWER = " naïve 東京 😀, one two three"
 CHAT = [{"role": "user", "content": "Hi"}]
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses"}
 
 
 def chain(tokens: Sequence[int]) -> DraftTree:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.decoding.grammars import MAX_OPTIONAL, GrammarDrafter, Grammars
+from draftstore.decoding.grammars import MAX_OPTIONAL, Form, GrammarDrafter, Grammars
 from draftstore.errors import GrammarError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
@@ -49,7 +49,7 @@ def test_documents_are_allowed_and_contain_the_forced_tokens(
     document = {name: document[name] for name in SCHEMA["properties"]}
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     ids = [*tokenizer.encode(text, bos=False).tolist(), tokenizer.eos_id]
-    grammar, prompt = grammars.compiled(SCHEMA), [7, 7]
+    grammar, prompt = grammars.compiled(Form(SCHEMA)), [7, 7]
     state, drafted = grammar.start(), 0
     for size, token in enumerate(ids):
         assert state.allowed().shape == (tokenizer.vocab_size + 100,)
@@ -65,21 +65,21 @@ def test_documents_are_allowed_and_contain_the_forced_tokens(
 
 def test_unsupported_schemas_are_refused(grammars: Grammars, tokenizer: TextTokenizer) -> None:
     with pytest.raises(GrammarError, match="nonsense"):
-        grammars.compiled({"type": "nonsense"})
+        grammars.compiled(Form({"type": "nonsense"}))
     with pytest.raises(GrammarError, match="no token that ends"):
-        Grammars(tokenizer, tokenizer.vocab_size, []).compiled()
+        Grammars(tokenizer, tokenizer.vocab_size, []).compiled(Form({"type": "object"}))
     for never_ends in ({"$ref": "#"}, {"allOf": [{"$ref": "#"}]}):
         with pytest.raises(GrammarError):
-            grammars.compiled(never_ends)
+            grammars.compiled(Form(never_ends))
     chain: dict[str, Any] = {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(1500)}
     deep = {"$defs": chain | {"1500": {"type": "null"}}, "$ref": "#/$defs/0"}
-    assert grammars.compiled(deep).start().allowed().any(), "on a stack of its own"
+    assert grammars.compiled(Form(deep)).start().allowed().any(), "on a stack of its own"
     many: dict[str, Any] = {"properties": {str(number): {} for number in range(MAX_OPTIONAL + 1)}}
     with pytest.raises(GrammarError, match="501 optional properties: expected at most 500"):
-        grammars.compiled({"items": {"anyOf": [many]}, "required": [""] * 600})
-    assert grammars.compiled({"type": "object", **many, "required": ["7"]}).start().allowed().any()
+        grammars.compiled(Form({"items": {"anyOf": [many]}, "required": [""] * 600}))
+    assert grammars.compiled(Form({"type": "object", **many, "required": ["7"]})).start().allowed().any()
     with pytest.raises(GrammarError, match="characters: expected at most"):
-        grammars.compiled({"const": "x" * 300_000})
-    state = grammars.compiled({"x-guidance": {"item_separator": "xxx"}}).start()
+        grammars.compiled(Form({"const": "x" * 300_000}))
+    state = grammars.compiled(Form({"x-guidance": {"item_separator": "xxx"}})).start()
     with pytest.raises(GrammarError):
         state.extend(tokenizer.encode("no JSON", bos=False).tolist())

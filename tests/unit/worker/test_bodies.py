@@ -66,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "json_schema.schema: Field",
     ),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is required"),
-    ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens", "exclude each other"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens", "excludes"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}},
         "response_format",
@@ -79,13 +79,21 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": 7}}}}}
 REFUSED_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [{"role": ""}]}, "messages", "messages.0.role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "'image_url'"),
     ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "context length"),
     ({"top_logprobs": False}, "top_logprobs", "integer"),
-    ({"tool_choice": "required"}, "tool_choice", "auto"),
+    ({"tool_choice": "required"}, "tool_choice", "tools are required"),
+    ({"tool_choice": "required", "tools": [TOOL], "ignore_eos": True}, "ignore_eos", "forced calls"),
+    ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice", "'g'"),
+    ({"tools": [TOOL, TOOL]}, "tools", "same name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "tools.0.function.name"),
+    ({"tools": [BROKEN], "tool_choice": "required"}, "tools", "must be a string"),
+    ({"chat_template_kwargs": {"tools": [TOOL]}}, "chat_template_kwargs", "of their own"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "null"),
     ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs", "no chat template"),
 ]

@@ -1,4 +1,4 @@
-"""Tools: they reach the chat template, and calls as JSON between tags come back as calls."""
+"""Tools: they reach the chat template or become text, calls come back as calls, and can be forced."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from draftstore.errors import GrammarError
+from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tools import HEAD, RULE
 from tests.fakes.workers import CHAT, FakeEngine, refusal, running_worker
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -72,9 +75,71 @@ def test_invalid_calls_stay_text(engine: FakeEngine, text: str) -> None:
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == text
 
 
-def test_a_template_without_tools(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_tools_become_text_for_templates_without_them(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
     small_tokenizer.save(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    for tokenizer in (small_tokenizer, load_tokenizer(tmp_path)):
-        with running_worker(FakeEngine(tokenizer)) as worker:
-            assert refusal(worker.ask("chat", messages=CHAT, tools=TOOLS), 400)["param"] == "tools"
+    plain = "{% for message in messages %}{{ message.role }}:{{ message.content }}|{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(plain)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 5}'}}
+    turns = [
+        *CHAT,
+        {"role": "assistant", "content": "So", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "7"},
+        {"role": "tool", "tool_call_id": "2", "content": "8"},
+    ]
+    prompts = []
+    for tokenizer in (load_tokenizer(tmp_path), small_tokenizer):
+        engine = FakeEngine(tokenizer, CALLS, positions=2000)
+        with running_worker(engine) as worker:
+            for messages in (turns, [{"role": "system", "content": "Be short"}, *turns]):
+                [choice] = worker.ask("chat", messages=messages, tools=TOOLS, max_tokens=200)[1]["choices"]
+                assert functions(choice["message"]["tool_calls"]) == [("f", {"x": 1}), ("g", {})]
+        prompts += engine.prompts
+    described = HEAD + '{"name": "f", "parameters": {}}' + RULE
+    told = 'assistant:So\n<tool_call>\n{"name": "f", "arguments": {"x": 5}}\n</tool_call>|'
+    results = "user:" + "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in (7, 8)) + "|"
+    assert prompts[0] == f"user:{described}\n\nHi|{told}{results}"
+    assert prompts[1] == f"system:Be short\n\n{described}|user:Hi|{told}{results}"
+    assert prompts[2].startswith(f"USER: {described}\n\nHi ASSISTANT: So\n<tool_call>")
+
+
+def test_forced_calls_follow_the_functions(small_tokenizer: TextTokenizer) -> None:
+    weather = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": weather, "strict": True}},
+        {"type": "function", "function": {"name": "g"}},
+    ]
+    schema = {"type": "json_schema", "json_schema": {"schema": weather}}
+    named = {"type": "function", "function": {"name": "g"}}
+    engine = FakeEngine(small_tokenizer, positions=2000)
+    asked: list[dict[str, Any]] = [
+        {"tool_choice": "required"},
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": named, "response_format": schema},
+        {"response_format": schema},
+        {"response_format": schema, "tool_choice": "none"},
+        {"tool_choice": "auto"},
+    ]
+    with running_worker(engine) as worker:
+        for each in asked:
+            status, reply = worker.ask("chat", messages=CHAT, tools=tools, **each)
+            assert status == 200, reply
+    one, two = (
+        '<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call>',
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+    )
+    texts = [one, two, f"{one}\n{two}", '{"city":"Rome"}']
+    allowed = [[text for text in texts if _follows(engine, work, text)] for work in engine.works]
+    assert allowed == [[one, two, texts[2]], [one, two], [two], texts, [texts[3]], texts]
+
+
+def _follows(engine: FakeEngine, work: GenerationRequest, text: str) -> bool:
+    """Return True if the grammar of a request allows a text as the whole answer."""
+    if work.grammar is None:
+        return True
+    state = work.grammar.start()
+    try:
+        state.extend(engine.tokenizer.encode(text, bos=False).tolist())
+    except GrammarError:
+        return False
+    [end] = engine.facts.ends
+    return bool(state.allowed()[end])

@@ -1,0 +1,247 @@
+"""The fields of OpenAI's Responses API, as a chat.
+
+This worker keeps no responses: every request brings its whole conversation.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
+
+from draftstore.options import worded
+from services.common.http import ProblemError
+from services.worker.bodies import (
+    ChatBody,
+    Count,
+    DraftSettings,
+    Function,
+    Named,
+    Off,
+    Prediction,
+    Share,
+    StreamOptions,
+    Strict,
+    Zero,
+)
+
+WHOLE = "this worker keeps no responses: "
+
+
+def _as_text(content: Any) -> Any:
+    """Return the text of content, which may be a list of parts."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        known = isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "text")
+        if not known or not isinstance(part.get("text"), str):
+            raise ValueError(f"this model reads only text, not {str(part)[:80]}")
+    return "".join(part["text"] for part in content)
+
+
+def _not_kept(value: Any) -> Any:
+    if value is not False:
+        raise ValueError(f"{WHOLE}omit it, or say false")
+    return value
+
+
+def _no_earlier(value: Any) -> None:
+    if value is not None:
+        raise ValueError(f"{WHOLE}send the whole conversation as input")
+
+
+def _as_items(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+NotKept = Annotated[bool, BeforeValidator(_not_kept)]
+Earlier = Annotated[None, BeforeValidator(_no_earlier)]
+
+
+class InputMessage(Strict):
+    """One turn of a conversation; clients repeat the last four fields of an answer."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+    def turn(self) -> dict[str, Any]:
+        """Return it as a message of a chat."""
+        return {"role": self.role, "content": self.content}
+
+
+class FunctionCall(Strict):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+    def turn(self) -> dict[str, Any]:
+        """Return it as a message of a chat."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+
+class CallOutput(Strict):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+    id: str | None = None
+    status: str | None = None
+
+    def turn(self) -> dict[str, Any]:
+        """Return it as a message of a chat."""
+        return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
+
+
+Item: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[CallOutput, Tag("function_call_output")],
+    Discriminator(lambda item: item.get("type") or "message" if isinstance(item, dict) else "message"),
+]
+
+
+class FunctionTool(Function):
+    """A tool: only functions."""
+
+    type: Literal["function"]
+
+
+class ChosenTool(Named):
+    """The function that an answer must call."""
+
+    type: Literal["function"]
+
+
+class Format(Strict):
+    """The format of an answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "Format":
+        if (self.schema_ is None) == (self.type == "json_schema"):
+            raise ValueError("schema is required by the type json_schema and not allowed with others")
+        return self
+
+
+class TextOptions(Strict):
+    """Options of an answer's text."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Strict):
+    """No reasoning."""
+
+    effort: Literal["none"] | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class ResponsesBody(Strict):
+    """A conversation to answer."""
+
+    model: str | None = None
+    input: Annotated[list[Item], BeforeValidator(_as_items), Field(min_length=1, max_length=4096)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Share | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = Field(None, max_length=256)
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # ours
+    prediction: Prediction | None = None
+    draftstore: DraftSettings | None = None
+    # without effect, whatever the value
+    user: Any = None
+    metadata: JsonValue = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    # only the value that matches the actual behaviour
+    store: NotKept | None = None
+    previous_response_id: Earlier = None
+    conversation: Earlier = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None  # there is none
+    reasoning: Reasoning | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Off | None = None
+    top_logprobs: Zero | None = None
+    max_tool_calls: None = None
+    prompt: None = None
+
+    def chat(self) -> ChatBody:
+        """Return it as a chat; raises `ProblemError` if it is none."""
+        fields: dict[str, Any] = {
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": self._format(),
+            "tools": [
+                {"type": "function", "function": tool.model_dump(exclude={"type"})}
+                for tool in self.tools or []
+            ],
+            "tool_choice": self.tool_choice,
+        }
+        if isinstance(self.tool_choice, ChosenTool):
+            fields["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        same = ("model", "temperature", "top_p", "parallel_tool_calls", "prediction", "draftstore")
+        try:
+            return ChatBody.model_validate(fields | {name: getattr(self, name) for name in same})
+        except ValidationError as error:
+            detail = error.errors(include_url=False, include_input=False)[0]
+            raise ProblemError(400, f"input: {worded(detail)}", param="input") from None
+
+    def _messages(self) -> list[dict[str, Any]]:
+        turns = list[dict[str, Any]]()
+        if self.instructions:
+            turns.append({"role": "system", "content": self.instructions})
+        for item in self.input:
+            turn = item.turn()
+            if isinstance(item, FunctionCall) and turns and turns[-1]["role"] == "assistant":
+                turns[-1].setdefault("tool_calls", []).extend(turn["tool_calls"])
+            else:
+                turns.append(turn)
+        return turns
+
+    def _format(self) -> dict[str, Any] | None:
+        wanted = self.text.format if self.text else None
+        if wanted is None or wanted.type != "json_schema":
+            return None if wanted is None else {"type": wanted.type}
+        return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
+
+    def echo(self) -> dict[str, Any]:
+        """Return what a response repeats of its request."""
+        text = self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {}
+        choice = self.tool_choice
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "temperature": self.temperature,
+            "text": {"format": {"type": "text"}} | text,
+            "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
+            "tools": [tool.model_dump() for tool in self.tools or []],
+            "top_p": self.top_p,
+        }

@@ -53,10 +53,12 @@ Count = Annotated[int, Field(ge=1, le=1 << 31)]
 Limit = Count | Annotated[int, Field(ge=-1, le=-1)]
 """Tokens of an answer; -1: as many as fit into the model's positions and the worker's limit."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Off = Annotated[bool, BeforeValidator(_off)]
 """`Literal[False]` would accept 0, which means something else: the probability of the chosen token."""
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Zero = Annotated[int, Field(ge=0, le=0)]
 One = Annotated[int, Field(ge=1, le=1)]
 Text = Annotated[str, BeforeValidator(text_of)]
@@ -163,12 +165,12 @@ class Body(Strict):
     n: Count | None = None
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    temperature: Temperature | None = None
     top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[int, Bias] | None = Field(None, max_length=1024)
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Seed | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=128)]],
         BeforeValidator(_as_stops),

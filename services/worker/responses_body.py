@@ -17,9 +17,11 @@ from services.worker.bodies import (
     Named,
     Off,
     Prediction,
+    Seed,
     Share,
     StreamOptions,
     Strict,
+    Temperature,
     Zero,
 )
 
@@ -160,7 +162,7 @@ class ResponsesBody(Strict):
     input: Annotated[list[Item], BeforeValidator(_as_items), Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    temperature: Temperature | None = None
     top_p: Share | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=256)
@@ -168,7 +170,8 @@ class ResponsesBody(Strict):
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # ours
+    # ours, as in chats
+    seed: Seed | None = None
     prediction: Prediction | None = None
     draftstore: DraftSettings | None = None
     # without effect, whatever the value
@@ -205,7 +208,7 @@ class ResponsesBody(Strict):
         }
         if isinstance(self.tool_choice, ChosenTool):
             fields["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
-        same = ("model", "temperature", "top_p", "parallel_tool_calls", "prediction", "draftstore")
+        same = ("model", "temperature", "top_p", "parallel_tool_calls", "seed", "prediction", "draftstore")
         try:
             return ChatBody.model_validate(fields | {name: getattr(self, name) for name in same})
         except ValidationError as error:

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 from draftstore.hf import runner, sampling
+from draftstore.text.tokenizer import TextTokenizer
 
 cast(Any, logging).disable_progress_bar()
 
@@ -110,6 +111,14 @@ def build(
         factory: Any = AutoModelForCausalLM
         model = factory.from_config(config, dtype=dtype, attn_implementation=attention)
     return cast(PreTrainedModel, model.eval())
+
+
+def save_tiny(folder: Path, tokenizer: TextTokenizer) -> None:
+    """Write a model with random weights, long texts and a tokenizer into a folder, which need not exist."""
+    model: Any = build(vocab_size=tokenizer.vocab_size, max_position_embeddings=8192, spread=1.0)
+    model.generation_config.eos_token_id = tokenizer.eos_id
+    model.save_pretrained(folder)
+    tokenizer.save(folder)
 
 
 def build_image_text(family: str, *, vocab_size: int = 64, seed: int = 0, **changes: Any) -> PreTrainedModel:

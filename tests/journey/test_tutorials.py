@@ -139,10 +139,13 @@ def test_from_a_collection_to_a_proven_removal(folder: Path, flows: Local) -> No
 @NO_CURL
 @pytest.mark.slow
 @pytest.mark.data
-def test_from_openais_client_to_live_memory(folder: Path, data: Path) -> None:
-    shutil.copytree(data / "models" / "stories260K", folder / "data" / "model")
+def test_from_openais_client_to_an_agent(folder: Path, data: Path) -> None:
+    pytest.importorskip("agents", reason="the package openai-agents is not installed")
+    model = shutil.copytree(data / "models" / "stories260K", folder / "data" / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
     page = read_page("docs/tutorials/client.md")
-    checks = "import json\nassert json.loads(answer)['colour'] in ('red', 'green', 'blue')\n"
+    checks = "import json\nassert json.loads(answer)['colour'] in ('red', 'green', 'blue')\nassert len(results) == 3\n"
     python = "\n".join([*page.blocks, checks])
     lookup, port = free_port(), free_port()
     script = "\n".join([*shell_of("client"), f"python - <<'END'\n{python}END"])

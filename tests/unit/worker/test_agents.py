@@ -1,11 +1,10 @@
 """Agents against a model: forced calls, and random requests over both APIs, with drafts and without."""
 
 import asyncio
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pytest
 
@@ -20,7 +19,8 @@ pytest.importorskip("torch")
 agents = pytest.importorskip("agents", reason="the package openai-agents is not installed")
 openai = pytest.importorskip("openai")
 
-City, Days = Literal["Rome", "Oslo", "Lima"], Literal[1, 2, 3]
+City: TypeAlias = Literal["Rome", "Oslo", "Lima"]
+Days: TypeAlias = Literal[1, 2, 3]
 REQUESTS = 24
 
 
@@ -28,13 +28,10 @@ REQUESTS = 24
 def worker(small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Return a worker of a random model without a chat template."""
     from services.worker.model import load_engine
-    from tests.fakes.hf_models import build
+    from tests.fakes.hf_models import save_tiny
 
     folder: Path = tmp_path_factory.mktemp("model")
-    vocab_size = small_tokenizer.vocab_size
-    build(vocab_size=vocab_size, max_position_embeddings=8192, spread=1.0).save_pretrained(folder)
-    small_tokenizer.save(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": small_tokenizer.eos_id}))
+    save_tiny(folder, small_tokenizer)
     options = ModelOptions(model=str(folder), dtype="float64", device="cpu")
     engine = load_engine(options, Sources(), Effort(budget=12, fixed=True), WorkerSettings(name="model"))
     with running_worker(engine, max_tokens=200) as worker:

@@ -37,6 +37,8 @@ MAX_SCHEMA = 1 << 18
 """Maximum characters of a schema."""
 MAX_OPTIONAL = 500
 """Maximum optional properties of a schema: llguidance fails above, after a time that grows with their square."""
+MAX_CALLS = 16
+"""Maximum calls of an answer: small models repeat themselves."""
 STACK = 512 << 20
 """Bytes of stack for compiling a schema, which llguidance does recursively: a small stack would crash the process."""
 VALUES = ("enum", "const", "default", "examples")
@@ -82,7 +84,7 @@ class Form:
                 calls.append(f"{begin} {before} json_{number} {after} {end}")
             else:
                 answers.append(f"json_{number}")
-        answers.append('call ("\\n" call)*' if self.several else "call")
+        answers.append(f'call ("\\n" call){{0,{MAX_CALLS - 1}}}' if self.several else "call")
         return "\n".join([f"start: {' | '.join(answers)}", f"call: {' | '.join(calls)}", *rules])
 
 

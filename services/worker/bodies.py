@@ -262,7 +262,8 @@ class ChatBody(Body):
         functions = {each.function.name: each.function.parameters for each in self.tools or []}
         if isinstance(choice, NamedTool):
             functions = {name: functions[name] for name in [choice.function.name]}
-        several = self.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+        parallel = self.parallel_tool_calls
+        several = not isinstance(choice, NamedTool) and (not forced if parallel is None else parallel)
         return Form(None if forced or wanted is None else wanted.schema, functions, several)
 
 

@@ -36,8 +36,9 @@ class Responses(Completion):
     def reply(self, answers: Sequence[Answered], usage: Usage) -> dict[str, Any]:
         """Return the response."""
         [answer] = answers
-        text = [self._text_item(answer.content)] if answer.content or not answer.calls else []
-        return self._ended([*text, *map(_call_item, answer.calls)], answer.reason, usage)
+        text = self._text_item(answer.content, _status(answer.reason))
+        items = [text] if answer.content or not answer.calls else []
+        return self._ended([*items, *map(_call_item, answer.calls)], answer.reason, usage)
 
     def opening(self, _choices: int) -> list[dict[str, Any]]:
         """Return the events of a response that begins."""
@@ -56,7 +57,7 @@ class Responses(Completion):
         events, self._reason = list[dict[str, Any]](), answer.reason
         if self._is_open or not answer.calls:
             events += self._begin_text()
-            item = self._text_item(answer.content)
+            item = self._text_item(answer.content, _status(answer.reason))
             events.append(self._of_text("response.output_text.done", text=answer.content, logprobs=[]))
             events.append(self._of_text("response.content_part.done", part=item["content"][0]))
             events.append(self._of_item("response.output_item.done", item))
@@ -109,20 +110,23 @@ class Responses(Completion):
     def _of_text(self, kind: str, **content: Any) -> dict[str, Any]:
         return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **content)
 
-    def _text_item(self, text: str, status: str = "completed") -> dict[str, Any]:
+    def _text_item(self, text: str, status: str) -> dict[str, Any]:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         return {
             "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": [part]
         }  # fmt: skip
 
     def _ended(self, output: Sequence[Any], reason: str, usage: Usage) -> dict[str, Any]:
-        is_cut = reason == "length"
-        found = self._response("incomplete" if is_cut else "completed", output)
-        details = {"incomplete_details": {"reason": "max_output_tokens"}} if is_cut else {}
+        found = self._response(_status(reason), output)
+        details = {"incomplete_details": {"reason": "max_output_tokens"}} if reason == "length" else {}
         return found | details | {"usage": _usage(usage)}
 
     def _response(self, status: str, output: Sequence[Any]) -> dict[str, Any]:
         return {**self._head, "status": status, "output": list(output), "usage": None}
+
+
+def _status(reason: str) -> str:
+    return "incomplete" if reason == "length" else "completed"
 
 
 def _call_item(call: Mapping[str, Any]) -> dict[str, Any]:

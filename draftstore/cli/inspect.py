@@ -17,6 +17,13 @@ from draftstore.live.store import LEAST_TOKENS
 from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.stores.registry import kind_of, verify_store
 
+SKIPPED = (
+    ("bad_records", "bad record", "skipped"),
+    ("empty_documents", "empty document", "skipped"),
+    ("filtered", "record", "filtered out"),
+)
+"""Facts of a corpus, with the words for them."""
+
 
 @click.command()
 @click.argument("directory", type=STORE)
@@ -43,9 +50,9 @@ def _fields(manifest: Manifest) -> Iterator[tuple[str, Any]]:
     yield "model", manifest.target_model
     yield "vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}"
     yield "corpus", corpus.get("sources", [])
-    for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document")):
+    for key, noun, fate in SKIPPED:
         if corpus.get(key):
-            yield "", f"{counted(corpus[key], noun)} skipped"
+            yield "", f"{counted(corpus[key], noun)} {fate}"
     yield from manifest.counts.items()
     yield from kind_of(manifest.kind).info(manifest)
     yield "bytes", bytes_text(manifest)

@@ -1,0 +1,160 @@
+"""Which records of a file are read, and under which keys they have their text.
+
+    records = RecordOptions(fields="prompt=input,output=output", where="score > 0")
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field, field_validator
+
+from draftstore.errors import CorpusError, needs_extra
+from draftstore.options import Options, Shown
+from draftstore.storage.report import RecordProblem
+
+PAIRS = (("prompt", "completion"), ("input", "output"), ("prompt", "output"))
+"""Keys of prompts and outputs in the rollouts of TRL and verl, and in the recordings of a replay."""
+BATCH = 256
+"""Number of records that a condition is evaluated for at once."""
+
+Numbered: TypeAlias = tuple[int, "dict[str, Any] | RecordProblem"]
+
+
+class RecordOptions(Options):
+    """Which records are read, and under which keys they have their text."""
+
+    column: str = Field(
+        "text",
+        min_length=1,
+        description="Key or column of the text in a record; else `messages` or `conversations` are read.",
+        examples=["text", "content"],
+    )
+    fields: Annotated[str | None, Shown(metavar="prompt=KEY,output=KEY")] = Field(
+        None,
+        description="Keys or columns of a prompt and its output, which are read together: texts, or lists of messages.",
+        examples=["prompt=input,output=output", "prompt=prompt,output=completion"],
+    )
+    where: Annotated[str | None, Shown(metavar="SQL")] = Field(
+        None,
+        description="Read only records for which this SQL expression over their keys is true.",
+        examples=["score > 0", "score > 0 AND step >= 100"],
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _names_a_pair(cls, given: str | None) -> str | None:
+        if given is not None:
+            _pair(given)
+        return given
+
+    @field_validator("where")
+    @classmethod
+    def _names_keys(cls, given: str | None) -> str | None:
+        if given is not None and not _compiled(given)[1]:
+            raise ValueError("must name a key of the records, such as 'score > 0'")
+        return given
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The keys of prompt and output, or None."""
+        return self.fields and _pair(self.fields) or None
+
+    @property
+    def compared(self) -> list[str]:
+        """The keys that the condition names."""
+        return _compiled(self.where)[1] if self.where is not None else []
+
+    @property
+    def deciding(self) -> dict[str, str]:
+        """What determines the documents of a file, as JSON values."""
+        return self.model_dump(include=set(RecordOptions.model_fields), exclude_none=True)
+
+    def refuse(self, what: str) -> None:
+        """Raise a CorpusError if these options need records with keys, which `what` does not have."""
+        for option in ("where", "fields"):
+            if getattr(self, option) is not None:
+                raise CorpusError(f"{what} has no records with keys: leave it out, or the option", option)
+
+
+TEXTS = RecordOptions()
+"""All records, with texts under `text`, or conversations."""
+
+
+def _pair(fields: str) -> tuple[str, str]:
+    names = dict(part.strip().partition("=")[::2] for part in fields.split(","))
+    if set(names) != {"prompt", "output"} or not all(names.values()):
+        raise ValueError("must name two keys, as in prompt=input,output=output")
+    return names["prompt"], names["output"]
+
+
+def advice(names: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the option to add for records with these keys, or general advice."""
+    pair = next((pair for pair in PAIRS if all(name in names for name in pair)), None)
+    return f"add --fields prompt={pair[0]},output={pair[1]}" if pair else ""
+
+
+def _compiled(where: str) -> tuple[Any, list[str]]:
+    """Return the expression of polars for a condition, and the keys that it names; ValueError if it is no SQL."""
+    with needs_extra("polars"):
+        import polars as pl
+    try:
+        expression = pl.sql_expr(where)
+        return expression, list(dict.fromkeys(expression.meta.root_names()))
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"is not an SQL expression: {_first_line(error)}") from None
+
+
+def select(numbered: Iterator[Numbered], where: str | None, path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield numbered records of a file, with None for those that do not match a condition.
+
+    A key that no record has is null, and reported at the end. CorpusError if the condition cannot be evaluated.
+    """
+    if where is None:
+        yield from numbered
+        return
+    expression, keys = _compiled(where)
+    number, known, missing = 0, list[str](), set(keys)
+    while part := list(islice(numbered, BATCH)):
+        records = [record for _, record in part if isinstance(record, dict)]
+        known = known or [key for record in records[:1] for key in record]
+        missing.difference_update(*records)
+        try:
+            matches = iter(_matches(records, expression, keys))
+        except CorpusError as error:
+            raise CorpusError(f"{path}: {error}", "where") from None
+        for number, record in part:
+            yield number, record if isinstance(record, RecordProblem) or next(matches) else None
+    if known and missing:
+        absent, present = ", ".join(sorted(missing)), ", ".join(known)
+        yield number + 1, RecordProblem(str(path), f"no record has {absent}, only {present}: `where` took it for null")
+
+
+def _matches(records: Sequence[Mapping[str, Any]], expression: Any, keys: Sequence[str]) -> list[bool]:
+    """Return whether a condition is true for each of some records; null and NaN are unknown, which is not true."""
+    import polars as pl
+
+    if not records:
+        return []
+    for null in (pl.Null, pl.String):  # functions of text refuse a column of nulls that has no type
+        try:
+            frame = pl.DataFrame([pl.Series(key, [row.get(key) for row in records], strict=False) for key in keys])
+            frame = frame.fill_nan(None).with_columns(pl.col(pl.Null).cast(null))
+            # Each record as a group of its own: a mean would otherwise be that of a batch.
+            alone = expression.over(pl.int_range(pl.len()))
+            found = frame.select(alone=alone, together=expression)
+            break
+        except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
+            problem = error
+    else:
+        raise CorpusError(f"the condition cannot be evaluated: {_first_line(problem)}")
+    if found["alone"].dtype not in (pl.Boolean, pl.Null):
+        raise CorpusError("the condition gives a value, expected true or false, such as 'score > 0'")
+    if not found["alone"].equals(found["together"]):
+        raise CorpusError("the condition compares records with others, expected one over a single record")
+    return [match is True for match in found["alone"]]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -17,13 +17,6 @@ from draftstore.live.store import LEAST_TOKENS
 from draftstore.storage.manifest import Manifest, load_manifest
 from draftstore.stores.registry import kind_of, verify_store
 
-SKIPPED = (
-    ("bad_records", "bad record", "skipped"),
-    ("empty_documents", "empty document", "skipped"),
-    ("filtered", "record", "filtered out"),
-)
-"""Facts of a corpus, with the words for them."""
-
 
 @click.command()
 @click.argument("directory", type=STORE)
@@ -50,9 +43,11 @@ def _fields(manifest: Manifest) -> Iterator[tuple[str, Any]]:
     yield "model", manifest.target_model
     yield "vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}"
     yield "corpus", corpus.get("sources", [])
-    for key, noun, fate in SKIPPED:
+    for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document")):
         if corpus.get(key):
-            yield "", f"{counted(corpus[key], noun)} {fate}"
+            yield "", f"{counted(corpus[key], noun)} skipped"
+    if filtered := corpus.get("filtered"):
+        yield "", f"{counted(filtered, 'record')} filtered out"
     yield from manifest.counts.items()
     yield from kind_of(manifest.kind).info(manifest)
     yield "bytes", bytes_text(manifest)

@@ -153,17 +153,20 @@ def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, record
 
 
-def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
-    """Yield position and object or problem of each line of JSON Lines, or of each conversation in a Parquet file.
+def read_objects(
+    path: Path, records: RecordOptions = TURNS
+) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
+    """Yield position and object or problem of each line of JSON Lines, or of each row of a Parquet file.
 
-    CorpusError if there is no such file, it is of another kind, or a Parquet file has no conversations.
+    Of a row, only the conversation is read, or what `records` name. CorpusError if there is no such file, it is of
+    another kind, or a Parquet file lacks these columns.
     """
     kind = kind_of_file(path)
     if kind == "text":
         raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, or compressed")
     lines = kind == "lines"
     file = CorpusFile(path, path.name, kind)
-    for number, record in _line_records(path) if lines else _parquet_records(file, TURNS):
+    for number, record in _line_records(path) if lines else _parquet_records(file, records):
         yield f"{path}:{'line' if lines else 'row'} {number}", record
 
 
@@ -263,7 +266,8 @@ def _parquet_columns(names: Sequence[str], records: RecordOptions, path: Path) -
         if missing := [name for name in columns if name not in names]:
             found = advice(names) if option == "column" else ""
             raise CorpusError(
-                f"{path} has no column {missing[0]!r}, only {', '.join(names)}: {found or 'name another'}", option
+                f"{path} has no column {missing[0]!r}, only {', '.join(names)}: {found or 'name another'}",
+                option,
             )
     return list(dict.fromkeys([*chain.from_iterable(wanted.values()), *(["id"] * ("id" in names))]))
 
@@ -288,7 +292,9 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return RecordProblem(place, _reason(error))
 
 
-def _record_document(record: Mapping[str, Any], place: str, records: RecordOptions, render: Render) -> Document:
+def _record_document(
+    record: Mapping[str, Any], place: str, records: RecordOptions, render: Render
+) -> Document:
     key, content = content_of(record, records)
     identity = identify(content)
     text = content if isinstance(content, str) else render(content) if identity.text else ""

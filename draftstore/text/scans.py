@@ -122,7 +122,9 @@ class Scan:
         report = self.report
         if not len(self) and (report.bad_records or report.filtered):
             option = "--column KEY" if report.bad_records else "--where SQL"
-            advice = f"correct the files, or add the place again, `draftstore corpus add {name} PLACE {option}`"
+            advice = (
+                f"correct the files, or add the place again, `draftstore corpus add {name} PLACE {option}`"
+            )
             raise CorpusError(f"no document of {name} can be read: {report.absence()}: {advice}")
 
     def rows(self) -> dict[tuple[int | str, ...], tuple[ScannedFile, pl.DataFrame]]:

@@ -1,6 +1,8 @@
 """Which records of a file are read, and under which keys they have their text.
 
-    records = RecordOptions(fields="prompt=input,output=output", where="score > 0")
+    RecordOptions(fields="prompt=input,output=output", where="score > 0")
+
+reads the rollouts of verl that were rewarded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +24,29 @@ BATCH = 256
 Numbered: TypeAlias = tuple[int, "dict[str, Any] | RecordProblem"]
 
 
-class RecordOptions(Options):
+class PairOptions(Options):
+    """Under which keys records have a prompt and its output."""
+
+    fields: Annotated[str | None, Shown(metavar="prompt=KEY,output=KEY")] = Field(
+        None,
+        description="Keys or columns of a prompt and its output, which are read together: texts, or lists of messages.",
+        examples=["prompt=input,output=output", "prompt=prompt,output=completion"],
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _names_a_pair(cls, given: str | None) -> str | None:
+        if given is not None:
+            pair_of(given)
+        return given
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The keys of prompt and output, or None."""
+        return pair_of(self.fields) if self.fields else None
+
+
+class RecordOptions(PairOptions):
     """Which records are read, and under which keys they have their text."""
 
     column: str = Field(
@@ -31,23 +55,11 @@ class RecordOptions(Options):
         description="Key or column of the text in a record; else `messages` or `conversations` are read.",
         examples=["text", "content"],
     )
-    fields: Annotated[str | None, Shown(metavar="prompt=KEY,output=KEY")] = Field(
-        None,
-        description="Keys or columns of a prompt and its output, which are read together: texts, or lists of messages.",
-        examples=["prompt=input,output=output", "prompt=prompt,output=completion"],
-    )
     where: Annotated[str | None, Shown(metavar="SQL")] = Field(
         None,
         description="Read only records for which this SQL expression over their keys is true.",
         examples=["score > 0", "score > 0 AND step >= 100"],
     )
-
-    @field_validator("fields")
-    @classmethod
-    def _names_a_pair(cls, given: str | None) -> str | None:
-        if given is not None:
-            _pair(given)
-        return given
 
     @field_validator("where")
     @classmethod
@@ -55,11 +67,6 @@ class RecordOptions(Options):
         if given is not None and not _compiled(given)[1]:
             raise ValueError("must name a key of the records, such as 'score > 0'")
         return given
-
-    @property
-    def pair(self) -> tuple[str, str] | None:
-        """The keys of prompt and output, or None."""
-        return self.fields and _pair(self.fields) or None
 
     @property
     def compared(self) -> list[str]:
@@ -82,7 +89,8 @@ TEXTS = RecordOptions()
 """All records, with texts under `text`, or conversations."""
 
 
-def _pair(fields: str) -> tuple[str, str]:
+def pair_of(fields: str) -> tuple[str, str]:
+    """Return the keys of prompt and output; ValueError if these are not named."""
     names = dict(part.strip().partition("=")[::2] for part in fields.split(","))
     if set(names) != {"prompt", "output"} or not all(names.values()):
         raise ValueError("must name two keys, as in prompt=input,output=output")
@@ -90,7 +98,7 @@ def _pair(fields: str) -> tuple[str, str]:
 
 
 def advice(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """Return the option to add for records with these keys, or general advice."""
+    """Return the option that reads records with these keys, or an empty string."""
     pair = next((pair for pair in PAIRS if all(name in names for name in pair)), None)
     return f"add --fields prompt={pair[0]},output={pair[1]}" if pair else ""
 
@@ -128,7 +136,10 @@ def select(numbered: Iterator[Numbered], where: str | None, path: Path) -> Itera
             yield number, record if isinstance(record, RecordProblem) or next(matches) else None
     if known and missing:
         absent, present = ", ".join(sorted(missing)), ", ".join(known)
-        yield number + 1, RecordProblem(str(path), f"no record has {absent}, only {present}: `where` took it for null")
+        yield (
+            number + 1,
+            RecordProblem(str(path), f"no record has {absent}, only {present}: `where` took it for null"),
+        )
 
 
 def _matches(records: Sequence[Mapping[str, Any]], expression: Any, keys: Sequence[str]) -> list[bool]:
@@ -139,7 +150,9 @@ def _matches(records: Sequence[Mapping[str, Any]], expression: Any, keys: Sequen
         return []
     for null in (pl.Null, pl.String):  # functions of text refuse a column of nulls that has no type
         try:
-            frame = pl.DataFrame([pl.Series(key, [row.get(key) for row in records], strict=False) for key in keys])
+            frame = pl.DataFrame(
+                [pl.Series(key, [row.get(key) for row in records], strict=False) for key in keys]
+            )
             frame = frame.fill_nan(None).with_columns(pl.col(pl.Null).cast(null))
             # Each record as a group of its own: a mean would otherwise be that of a batch.
             alone = expression.over(pl.int_range(pl.len()))

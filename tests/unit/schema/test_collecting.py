@@ -156,6 +156,7 @@ class TestCommands:
         added = ask("add", "chat", chats, "--licence", "mine", "--max-bytes", "1KB", "--first-out", "largest")
         assert added["sources"][0] == {
             "id": 1, "kind": "files", "place": str(chats), "column": "text", "glob": [], "licence": "mine",
+            "fields": None, "where": None,
             "retention_seconds": None, "max_bytes": 1000, "first_out": "largest",
         }  # fmt: skip
         run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d")

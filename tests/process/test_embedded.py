@@ -249,7 +249,9 @@ def test_a_living_server_is_used_and_stopped_without_its_lock_files(shared: Home
     for name in ("turn.lock", "clients.lock", "server.lock"):
         (shared.cluster.base / name).unlink()
     assert stop(shared.path)
-    until(lambda: not is_alive(pid or 0))  # it has removed its process id; without the lock nobody sees its end
+    until(
+        lambda: not is_alive(pid or 0)
+    )  # it has removed its process id; without the lock nobody sees its end
     assert shared.client().ask("SELECT 1") == "1"
 
 

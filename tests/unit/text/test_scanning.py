@@ -83,7 +83,9 @@ def test_another_way_of_reading_reads_again(tmp_path: Path, change: dict[str, An
 
 def test_records_that_a_condition_leaves_out_are_counted(tmp_path: Path) -> None:
     file, path = write(tmp_path / "a.jsonl", "one", "two", "three"), tmp_path / "scan.parquet"
-    whole, part = (Source(1, str(file), records=RecordOptions(where=each)) for each in (None, "text <> 'two'"))
+    whole, part = (
+        Source(1, str(file), records=RecordOptions(where=each)) for each in (None, "text <> 'two'")
+    )
     scan_sources([whole], path, now=1)
     again = scan_sources([part], path, now=2)
     assert (again.read, again.report.filtered, texts_of(again)) == (1, 1, ["one", "three"])

@@ -106,7 +106,7 @@ class CorpusOptions(ReadOptions, Named):
 
     def texts(self) -> BuildTexts:
         """Return the texts of the corpus, with its current identity; CorpusError if a file is missing or unknown."""
-        how = {"strict": self.strict, "allow_truncated": self.allow_truncated}
+        how: dict[str, Any] = {"strict": self.strict, "allow_truncated": self.allow_truncated}
         records = RecordOptions.of(self)
         patterns = self.glob or SOURCE_PATTERNS
 

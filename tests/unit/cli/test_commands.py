@@ -216,12 +216,12 @@ def test_a_build_reports_records_that_a_condition_leaves_out(
 ) -> None:
     rollouts, out = tmp_path / "1.jsonl", tmp_path / "s"
     rollouts.write_text("".join(f'{{"input": "q", "output": "{n}", "score": {n}}}\n' for n in range(3)))
-    command = ("build", "rest", "--corpus", rollouts, "--tokenizer", tokenizer, "--out", out)
+    command: tuple[Any, ...] = ("build", "rest", "--corpus", rollouts, "--tokenizer", tokenizer, "--out", out)
     pair, where = ("--fields", "prompt=input,output=output"), ("--where", "score > 1")
     assert re.search(r"filtered out\s+2 records ", run(*command, *pair, *where).err)
     assert run(*command, *pair, *where, "--json").json()["filtered"] == 2
     assert "2 records filtered out" in run("info", out).out
-    command += ("--overwrite",)
+    command = (*command[:2], "--overwrite", *command[2:])
     assert "3 records did not match `where`" in run(*command, *pair, "--where", "score > 9").err
     refused = run(*command, *pair, "--where", "score >")
     assert (refused.status, "--where: is not an SQL expression" in refused.err) == (2, True)

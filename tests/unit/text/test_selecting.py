@@ -27,7 +27,7 @@ ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 SAID = [{"role": "assistant", "content": "4"}]
 
 
-def read(*paths: Path, strict: bool = False, **options: str) -> tuple[list[Document], ReadReport]:
+def read(*paths: Path, strict: bool = False, **options: Any) -> tuple[list[Document], ReadReport]:
     report, records = ReadReport(), RecordOptions(**options)
     files = find_files(paths, report=report)
     return list(read_files(files, render=render, report=report, records=records, strict=strict)), report

@@ -285,13 +285,8 @@ class Source:
     def reading(self) -> str:
         """Identity of everything besides the file that determines its documents."""
         fragments = sorted(map(dataclasses.astuple, self.refused))
-        deciding = [
-            *self.records.deciding.values(),
-            self.strict,
-            self.allow_truncated,
-            self.template,
-            fragments,
-        ]
+        how = [self.strict, self.allow_truncated, self.template, fragments]
+        deciding = [*self.records.deciding.values(), *how]
         return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
     def files(self, report: ReadReport | None = None) -> list[CorpusFile]:

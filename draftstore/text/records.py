@@ -257,19 +257,15 @@ def _plain(value: Any, depth: int = 1) -> Any:
 
 
 def _parquet_columns(names: Sequence[str], records: RecordOptions, path: Path) -> list[str]:
-    """Return the columns to read: those of the text, or else the conversation's, `id` if present, the condition's."""
-    text = next((name for name in (records.column, *CONVERSATIONS) if name in names), None)
-    wanted = {"fields": records.pair or (), "where": records.compared}
-    if not records.fields:
-        wanted["column"] = [text or records.column]
-    for option, columns in wanted.items():
-        if missing := [name for name in columns if name not in names]:
-            found = advice(names) if option == "column" else ""
-            raise CorpusError(
-                f"{path} has no column {missing[0]!r}, only {', '.join(names)}: {found or 'name another'}",
-                option,
-            )
-    return list(dict.fromkeys([*chain.from_iterable(wanted.values()), *(["id"] * ("id" in names))]))
+    """Return the columns to read: those of the text or else the conversation, of the condition, and `id` if present."""
+    text = next((name for name in (records.column, *CONVERSATIONS) if name in names), records.column)
+    content = [("fields", name) for name in records.pair] if records.pair else [("column", text)]
+    wanted = [*content, *(("where", name) for name in records.compared)]
+    for option, name in wanted:
+        if name not in names:
+            found = (option == "column" and advice(names)) or "name another"
+            raise CorpusError(f"{path} has no column {name!r}, only {', '.join(names)}: {found}", option)
+    return list(dict.fromkeys([*(name for _, name in wanted), *(["id"] * ("id" in names))]))
 
 
 def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
@@ -292,10 +288,8 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return RecordProblem(place, _reason(error))
 
 
-def _record_document(
-    record: Mapping[str, Any], place: str, records: RecordOptions, render: Render
-) -> Document:
-    key, content = content_of(record, records)
+def _record_document(record: Mapping[str, Any], place: str, how: RecordOptions, render: Render) -> Document:
+    key, content = content_of(record, how)
     identity = identify(content)
     text = content if isinstance(content, str) else render(content) if identity.text else ""
     try:
@@ -314,9 +308,8 @@ def content_of(record: Mapping[str, Any], records: RecordOptions = TEXTS) -> tup
         return pair[1], joined(record, pair)
     key = next((key for key in (records.column, *CONVERSATIONS) if key in record), None)
     if key is None:
-        raise CorpusError(
-            f"has neither {records.column!r} nor 'messages': {advice(record) or 'name another column'}"
-        )
+        found = advice(record) or "name another column"
+        raise CorpusError(f"has neither {records.column!r} nor 'messages': {found}")
     content = _text_or_list(record, key)
     return key, content if isinstance(content, str) else as_messages(content, key)
 

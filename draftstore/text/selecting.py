@@ -5,12 +5,12 @@
 reads the rollouts of verl that were rewarded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from draftstore.errors import CorpusError, needs_extra
 from draftstore.options import Options, Shown
@@ -19,26 +19,21 @@ from draftstore.storage.report import RecordProblem
 PAIRS = (("prompt", "completion"), ("input", "output"), ("prompt", "output"))
 """Keys of prompts and outputs in the rollouts of TRL and verl, and in the recordings of a replay."""
 BATCH = 256
-"""Number of records that a condition is evaluated for at once."""
+"""Number of records for which a condition is evaluated at once."""
 
 Numbered: TypeAlias = tuple[int, "dict[str, Any] | RecordProblem"]
+Fields = Annotated[str, AfterValidator(lambda given: pair_of(given) and given)]
+Condition = Annotated[str, AfterValidator(lambda given: _compiled(given) and given)]
 
 
 class PairOptions(Options):
     """Under which keys records have a prompt and its output."""
 
-    fields: Annotated[str | None, Shown(metavar="prompt=KEY,output=KEY")] = Field(
+    fields: Annotated[Fields | None, Shown(metavar="prompt=KEY,output=KEY")] = Field(
         None,
         description="Keys or columns of a prompt and its output, which are read together: texts, or lists of messages.",
         examples=["prompt=input,output=output", "prompt=prompt,output=completion"],
     )
-
-    @field_validator("fields")
-    @classmethod
-    def _names_a_pair(cls, given: str | None) -> str | None:
-        if given is not None:
-            pair_of(given)
-        return given
 
     @property
     def pair(self) -> tuple[str, str] | None:
@@ -55,23 +50,16 @@ class RecordOptions(PairOptions):
         description="Key or column of the text in a record; else `messages` or `conversations` are read.",
         examples=["text", "content"],
     )
-    where: Annotated[str | None, Shown(metavar="SQL")] = Field(
+    where: Annotated[Condition | None, Shown(metavar="SQL")] = Field(
         None,
         description="Read only records for which this SQL expression over their keys is true.",
         examples=["score > 0", "score > 0 AND step >= 100"],
     )
 
-    @field_validator("where")
-    @classmethod
-    def _names_keys(cls, given: str | None) -> str | None:
-        if given is not None and not _compiled(given)[1]:
-            raise ValueError("must name a key of the records, such as 'score > 0'")
-        return given
-
     @property
     def compared(self) -> list[str]:
         """The keys that the condition names."""
-        return _compiled(self.where)[1] if self.where is not None else []
+        return _compiled(self.where)[1] if self.where else []
 
     @property
     def deciding(self) -> dict[str, str]:
@@ -81,7 +69,7 @@ class RecordOptions(PairOptions):
     def refuse(self, what: str) -> None:
         """Raise a CorpusError if these options need records with keys, which `what` does not have."""
         for option in ("where", "fields"):
-            if getattr(self, option) is not None:
+            if getattr(self, option):
                 raise CorpusError(f"{what} has no records with keys: leave it out, or the option", option)
 
 
@@ -97,21 +85,24 @@ def pair_of(fields: str) -> tuple[str, str]:
     return names["prompt"], names["output"]
 
 
-def advice(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """Return the option that reads records with these keys, or an empty string."""
+def advice(names: Container[str]) -> str:
+    """Return how to read records with these keys, or an empty string."""
     pair = next((pair for pair in PAIRS if all(name in names for name in pair)), None)
     return f"add --fields prompt={pair[0]},output={pair[1]}" if pair else ""
 
 
 def _compiled(where: str) -> tuple[Any, list[str]]:
-    """Return the expression of polars for a condition, and the keys that it names; ValueError if it is no SQL."""
+    """Return a condition as an expression of polars, and the keys that it names; ValueError if it is none."""
     with needs_extra("polars"):
         import polars as pl
     try:
         expression = pl.sql_expr(where)
-        return expression, list(dict.fromkeys(expression.meta.root_names()))
+        keys = list(dict.fromkeys(expression.meta.root_names()))
     except pl.exceptions.PolarsError as error:
-        raise ValueError(f"is not an SQL expression: {_first_line(error)}") from None
+        raise ValueError(f"is not an SQL expression: {str(error).splitlines()[0]}") from None
+    if not keys:
+        raise ValueError("must name a key of the records, such as 'score > 0'")
+    return expression, keys
 
 
 def select(numbered: Iterator[Numbered], where: str | None, path: Path) -> Iterator[tuple[int, Any]]:
@@ -119,26 +110,29 @@ def select(numbered: Iterator[Numbered], where: str | None, path: Path) -> Itera
 
     A key that no record has is null, and reported at the end. CorpusError if the condition cannot be evaluated.
     """
-    if where is None:
+    if not where:
         yield from numbered
         return
     expression, keys = _compiled(where)
-    number, known, missing = 0, list[str](), set(keys)
+    number, known, missing, sample = 0, "", set(keys), dict[str, Any]()
     while part := list(islice(numbered, BATCH)):
         records = [record for _, record in part if isinstance(record, dict)]
-        known = known or [key for record in records[:1] for key in record]
+        known = known or ", ".join(next(iter(records), ""))
         missing.difference_update(*records)
+        for key in keys:  # the type of a key that is null in a whole batch is that of its first value
+            values = (record.get(key) for record in [sample, *records])
+            sample[key] = next((value for value in values if value is not None), None)
         try:
-            matches = iter(_matches(records, expression, keys))
+            matches = iter(_matches([sample, *records], expression, keys)[1:])
         except CorpusError as error:
             raise CorpusError(f"{path}: {error}", "where") from None
         for number, record in part:
             yield number, record if isinstance(record, RecordProblem) or next(matches) else None
     if known and missing:
-        absent, present = ", ".join(sorted(missing)), ", ".join(known)
+        absent = ", ".join(sorted(missing))
         yield (
             number + 1,
-            RecordProblem(str(path), f"no record has {absent}, only {present}: `where` took it for null"),
+            RecordProblem(str(path), f"no record has {absent}, only {known}: `where` took it for null"),
         )
 
 
@@ -146,9 +140,7 @@ def _matches(records: Sequence[Mapping[str, Any]], expression: Any, keys: Sequen
     """Return whether a condition is true for each of some records; null and NaN are unknown, which is not true."""
     import polars as pl
 
-    if not records:
-        return []
-    for null in (pl.Null, pl.String):  # functions of text refuse a column of nulls that has no type
+    for null in (pl.Null, pl.String):  # functions of text refuse a column of nulls alone
         try:
             frame = pl.DataFrame(
                 [pl.Series(key, [row.get(key) for row in records], strict=False) for key in keys]
@@ -159,15 +151,11 @@ def _matches(records: Sequence[Mapping[str, Any]], expression: Any, keys: Sequen
             found = frame.select(alone=alone, together=expression)
             break
         except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
-            problem = error
+            problem = str(error).splitlines()[0]
     else:
-        raise CorpusError(f"the condition cannot be evaluated: {_first_line(problem)}")
+        raise CorpusError(f"the condition cannot be evaluated: {problem}")
     if found["alone"].dtype not in (pl.Boolean, pl.Null):
         raise CorpusError("the condition gives a value, expected true or false, such as 'score > 0'")
     if not found["alone"].equals(found["together"]):
         raise CorpusError("the condition compares records with others, expected one over a single record")
     return [match is True for match in found["alone"]]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -155,7 +155,16 @@ def test_a_key_that_no_record_has_is_reported(tmp_path: Path) -> None:
     assert read(empty, where="score > 0")[1].bad_records == 0
 
 
-def test_texts_in_a_batch_of_nulls_match_nothing(tmp_path: Path) -> None:
+def test_keys_that_are_null_in_a_batch_have_the_type_of_the_others(tmp_path: Path) -> None:
+    some, none = {"text": "a", "info": {"error": "x"}, "score": 1, "note": "n"}, {"text": "a"}
+    bad = b"not JSON\n" * BATCH
+    path = write(tmp_path / "r.jsonl", lines(some, *[none] * BATCH) + bad + lines(some, *[none] * BATCH))
+    for where in ("score > 0 AND note LIKE 'n%'", "info.error = 'x'"):
+        documents, report = read(path, where=where)
+        assert (len(documents), report.filtered, report.bad_records) == (2, 2 * BATCH, BATCH)
+
+
+def test_texts_that_are_always_null_match_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", lines({"text": "a", "error": None}, {"text": "b"}))
     for where in ("error LIKE '%x%'", "LENGTH(error) > 1", "error > 1"):
         assert read(path, where=where)[1].filtered == 2
@@ -194,7 +203,7 @@ def test_invalid_options_are_refused_before_anything_is_read(options: dict[str, 
 @pytest.mark.parametrize(("option", "value"), [("where", "score > 0"), ("fields", VERL)])
 def test_a_text_file_has_no_keys(tmp_path: Path, option: str, value: str) -> None:
     with pytest.raises(CorpusError, match=rf"a\.txt has no records with keys: .*\({option}\)"):
-        read(write(tmp_path / "a.txt"), **{option: value})
+        read(write(tmp_path / "a.txt"), **dict[str, Any]({option: value}))
 
 
 def test_rollouts_become_a_store_that_drafts_from_them(

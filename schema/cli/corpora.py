@@ -140,8 +140,8 @@ def show(name: str, as_json: bool) -> None:
         "retention": lambda row: _days(row["retention_seconds"]),
         "max bytes": lambda row: row["max_bytes"] and f"{row['max_bytes']:,}, {row['first_out']} out",
         "licence": "licence",
+        **{name: name for name in ("fields", "where") if any(row[name] for row in found["sources"])},
     }
-    columns |= {name: name for name in ("fields", "where") if any(row[name] for row in found["sources"])}
     say(f"collection {name}, tokenizer {found['tokenizer'] or 'not named'}")
     print_rows(found["sources"], columns, as_json=False)
     for row in found["removals"]:

@@ -31,7 +31,7 @@ from draftstore.decoding.replay import MAX_OUTPUT_TOKENS, Recording, Turn, recor
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
-from draftstore.errors import ReplayError, TokenizerError, counted
+from draftstore.errors import CorpusError, ReplayError, TokenizerError, counted
 from draftstore.live.log import LiveDocument
 from draftstore.live.memory import Memory, MemoryDrafter
 from draftstore.processes import map_apart
@@ -41,7 +41,8 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.corpus import DATA_PATTERNS, find_files
 from draftstore.text.digests import identify
-from draftstore.text.records import read_objects, record_id
+from draftstore.text.records import CONVERSATIONS, TURNS, joined, read_objects, record_id
+from draftstore.text.selecting import RecordOptions
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.frontier import BUDGET
 
@@ -141,6 +142,7 @@ def measure_gain(
     tokenizer: TextTokenizer,
     work: Path,
     *,
+    records: RecordOptions = TURNS,
     tokens: int = TOKENS,
     seed: int = 0,
     curve: CostCurve | None = None,
@@ -150,6 +152,7 @@ def measure_gain(
 
     Args:
         paths: files of conversations, as `build_rest` reads, older ones first.
+        records: names the keys of prompts and outputs, if the records have these instead.
         tokenizer: that of the model that will decode.
         work: folder of the halves and their stores, which are replaced.
         tokens: maximum of replayed tokens, drawn by conversation; the first of a half is drawn in any case.
@@ -162,7 +165,7 @@ def measure_gain(
         CorpusError: a file cannot be read.
     """
     report = ReadReport()
-    conversations = read_log(paths, report)
+    conversations = read_log(paths, report, records)
     halves = split(conversations, seed)
     stores, drawn = [], []
     for number, half in enumerate(halves, 1):
@@ -185,17 +188,17 @@ def measure_gain(
     )
 
 
-def read_log(paths: Sequence[Path], report: ReadReport) -> list[Conversation]:
+def read_log(paths: Sequence[Path], report: ReadReport, records: RecordOptions = TURNS) -> list[Conversation]:
     """Read the records with an answer, each conversation once: without copies and beginnings of others."""
     found, begun = dict[bytes, Conversation](), set[bytes]()
     for file in find_files(paths, DATA_PATTERNS, report):
-        for place, record in read_objects(file.path):
+        for place, record in read_objects(file.path, records):
             if isinstance(record, RecordProblem):
                 report.add_problem(record)
                 continue
             try:
-                made = _conversation(record, place)
-            except ReplayError as error:
+                made = _conversation(_named(record, records.pair), place)
+            except (CorpusError, ReplayError, TokenizerError) as error:
                 report.add_problem(RecordProblem(place, str(error).removeprefix(f"{place}: ")))
                 continue
             report.documents += 1
@@ -212,6 +215,15 @@ def read_log(paths: Sequence[Path], report: ReadReport) -> list[Conversation]:
             f"found {number} in {counted(report.documents, 'record')}" + f" ({reasons})" * bool(reasons)
         )
     return conversations
+
+
+def _named(record: dict[str, Any], pair: tuple[str, str] | None) -> dict[str, Any]:
+    """Return a record with the names of a recording for its prompt and output, or as a conversation."""
+    if pair is None:
+        return record
+    content, (prompt, output) = joined(record, pair), (record[key] for key in pair)
+    made = {"prompt": prompt, "output": output} if isinstance(output, str) else {CONVERSATIONS[0]: content}
+    return {"id": record_id(record)} | made if record_id(record) else made
 
 
 def _conversation(

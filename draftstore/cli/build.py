@@ -129,6 +129,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
                 "bad_records": report.bad_records,
                 "truncated": report.truncated,
                 "empty_documents": report.empty_documents,
+                "filtered": report.filtered,
                 "problems": problems_json(report.problems),
                 "unread": report.unread,
                 "passed_over": report.passed_over,
@@ -138,6 +139,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
     empty = report.empty_documents
     fields = manifest.counts | {
         "empty documents": f"{empty:,}, skipped" if empty else None,
+        "filtered out": counted(report.filtered, "record") if report.filtered else None,
         "bytes": bytes_text(manifest),
         "time": "already built" if result.reused else f"{seconds:.1f} s",
     }

@@ -17,12 +17,14 @@ from draftstore.cli.options import Command, takes
 from draftstore.cli.output import json_option, print_json, print_table, say
 from draftstore.decoding.curve import CostCurve
 from draftstore.errors import counted
-from draftstore.options import Options, Shown
+from draftstore.options import Shown
 from draftstore.stores.kind import TOKENIZER
+from draftstore.text.records import TURNS
+from draftstore.text.selecting import PairOptions
 from draftstore.text.tokenizer import load_tokenizer
 
 
-class GainOptions(Options):
+class GainOptions(PairOptions):
     """Options of a forecast."""
 
     tokenizer: Annotated[str, Shown(metavar="T")] = Field(
@@ -60,8 +62,9 @@ def gain(logs: tuple[Path, ...], options: GainOptions, as_json: bool) -> None:
     curve = CostCurve.load(options.curve) if options.curve else None
     with _folder(options.work) as work, progress_bars() as progress:
         found = measure_gain(
-            logs, tokenizer, work, tokens=options.tokens, seed=options.seed, curve=curve, progress=progress
-        )
+            logs, tokenizer, work, records=TURNS.changed(fields=options.fields),
+            tokens=options.tokens, seed=options.seed, curve=curve, progress=progress,
+        )  # fmt: skip
     if options.picture:
         draw_gain(options.picture, found)
     if as_json:

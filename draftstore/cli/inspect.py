@@ -46,6 +46,8 @@ def _fields(manifest: Manifest) -> Iterator[tuple[str, Any]]:
     for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document")):
         if corpus.get(key):
             yield "", f"{counted(corpus[key], noun)} skipped"
+    if filtered := corpus.get("filtered"):
+        yield "", f"{counted(filtered, 'record')} filtered out"
     yield from manifest.counts.items()
     yield from kind_of(manifest.kind).info(manifest)
     yield "bytes", bytes_text(manifest)

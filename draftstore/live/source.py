@@ -17,6 +17,7 @@ from draftstore.storage.locks import lock
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.text.digests import Identity, answer_digest, identify
 from draftstore.text.records import CorpusFile, Document, Render
+from draftstore.text.selecting import RecordOptions
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 THOUGHT = "</think>"
@@ -46,7 +47,7 @@ class LiveTexts:
             for suffix in ((REST, LIVE) if path.suffix == LIVE else (REST,))
         ]
 
-    def read(self, file: CorpusFile, _column: str, _render: Render) -> Iterator[Document]:
+    def read(self, file: CorpusFile, _records: RecordOptions, _render: Render) -> Iterator[Document]:
         """Stream the answers of a segment, even if it has been put to rest since."""
         path = file.path if file.path.exists() else file.path.with_suffix(REST)
         for place, document in documents(path):

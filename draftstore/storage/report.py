@@ -15,7 +15,7 @@ HIDDEN = "hidden"
 """Key in `ReadReport.passed_over` of hidden and unfinished files and folders."""
 MAX_PROBLEMS = 20
 """Maximum number of bad records in a report."""
-FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
+FACTS = ("bad_records", "empty_documents", "filtered", "truncated", "unread", "passed_over")
 """The fields recorded as JSON values in `Manifest.corpus`; the number of documents is elsewhere in the manifest."""
 
 
@@ -60,6 +60,7 @@ class ReadReport:
     # Skipped data files in folders by suffix, and under `LINKS` and `HIDDEN`.
     passed_over: dict[AnyText, int] = dataclasses.field(default_factory=dict)
     truncated: int = 0  # or damaged files
+    filtered: int = 0  # records that do not match the condition
 
     @classmethod
     def of_facts(cls, documents: int, corpus: Mapping[str, Any]) -> Self:
@@ -76,6 +77,7 @@ class ReadReport:
         self.bad_records += part.bad_records
         self.empty_documents += part.empty_documents
         self.truncated += part.truncated
+        self.filtered += part.filtered
         self.problems = [*self.problems, *part.problems][:MAX_PROBLEMS]
         self.unread = [*self.unread, *part.unread]
 
@@ -91,6 +93,8 @@ class ReadReport:
         reasons = []
         if self.empty_documents:
             reasons.append(counted(self.empty_documents, "empty document"))
+        if self.filtered:
+            reasons.append(f"{counted(self.filtered, 'record')} did not match `where`")
         if self.bad_records:
             first = "the first " if self.bad_records > 1 else ""
             place = f", {first}{self.problems[0].place}: {self.problems[0].reason}"

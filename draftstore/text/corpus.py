@@ -35,6 +35,7 @@ from draftstore.text.records import (
     kind_of_name,
     read_documents,
 )
+from draftstore.text.selecting import TEXTS, RecordOptions
 
 SOURCE_PATTERNS = tuple(f"*{suffix}" for suffix in TEXT_SUFFIXES)
 DATA_PATTERNS = (
@@ -53,20 +54,23 @@ def read_files(
     *,
     render: Render,
     report: ReadReport,
-    column: str = "text",
+    records: RecordOptions = TEXTS,
     strict: bool = False,
     allow_truncated: bool = False,
     read: Read = read_documents,
 ) -> Iterator[Document]:
     """Stream the documents of files, opened by `read`.
 
-    A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages`,
-    `conversations` or `column`: a list of turns (`chat.as_messages`), which `render` turns into text.
+    A record of JSON Lines or Parquet holds its text under the column that `records` name, or a conversation under
+    `messages`, `conversations` or that column: a list of turns (`chat.as_messages`), which `render` turns into text; or
+    a prompt and its output.
     """
     for file in files:
-        before = report.documents
-        for item in read(file, column, render):
-            if isinstance(item, RecordProblem):
+        before = report.documents + report.filtered
+        for item in read(file, records, render):
+            if item is None:
+                report.filtered += 1
+            elif isinstance(item, RecordProblem):
                 _refuse(item, strict, allow_truncated)
                 report.add_problem(item)
             elif not item.text or item.text.isspace():
@@ -74,7 +78,7 @@ def read_files(
             else:
                 report.documents += 1
                 yield item
-        if report.documents == before and file.kind in ("lines", "parquet"):
+        if report.documents + report.filtered == before and file.kind in ("lines", "parquet"):
             report.unread.append(str(file.path))
 
 
@@ -252,7 +256,7 @@ class Source:
         number: identifies it in scans, regardless of sources added or removed.
         place: a file, a folder, or a path pattern such as `/data/*.jsonl`.
         log: whether it is a log, which may not exist yet, is rotated, and grows during reading.
-        column: key or column of the text in records.
+        records: which records are read, and what of them.
         glob: patterns of the files to read in a folder.
         strict: whether to stop at the first bad record.
         allow_truncated: whether to continue after a truncated file.
@@ -266,7 +270,7 @@ class Source:
     number: int
     place: str
     log: bool = False
-    column: str = "text"
+    records: RecordOptions = TEXTS
     glob: tuple[str, ...] = SOURCE_PATTERNS
     strict: bool = False
     allow_truncated: bool = False
@@ -281,7 +285,8 @@ class Source:
     def reading(self) -> str:
         """Identity of everything besides the file that determines its documents."""
         fragments = sorted(map(dataclasses.astuple, self.refused))
-        deciding = [self.column, self.strict, self.allow_truncated, self.template, fragments]
+        how = [self.strict, self.allow_truncated, self.template, fragments]
+        deciding = [*self.records.deciding.values(), *how]
         return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
     def files(self, report: ReadReport | None = None) -> list[CorpusFile]:

@@ -24,6 +24,7 @@ from draftstore.storage.streams import (
 )
 from draftstore.text.chat import Message, as_messages
 from draftstore.text.digests import Identity, identify
+from draftstore.text.selecting import TEXTS, Numbered, RecordOptions, advice, select
 
 TEXT_SUFFIXES = (
     *(".c", ".cc", ".cpp", ".cs", ".cu", ".cuh", ".cxx", ".f90", ".h", ".hh", ".hpp"),
@@ -37,6 +38,7 @@ LINES_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIX = ".parquet"
 CONVERSATIONS = ("messages", "conversations")
 """Keys of conversations in records; the second is ShareGPT's."""
+TURNS = RecordOptions(column=CONVERSATIONS[0])
 ACCEPTED = (
     "a folder of text or source files; a JSON Lines file (.jsonl, .ndjson, .json); a .parquet file; "
     f"a text or source file (.txt, .md, ...); all but .parquet also compressed ({', '.join(COMPRESSION_SUFFIXES)})"
@@ -48,7 +50,6 @@ TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
 PARQUET_ROWS = 32
 
 T = TypeVar("T")
-Numbered: TypeAlias = tuple[int, "dict[str, Any] | RecordProblem"]
 Render: TypeAlias = Callable[[Sequence[Message]], str]
 
 
@@ -75,7 +76,7 @@ class CorpusFile:
     kind: str
 
 
-Read: TypeAlias = Callable[[CorpusFile, str, Render], Iterator[Document | RecordProblem]]
+Read: TypeAlias = Callable[[CorpusFile, RecordOptions, Render], Iterator[Document | RecordProblem | None]]
 """Streams the documents of a file, as `read_documents` does."""
 
 
@@ -107,22 +108,27 @@ def kind_of_file(path: Path) -> str:
     return kind
 
 
-def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Stream the documents of one file: texts under `column`, or conversations that `render` turns into text.
+def read_documents(
+    file: CorpusFile, records: RecordOptions, render: Render
+) -> Iterator[Document | RecordProblem | None]:
+    """Stream the documents of one file: texts, or conversations that `render` turns into text.
 
-    CorpusError if a Parquet file lacks the column; MissingExtraError if it needs `pyarrow`.
+    A record that does not match the condition yields None. CorpusError if a Parquet file lacks a column, or the
+    condition cannot be evaluated; MissingExtraError if it needs `polars`, or the file `pyarrow`.
     """
     if file.kind == "text":
+        records.refuse(str(file.path))
         notes: list[str] = []
         yield _attempt(str(file.path), lambda: Document.plain(file.name, _whole_text(file.path, notes)))
         yield from (RecordProblem(str(file.path), note) for note in notes)
         return
     lines = file.kind == "lines"
-    for number, record in _line_records(file.path) if lines else _parquet_records(file, column):
-        if isinstance(record, RecordProblem):
+    numbered = _line_records(file.path) if lines else _parquet_records(file, records)
+    for number, record in select(numbered, records.where, file.path):
+        if record is None or isinstance(record, RecordProblem):
             yield record
         else:
-            make = partial(_record_document, record, f"{file.name}#{number}", column, render)
+            make = partial(_record_document, record, f"{file.name}#{number}", records, render)
             yield _attempt(f"{file.path}:{'line' if lines else 'row'} {number}", make)
 
 
@@ -147,17 +153,20 @@ def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, record
 
 
-def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
-    """Yield position and object or problem of each line of JSON Lines, or of each conversation in a Parquet file.
+def read_objects(
+    path: Path, records: RecordOptions = TURNS
+) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
+    """Yield position and object or problem of each line of JSON Lines, or of each row of a Parquet file.
 
-    CorpusError if there is no such file, it is of another kind, or a Parquet file has no conversations.
+    Of a row, only the conversation is read, or what `records` name. CorpusError if there is no such file, it is of
+    another kind, or a Parquet file lacks these columns.
     """
     kind = kind_of_file(path)
     if kind == "text":
         raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, or compressed")
     lines = kind == "lines"
     file = CorpusFile(path, path.name, kind)
-    for number, record in _line_records(path) if lines else _parquet_records(file, CONVERSATIONS[0]):
+    for number, record in _line_records(path) if lines else _parquet_records(file, records):
         yield f"{path}:{'line' if lines else 'row'} {number}", record
 
 
@@ -205,7 +214,7 @@ def _parse_line(line: bytes | None) -> dict[str, Any]:
     return record
 
 
-def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
+def _parquet_records(file: CorpusFile, records: RecordOptions) -> Iterator[Numbered]:
     """Yield number and object of each row, with one batch of rows in memory at a time."""
     with needs_extra("pyarrow"):
         import pyarrow as pa
@@ -214,7 +223,7 @@ def _parquet_records(file: CorpusFile, column: str) -> Iterator[Numbered]:
     try:
         open_content(file.path, [b"PAR"]).close()
         with parquet.ParquetFile(file.path) as reader:
-            columns = _parquet_columns(reader.schema_arrow.names, column, file.path)
+            columns = _parquet_columns(reader.schema_arrow.names, records, file.path)
             batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
             for number, row in enumerate(chain.from_iterable(map(_rows, batches)), start=1):
                 yield number, _attempt(f"{file.path}:row {number}", partial(_parquet_record, row))
@@ -247,14 +256,16 @@ def _plain(value: Any, depth: int = 1) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
-    """Return the columns to read: the text's, or else the conversation's, and `id` if present."""
-    text = next((name for name in (column, *CONVERSATIONS) if name in names), None)
-    if text is None:
-        raise CorpusError(
-            f"{path} has no column {column!r}, only {', '.join(names)}: name that of the text", "column"
-        )
-    return [text] + ["id"] * ("id" in names)
+def _parquet_columns(names: Sequence[str], records: RecordOptions, path: Path) -> list[str]:
+    """Return the columns to read: those of the text or else the conversation, of the condition, and `id` if present."""
+    text = next((name for name in (records.column, *CONVERSATIONS) if name in names), records.column)
+    content = [("fields", name) for name in records.pair] if records.pair else [("column", text)]
+    wanted = [*content, *(("where", name) for name in records.compared)]
+    for option, name in wanted:
+        if name not in names:
+            found = (option == "column" and advice(names)) or "name another"
+            raise CorpusError(f"{path} has no column {name!r}, only {', '.join(names)}: {found}", option)
+    return list(dict.fromkeys([*(name for _, name in wanted), *(["id"] * ("id" in names))]))
 
 
 def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
@@ -277,8 +288,8 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return RecordProblem(place, _reason(error))
 
 
-def _record_document(record: Mapping[str, Any], place: str, column: str, render: Render) -> Document:
-    key, content = content_of(record, column)
+def _record_document(record: Mapping[str, Any], place: str, how: RecordOptions, render: Render) -> Document:
+    key, content = content_of(record, how)
     identity = identify(content)
     text = content if isinstance(content, str) else render(content) if identity.text else ""
     try:
@@ -288,20 +299,40 @@ def _record_document(record: Mapping[str, Any], place: str, column: str, render:
     return Document(record_id(record) or place, text, identity)
 
 
-def content_of(record: Mapping[str, Any], column: str = "text") -> tuple[str, str | list[Message]]:
+def content_of(record: Mapping[str, Any], records: RecordOptions = TEXTS) -> tuple[str, str | list[Message]]:
     """Return the key of a record's content, and its text or conversation.
 
     CorpusError if it has none, or one that is neither text nor a list; TokenizerError as from `as_messages`.
     """
-    key = next((key for key in (column, *CONVERSATIONS) if key in record), None)
+    if pair := records.pair:
+        return pair[1], joined(record, pair)
+    key = next((key for key in (records.column, *CONVERSATIONS) if key in record), None)
     if key is None:
-        raise CorpusError(f"has neither {column!r} nor 'messages': name another column")
+        found = advice(record) or "name another column"
+        raise CorpusError(f"has neither {records.column!r} nor 'messages': {found}")
+    content = _text_or_list(record, key)
+    return key, content if isinstance(content, str) else as_messages(content, key)
+
+
+def joined(record: Mapping[str, Any], pair: tuple[str, str]) -> str | list[Message]:
+    """Return a prompt and its output: one text if both are texts, else one conversation; errors as in `content_of`."""
+    prompt, output = (_text_or_list(record, key) for key in pair)
+    if isinstance(prompt, str) and isinstance(output, str):
+        return prompt + output
+    messages = list[Message]()
+    for key, role, said in zip(pair, ("user", "assistant"), (prompt, output), strict=True):
+        turns = [{"role": role, "content": said}] if isinstance(said, str) else said
+        messages += as_messages(turns, key)
+    return messages
+
+
+def _text_or_list(record: Mapping[str, Any], key: str) -> str | list[Any]:
+    if key not in record:
+        raise CorpusError(f"has no {key!r}, only {', '.join(record)}")
     content = record[key]
-    if isinstance(content, list):
-        return key, as_messages(content, key)
-    if not isinstance(content, str):
+    if not isinstance(content, str | list):
         raise CorpusError(f"{key!r} is {type_name(content)}, expected text or a list of messages")
-    return key, content
+    return content
 
 
 def record_id(record: Mapping[str, Any]) -> str | None:

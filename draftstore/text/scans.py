@@ -118,10 +118,14 @@ class Scan:
         return report
 
     def require_documents(self, name: str) -> None:
-        """Raise a CorpusError if nothing but bad records was found in the collection `name`."""
-        if not len(self) and self.report.bad_records:
-            advice = f"correct the files, or add the place again, `draftstore corpus add {name} PLACE --column KEY`"
-            raise CorpusError(f"no document of {name} can be read: {self.report.absence()}: {advice}")
+        """Raise a CorpusError if nothing but bad records and those filtered out was found in the collection `name`."""
+        report = self.report
+        if not len(self) and (report.bad_records or report.filtered):
+            option = "--column KEY" if report.bad_records else "--where SQL"
+            advice = (
+                f"correct the files, or add the place again, `draftstore corpus add {name} PLACE {option}`"
+            )
+            raise CorpusError(f"no document of {name} can be read: {report.absence()}: {advice}")
 
     def rows(self) -> dict[tuple[int | str, ...], tuple[ScannedFile, pl.DataFrame]]:
         """Return each file with its rows, keyed by `ScannedFile.content`."""
@@ -274,7 +278,7 @@ def _read(source: Source, file: CorpusFile, report: ReadReport) -> pl.DataFrame:
 def _documents(source: Source, file: CorpusFile, report: ReadReport) -> Iterator[Document]:
     """Yield the documents of a file; the last record of a log may still be incomplete."""
     return read_files(
-        [file], render=source.render, report=report, column=source.column, strict=source.strict,
+        [file], render=source.render, report=report, records=source.records, strict=source.strict,
         allow_truncated=source.allow_truncated or source.log, read=source.read,
     )  # fmt: skip
 

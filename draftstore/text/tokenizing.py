@@ -35,6 +35,7 @@ from draftstore.storage.staging import STORE, BuildResult, build_store, build_ti
 from draftstore.text.chat import DOCUMENT_DATE
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, group_files, read_files
 from draftstore.text.digests import IDENTITY
+from draftstore.text.selecting import RecordOptions
 from draftstore.text.sharding import REPORT, Group, tokenize_groups
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, open_shards, token_dtype
@@ -76,15 +77,9 @@ class BuildTexts(NamedTuple):
         return {"inputs": self.inputs, **made_with(tokenizer)}
 
 
-class ReadOptions(Options):
+class ReadOptions(RecordOptions):
     """How a corpus is read."""
 
-    column: str = Field(
-        "text",
-        min_length=1,
-        description="Key or column of the text in a record; else `messages` or `conversations` are read.",
-        examples=["text", "content"],
-    )
     glob: Annotated[tuple[str, ...], Shown(unset="text and source", metavar="PATTERN...")] = Field(
         (),
         description="Files of a folder to read, by name or relative path, such as '*.jsonl'; may be repeated.",
@@ -111,22 +106,18 @@ class CorpusOptions(ReadOptions, Named):
 
     def texts(self) -> BuildTexts:
         """Return the texts of the corpus, with its current identity; CorpusError if a file is missing or unknown."""
-        how: dict[str, Any] = {
-            "column": self.column,
-            "strict": self.strict,
-            "allow_truncated": self.allow_truncated,
-        }
-
+        how: dict[str, Any] = {"strict": self.strict, "allow_truncated": self.allow_truncated}
+        records = RecordOptions.of(self)
         patterns = self.glob or SOURCE_PATTERNS
 
         def groups(report: ReadReport) -> list[Group]:
             return [
-                partial(read_files, files, **how)
+                partial(read_files, files, records=records, **how)
                 for files in group_files(find_files(self.corpus, patterns, report))
             ]
 
         return BuildTexts(
-            corpus_fingerprint(self.corpus, glob=patterns, **how),
+            corpus_fingerprint(self.corpus, glob=patterns, **records.deciding, **how),
             groups,
             ", ".join(map(str, self.corpus)),
             lambda: [file.path for file in find_files(self.corpus, patterns)],

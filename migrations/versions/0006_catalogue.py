@@ -10,4 +10,4 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-DEFINITIONS = "33a169cba5fe95d7"
+DEFINITIONS = "6746e58e9bae3c91"

@@ -140,6 +140,7 @@ def show(name: str, as_json: bool) -> None:
         "retention": lambda row: _days(row["retention_seconds"]),
         "max bytes": lambda row: row["max_bytes"] and f"{row['max_bytes']:,}, {row['first_out']} out",
         "licence": "licence",
+        **{name: name for name in ("fields", "where") if any(row[name] for row in found["sources"])},
     }
     say(f"collection {name}, tokenizer {found['tokenizer'] or 'not named'}")
     print_rows(found["sources"], columns, as_json=False)
@@ -168,12 +169,15 @@ def scan(name: str, as_json: bool) -> None:
         collection = collecting.get_collection(session, name)
     found = scan_with_progress(collection)
     found.require_documents(name)
-    facts = {"files": len(found.files), "files_read": found.read, **_figures(collection, found)}
+    filtered = found.report.filtered
+    facts = {"files": len(found.files), "files_read": found.read, "filtered": filtered}
+    facts |= _figures(collection, found)
     if as_json:
         print_json(facts)
         return
     files = f"{counted(len(found.files), 'file')}, {found.read:,} read"
-    say(f"{name}: {files}; {counted(facts['documents'], 'document')}, {facts['active']:,} active")
+    left = f"; {counted(filtered, 'record')} filtered out" * bool(filtered)
+    say(f"{name}: {files}; {counted(facts['documents'], 'document')}, {facts['active']:,} active{left}")
     warn_of_problems(found)
 
 
@@ -204,8 +208,8 @@ def _fields(collection: Collection) -> dict[str, Any]:
     by_source = found.pop("sources", {})
     numbers, force = {removal.key: removal.id for removal in collection.removals}, collection.in_force
     sources = [
-        row_fields(row, "collection_id", "column_name", "globs", "retention", "added_at")
-        | {"column": row.column_name, "glob": row.globs}
+        row_fields(row, "collection_id", "column_name", "condition", "globs", "retention", "added_at")
+        | {"column": row.column_name, "where": row.condition, "glob": row.globs}
         | {"retention_seconds": row.retention.total_seconds() if row.retention else None}
         | by_source.get(row.id, {})
         for row in collection.sources

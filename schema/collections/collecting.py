@@ -24,7 +24,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, EarlierVersionError
-from draftstore.options import Bytes, Duration, Options, Shown, require_name
+from draftstore.options import Bytes, Duration, Shown, require_name
 from draftstore.storage.files import escaped
 from draftstore.storage.mirroring import is_url, mirror
 from draftstore.storage.report import OnProgress, ignore
@@ -32,6 +32,7 @@ from draftstore.text.corpus import DATA_PATTERNS, SOURCE_PATTERNS, Source, no_te
 from draftstore.text.digests import IDENTITY
 from draftstore.text.records import read_documents
 from draftstore.text.scans import Scan, require_current, scan_sources
+from draftstore.text.selecting import RecordOptions
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import made_with
 from draftstore.text.wanted import Cap, wanted_digests
@@ -53,10 +54,9 @@ TREES, VECTORS = DERIVED = ("-crest", "-dense")
 """Suffixes that `rebuild` appends to a collection's name for the releases of its stores."""
 
 
-class SourceOptions(Options):
+class SourceOptions(RecordOptions):
     """How a source is read and which of its documents are wanted; see `CollectionSource`."""
 
-    column: str = Field("text", description="Key or column of the text in records.")
     globs: Annotated[tuple[str, ...], Shown(metavar="G", flags=("--glob",))] = Field(
         (), description="Files of a folder to read, such as '*.md'. May be repeated."
     )
@@ -92,7 +92,8 @@ class NewSource(SourceOptions):
 
     def source(self) -> Source:
         """Return it as it is on this machine, without a template."""
-        return Source(0, self.place, log=self.log, column=self.column, glob=self.globs or SOURCE_PATTERNS)
+        records, patterns = RecordOptions.of(self), self.globs or SOURCE_PATTERNS
+        return Source(0, self.place, log=self.log, records=records, glob=patterns)
 
     def settled(self) -> "NewSource":
         """Return it with an absolute path, and patterns if it is a folder of records; CorpusError if it is unusable."""
@@ -102,6 +103,8 @@ class NewSource(SourceOptions):
                     f"{self.place} is not a {'live' if self.live else 'response'} log: give its own path"
                 )
             return self
+        if self.live:
+            self.refuse(f"the live log {self.place}")
         place = os.path.abspath(Path(self.place).expanduser())  # noqa: PTH100 (links may move on purpose)
         if self.live and Path(place).exists() and not Path(place).is_dir():
             raise CorpusError(
@@ -150,11 +153,12 @@ def add_sources(
     for source in settled if not collection.tokenizer else ():
         for file in source.source().files() if source.kind in ("files", "log") else ():
             if file.kind != "text":
-                next(read_documents(file, source.column, no_template), None)
+                next(filter(None, read_documents(file, source, no_template)), None)
     known = {source.place: source for source in collection.sources}
     for source in settled:
         row = known.get(str(storable(source.place))) or CollectionSource(place=storable(source.place))
         row.kind, row.column_name, row.globs = source.kind, storable(source.column), list(source.globs)
+        row.fields, row.condition = storable(source.fields), storable(source.where)
         row.licence = storable(source.licence)
         row.retention, row.max_bytes, row.first_out = source.retention, source.max_bytes, source.first_out
         if row not in collection.sources:
@@ -242,7 +246,7 @@ def _sources_here(collection: Collection, tokenizer: TextTokenizer | None, folde
             row.id,
             str(mirror(row.place, folder / "mirror" / str(row.id)).path) if row.kind == "url" else row.place,
             log=row.kind in ("live", "log"),
-            column=row.column_name,
+            records=RecordOptions(column=row.column_name, fields=row.fields, where=row.condition),
             glob=tuple(row.globs) or SOURCE_PATTERNS,
             refused=refused,
             added=int(row.added_at.timestamp()),

@@ -84,6 +84,12 @@ class CollectionSource(Base):
     column_name: Mapped[str] = mapped_column(
         server_default="text", comment="key or column of the text in records"
     )
+    fields: Mapped[str | None] = mapped_column(
+        comment="keys of a prompt and its output that are read together, prompt=KEY,output=KEY; NULL: the text alone"
+    )
+    condition: Mapped[str | None] = mapped_column(
+        comment="SQL expression over the keys of the records that are read; NULL: all"
+    )
     globs: Mapped[list[str]] = mapped_column(
         server_default=sql("'{}'"),
         comment="patterns of the files of a folder that are read; none: text and source files",

@@ -229,7 +229,9 @@ class TestBuildRest:
             assert "build-rest small" in {run.name for run in client.read_flow_runs()}
 
 
-@pytest.mark.parametrize(("option", "named"), [("force", "force"), ("column", "corpus.column")])
+@pytest.mark.parametrize(
+    ("option", "named"), [("force", "force"), ("column", "corpus.column"), ("where", "corpus.where")]
+)
 def test_a_failed_run_names_the_parameter(option: str, named: str) -> None:
     @flow_of("any", BuildInput, Publishing)
     def refused(**_: Any) -> None:

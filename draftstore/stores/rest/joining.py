@@ -26,7 +26,7 @@ from draftstore.stores.rest.store import DOCUMENTS_FILE, DTYPES, KIND, RestStore
 
 SEGMENTS_FILE = "segments.bin"
 COPIED = [name for name in (*DTYPES, DOCUMENTS_FILE) if name != SEGMENTS_FILE]
-SUMS = "characters", "bad_records", "empty_documents", "truncated"
+SUMS = "characters", "bad_records", "empty_documents", "filtered", "truncated"
 """Facts of a corpus (`Manifest.corpus`) that add up."""
 
 

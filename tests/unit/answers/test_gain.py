@@ -14,6 +14,7 @@ from draftstore.answers.gain import Conversation, Gain, Row, _interval, read_log
 from draftstore.answers.picture import draw_gain
 from draftstore.errors import CorpusError, ReplayError
 from draftstore.storage.report import ReadReport
+from draftstore.text.selecting import RecordOptions
 
 
 def talk(*texts: str) -> list[dict[str, str]]:
@@ -52,6 +53,24 @@ def test_prompts_with_outputs_are_conversations(tmp_path: Path) -> None:
     assert [len(each.turns) for each in (first, second, text)] == [1, 2, 1]
     assert second.record["messages"] == talk("hi", "hey", "how?", "well")
     assert text.record == {"id": "7", "prompt": "def f", "output": "(x)", "text": "def f(x)"}
+
+
+def test_rollouts_are_conversations(tmp_path: Path) -> None:
+    path, report = tmp_path / "rollouts.jsonl", ReadReport()
+    records: list[Any] = [
+        {"input": "def f", "output": "(x)", "score": 1, "id": 7},
+        {"input": talk("hi"), "output": talk("", "hello")[1:]},
+        {"input": talk("hi", "hey", "how?"), "output": "well"},
+        {"input": "def g"},
+    ]
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    found = read_log([path], report, RecordOptions(fields="prompt=input,output=output"))
+    assert [each.record for each in found] == [
+        {"id": "7", "prompt": "def f", "output": "(x)", "text": "def f(x)"},
+        {"id": f"{path}:line 2", "messages": talk("hi", "hello")},
+        {"id": f"{path}:line 3", "messages": talk("hi", "hey", "how?", "well")},
+    ]
+    assert [problem.reason for problem in report.problems] == ["has no 'output', only input"]
 
 
 def test_tool_calls_do_not_hide_that_a_conversation_goes_on(tmp_path: Path) -> None:

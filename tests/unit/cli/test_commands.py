@@ -211,6 +211,25 @@ def test_build_reports_the_store_and_skipped_texts(run: Runner, tmp_path: Path, 
     assert re.search(r"2 bad records skipped\s+2 empty documents skipped", run("info", out).out)
 
 
+def test_a_build_reports_records_that_a_condition_leaves_out(
+    run: Runner, tmp_path: Path, tokenizer: Path
+) -> None:
+    rollouts, out = tmp_path / "1.jsonl", tmp_path / "s"
+    rollouts.write_text("".join(f'{{"input": "q", "output": "{n}", "score": {n}}}\n' for n in range(3)))
+    command: tuple[Any, ...] = ("build", "rest", "--corpus", rollouts, "--tokenizer", tokenizer, "--out", out)
+    pair, where = ("--fields", "prompt=input,output=output"), ("--where", "score > 1")
+    assert re.search(r"filtered out\s+2 records ", run(*command, *pair, *where).err)
+    assert run(*command, *pair, *where, "--json").json()["filtered"] == 2
+    assert "2 records filtered out" in run("info", out).out
+    command = (*command[:2], "--overwrite", *command[2:])
+    assert "3 records did not match `where`" in run(*command, *pair, "--where", "score > 9").err
+    refused = run(*command, *pair, "--where", "score >")
+    assert (refused.status, "--where: is not an SQL expression" in refused.err) == (2, True)
+    refused = run(*command, *pair, "--where", "output > 1")
+    assert refused.err.rstrip().endswith("cannot compare string with numeric type (i32) (--where)")
+    assert "add --fields prompt=input,output=output" in run(*command).err
+
+
 def test_many_corpora_after_one_option(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
     paths = [write_texts(tmp_path / f"{name}.jsonl", 3, seed=i) for i, name in enumerate("abcd")]
     (tmp_path / "src").mkdir()

@@ -102,3 +102,19 @@ def test_one_sentence_for_a_log_without_two_conversations(
     empty.touch()
     error = run("gain", empty, "--tokenizer", tokenizer).error()
     assert "a gain needs two conversations with an answer" in error
+
+
+def test_rollouts_give_the_figures_of_their_texts(
+    run: Runner, log: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    named, other = tmp_path / "named.jsonl", tmp_path / "verl.jsonl"
+    for path, keys in ((named, ("prompt", "output")), (other, ("input", "output"))):
+        records = [dict(zip(keys, (f"question {n}? ", ANSWERS[n % 3]), strict=True)) for n in range(4)]
+        path.write_text("".join(f"{json.dumps({'id': n, **each})}\n" for n, each in enumerate(records)))
+    expected = run("gain", named, "--tokenizer", tokenizer, "--json").json()
+    found = run(
+        "gain", other, "--tokenizer", tokenizer, "--fields", "prompt=input,output=output", "--json"
+    ).json()
+    for row in (*expected["rows"], *found["rows"]):
+        del row["draft_us"]
+    assert found == expected

@@ -156,6 +156,7 @@ class TestCommands:
         added = ask("add", "chat", chats, "--licence", "mine", "--max-bytes", "1KB", "--first-out", "largest")
         assert added["sources"][0] == {
             "id": 1, "kind": "files", "place": str(chats), "column": "text", "glob": [], "licence": "mine",
+            "fields": None, "where": None,
             "retention_seconds": None, "max_bytes": 1000, "first_out": "largest",
         }  # fmt: skip
         run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d")
@@ -226,6 +227,28 @@ class TestCommands:
         assert "no document of chat can be read: 3 bad records, the first " in reason
         assert "has neither 'content' nor 'messages'" in reason
         assert "`draftstore corpus add chat PLACE --column KEY`" in reason
+
+    def test_rollouts_are_scanned_with_a_condition(self, tmp_path: Path) -> None:
+        file = tmp_path / "1.jsonl"
+        records = [{"input": "2+2?", "output": str(n), "score": n % 2, "id": f"r{n}"} for n in range(30)]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        options = ("--fields", "prompt=input,output=output", "--where", "score > 0")
+        added = ask("add", "rl", file, *options)["sources"][0]
+        assert (added["fields"], added["where"]) == (options[1], options[3])
+        assert run("scan", "rl") == "rl: 1 file, 1 read; 15 documents, 15 active; 15 records filtered out\n"
+        assert ask("scan", "rl")["filtered"] == 15
+        assert "score > 0" in run("show", "rl")
+        assert ask("remove", "rl", "--document", "r7", "--yes")["documents"] == 1
+        assert ask("remove", "rl", "--containing", "2+2?29", "--yes")["documents"] == 1
+        run("add", "rl", file, *options[:2])  # without the condition
+        shown = ask("scan", "rl")
+        assert (shown["documents"], shown["active"], shown["filtered"]) == (30, 28, 0)
+        run("add", "rl", file, *options[:2], "--where", "score > 9")
+        reason = refusal("scan", "rl")
+        assert "no document of rl can be read: 30 records did not match `where`" in reason
+        assert "`draftstore corpus add rl PLACE --where SQL`" in reason
+        for option in (options[:2], options[2:]):
+            assert "the live log" in refusal("add", "rl", "--live", tmp_path / "live", *option)
 
     def test_dropping_removals_needs_confirmation(self, engine: Engine, chats: Path) -> None:
         run("add", "chat", chats)

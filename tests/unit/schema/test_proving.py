@@ -140,6 +140,23 @@ def test_removed_documents_are_proven_gone_only_after_the_rebuild(
     assert "not checked: the sources themselves" in told.stderr
 
 
+def test_rollouts_are_proven_gone(make: Make, small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    """A build of the same files holds a removed rollout until a condition leaves it out."""
+    rollouts = tmp_path / "1.jsonl"
+    records = [{"id": str(n), "input": "where? ", "output": f"{n} {SECRET}", "score": n} for n in range(20)]
+    rollouts.write_text("".join(json.dumps(record) + "\n" for record in records))
+    pair = "prompt=input,output=output"
+    ask("add", "chat", rollouts, "--fields", pair)
+    assert ask("remove", "chat", "--document", "0", "--yes")["documents"] == 1
+    for where, found in (("score >= 0", (5, {"chat": (1, 0)})), ("score > 0", (0, {}))):
+        store = tmp_path / f"rollouts {where[6:]}"
+        options = RestOptions(corpus=(rollouts,), name="chat", fields=pair, where=where)
+        build_rest(options, small_tokenizer, store, workers=1)
+        publish("chat", store)
+        status, rows = prove()
+        assert (status, guilty(rows)) == found
+
+
 def test_only_builds_made_from_the_collection_may_hold_no_inactive_documents(
     texts: Path, make: Make, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from draftstore.text.corpus import (
 )
 from draftstore.text.digests import identify
 from draftstore.text.records import Document, read_json_records
+from draftstore.text.selecting import RecordOptions
 from tests.unit.storage.test_streams import PACKED, PACKERS
 
 
@@ -123,7 +124,7 @@ def test_null_keys_of_struct_columns_are_dropped(tmp_path: Path) -> None:
 
 def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", lines({"content": "yes", "text": "no"}, {"text": "no"}))
-    documents, report = read(path, column="content")
+    documents, report = read(path, records=RecordOptions(column="content"))
     assert [document.text for document in documents] == ["yes"]
     assert report.problems[0].reason == "has neither 'content' nor 'messages': name another column"
 

@@ -20,6 +20,7 @@ from draftstore.text.corpus import Source, log_files
 from draftstore.text.digests import stack_digests
 from draftstore.text.fragments import Fragment
 from draftstore.text.scans import COLUMNS, METADATA, Scan, documents_of, open_scan, scan_sources
+from draftstore.text.selecting import RecordOptions
 from draftstore.text.wanted import Removal
 from tests.reference import plain_digest
 
@@ -61,7 +62,13 @@ def test_a_scan_has_a_row_for_every_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"column": "content"}, {"strict": True}, {"template": "t"}, {"refused": (Fragment.of("x"),)}],
+    [
+        {"records": RecordOptions(column="content")},
+        {"records": RecordOptions(fields="prompt=text,output=content")},
+        {"strict": True},
+        {"template": "t"},
+        {"refused": (Fragment.of("x"),)},
+    ],
 )
 def test_another_way_of_reading_reads_again(tmp_path: Path, change: dict[str, Any]) -> None:
     file = tmp_path / "a.jsonl"
@@ -70,8 +77,21 @@ def test_another_way_of_reading_reads_again(tmp_path: Path, change: dict[str, An
     scan_sources([source], path, now=1)
     again = scan_sources([replace(source, **change)], path, now=2)
     assert again.read == 1
-    assert rows(again)[0][5] == (2 if "column" in change else 1)  # another text, or the same one
+    assert rows(again)[0][5] == (2 if "records" in change else 1)  # another text, or the same one
     assert rows(again)[0][6] == ("refused" in change)
+
+
+def test_records_that_a_condition_leaves_out_are_counted(tmp_path: Path) -> None:
+    file, path = write(tmp_path / "a.jsonl", "one", "two", "three"), tmp_path / "scan.parquet"
+    whole, part = (
+        Source(1, str(file), records=RecordOptions(where=each)) for each in (None, "text <> 'two'")
+    )
+    scan_sources([whole], path, now=1)
+    again = scan_sources([part], path, now=2)
+    assert (again.read, again.report.filtered, texts_of(again)) == (1, 1, ["one", "three"])
+    kept = open_scan(path)
+    assert kept is not None
+    assert (kept.report.filtered, scan_sources([part], path, now=3).read) == (1, 0)
 
 
 def test_a_conversation_is_the_same_document_under_another_template(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_gathered_documents_give_the_shards_of_their_files(
     read = build_tokens(options.texts(), "small", small_tokenizer, tmp_path / "read").path
 
     def gather(**_: object) -> Iterator[Document]:
-        return read_files(find_files(options.corpus), render=never, report=ReadReport(), column="text")
+        return read_files(find_files(options.corpus), render=never, report=ReadReport())
 
     facts = {"sources": ["s3://bucket/chats"], "bad_records": 7}
     texts = BuildTexts("these", lambda _: [gather], "small", lambda: options.corpus, facts, "as in the file")

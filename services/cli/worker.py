@@ -31,7 +31,7 @@ def worker(
 ) -> None:
     """Serve a model over an OpenAI-compatible API with speculative decoding.
 
-    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz (or /health), /readyz
+    It serves /v1/chat/completions, /v1/completions, /v1/responses (also as streams), /v1/models, /healthz, /readyz
     and /metrics. Requests are decoded in a continuous batch. Drafts come from stores, from a release of the lookup
     service, and from the request itself; `metrics` of each answer counts the accepted ones. Without a chat template,
     conversations are written as `USER: hi ASSISTANT:`.

@@ -87,6 +87,7 @@ def test_workers_learn_from_each_other(data: Path, tmp_path: Path) -> None:
         assert accepted_length(learned) > 3.0
 
 
+@pytest.mark.slow
 def test_an_answer_of_one_worker_is_recalled_by_another_until_it_is_forgotten(
     data: Path, tmp_path: Path
 ) -> None:

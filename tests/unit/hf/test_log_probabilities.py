@@ -1,7 +1,4 @@
-"""Log-probabilities of sampled answers with drafts: those of a plain pass over the whole text, as trainers compare them.
-
-Float32, like rollouts at their most exact: passes over one row and over many differ by rounding alone.
-"""
+"""Log-probabilities of sampled answers with drafts: those of a plain pass over the whole text, as a trainer's are."""
 
 from typing import Any
 

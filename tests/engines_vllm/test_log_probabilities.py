@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftstore.text.tokenizer import load_tokenizer
 from tests.engines_vllm.counting import Counting
 from tests.engines_vllm.engines import make_model, running
 
@@ -70,8 +71,9 @@ def score(engine: Any, prompts: Texts, answers: Texts) -> Values:
 
 
 def test_log_probabilities_of_rollouts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    salad = np.random.default_rng(0)
-    prompts: Texts = [ids for ids in salad.integers(3, 250, (4, 12)).tolist() for _ in range(ANSWERS)]
+    counts = [" ".join(f"w{i}" for i in range(first, first + 12)) for first in (3, 40, 90, 150)]
+    tokenizer = load_tokenizer(model)
+    prompts = [tokenizer.encode(text, bos=False).tolist() for text in counts for _ in range(ANSWERS)]
     monkeypatch.setenv("DRAFTSTORE_LIVE", "rollouts")
     monkeypatch.setenv("DRAFTSTORE_RECALL", "16")
     sampled = {}

@@ -3,10 +3,8 @@
 The model is a tiny random Llama, or with DRAFTSTORE_VLLM_MODEL one from a folder, with its tokenizer.
 """
 
-import gc
 import json
 import os
-import sys
 from contextlib import closing
 from itertools import cycle
 from pathlib import Path
@@ -22,30 +20,13 @@ from draftstore.assembly.sources import Sources
 from draftstore.decoding.replay import Recording, replay
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from tests.engines_vllm.counting import NAME, Counting
+from tests.engines_vllm.counting import Counting
+from tests.engines_vllm.engines import CHAIN, ROWS, make_model, running
 from tests.fakes.served import served
 
-VOCAB, PROMPTS, TOKENS, CHAIN, ROWS = 256, 50, 48, 8, 8
+PROMPTS, TOKENS = 50, 48
 RELEASE = "answers"
 Texts = list[list[int]]
-
-
-def make_model(folder: Path) -> Path:
-    """Write a random Llama and a tokenizer of words `w0` to `w255`, whose texts and ids are the same."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    about = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512,
-    )  # fmt: skip
-    LlamaForCausalLM(about).save_pretrained(folder)
-    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -92,31 +73,21 @@ class Run(NamedTuple):
 
 def run(model: Path, prompts: Texts, *, drafts: bool, tokens: int = TOKENS, **settings: Any) -> Run:
     """Answer prompts in batches of 1, 2, ... 8, 1, 2, ..."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
-    speculative = {"method": "custom_class", "model": NAME, "num_speculative_tokens": CHAIN}
-    with pytest.MonkeyPatch.context() as patch:
-        # vLLM 0.32.0 looks for kernels in the attributes of every module when it starts on a CPU, and fails at one of
-        # numba's, which a process with its first engine loads later.
-        patch.delitem(sys.modules, "llvmlite.binding.ffi", raising=False)
-        engine: Any = LLM(
-            str(model), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, seed=0, disable_log_stats=False,
-            max_num_seqs=ROWS, **{"max_model_len": 256, "kv_cache_memory_bytes": 64 << 20} | settings,
-            **({"speculative_config": speculative} if drafts else {}),
-        )  # fmt: skip
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     answers: Texts = []
-    for size in cycle(range(1, ROWS + 1)):
-        asked: Any = [{"prompt_token_ids": ids} for ids in prompts[len(answers) : len(answers) + size]]
-        if not asked:
-            break
-        answers += [
-            list(done.outputs[0].token_ids) for done in engine.generate(asked, greedy, use_tqdm=False)
-        ]
-    preempted = sum(metric.value for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions")
-    engine.llm_engine.engine_core.shutdown()  # now: later it would close what the next engine uses
-    del engine
-    gc.collect()
+    with running(model, drafts=drafts, **settings) as engine:
+        for size in cycle(range(1, ROWS + 1)):
+            asked: Any = [{"prompt_token_ids": ids} for ids in prompts[len(answers) : len(answers) + size]]
+            if not asked:
+                break
+            answers += [
+                list(done.outputs[0].token_ids) for done in engine.generate(asked, greedy, use_tqdm=False)
+            ]
+        preempted = sum(
+            metric.value for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions"
+        )
     if not drafts:
         return Run(answers, len(answers) * (tokens - 1), preempted, {})
     made = Counting.last

@@ -1,7 +1,8 @@
 """Live stores shared by real services and workers: the answers of one draft for the others, and kills lose little."""
 
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
@@ -14,8 +15,10 @@ from draftstore.assembly.drafter import Assembly, assemble
 from draftstore.assembly.sources import Sources
 from draftstore.live.log import read_since, segments
 from draftstore.live.store import LiveTarget
+from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import TokenizerIdentity
 from tests.fakes.served import Service, served
+from tests.fakes.waiting import until
 from tests.fakes.workers import served_worker
 
 VOCAB = 1000
@@ -39,28 +42,39 @@ def logged(log: Path) -> int:
     return sum(len(read_since(path)[0]) for path in segments(log))
 
 
+@contextmanager
+def started_worker(service: Service, data: Path, folder: Path, *options: object) -> Iterator[Service]:
+    """Start a worker with a small trained model, which drafts from the live store of a service alone."""
+    folder.mkdir()
+    sources = ("--lookup", f"unix:{service.socket}", "--live", "team", "--no-request")
+    settings = ("--dtype", "float64", "--fixed-budget", "--lookup-deadline", "5")
+    model = data / "models" / "stories260K"
+    with served_worker("--model", model, *sources, *settings, *options, folder=folder) as worker:
+        yield worker
+
+
+def ask(worker: Service, **wishes: Any) -> dict[str, Any]:
+    """Return the reply of a worker to the prompt."""
+    asked = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "draftstore": wishes}
+    status, body = worker.request("POST", "/v1/completions", asked)
+    assert status == 200, body
+    reply: dict[str, Any] = json.loads(body)
+    return reply
+
+
+def accepted_length(reply: dict[str, Any]) -> float:
+    """Return the tokens per pass of a reply."""
+    found: float = reply["usage"]["draftstore"]["accepted_length"]
+    return found
+
+
 def test_workers_learn_from_each_other(data: Path, tmp_path: Path) -> None:
-    model, log = data / "models" / "stories260K", tmp_path / "live"
-    asked = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
-
-    def ask(worker: Service, **wishes: Any) -> dict[str, Any]:
-        status, body = worker.request("POST", "/v1/completions", {**asked, "draftstore": wishes})
-        assert status == 200, body
-        reply: dict[str, Any] = json.loads(body)
-        return reply
-
+    log = tmp_path / "live"
     with ExitStack() as stack:
         workers = []
         for name in ("first", "second"):  # each with a service of its own, over one log
             service = stack.enter_context(served("--live", f"team={log}:100000", "--live", "others"))
-            (tmp_path / name).mkdir()
-            sources = ("--lookup", f"unix:{service.socket}", "--live", "team", "--no-request")
-            options = ("--dtype", "float64", "--fixed-budget", "--lookup-deadline", "0.5")
-            workers.append(
-                stack.enter_context(
-                    served_worker("--model", model, *sources, *options, folder=tmp_path / name)
-                )
-            )
+            workers.append(stack.enter_context(started_worker(service, data, tmp_path / name)))
         plain = ask(workers[0], budget=0, live=False)
         assert not logged(log)
         assert ask(workers[0])["choices"] == plain["choices"]
@@ -69,8 +83,37 @@ def test_workers_learn_from_each_other(data: Path, tmp_path: Path) -> None:
         learned, unlearned = ask(workers[1]), ask(workers[1], live=False)
         assert learned["choices"] == unlearned["choices"] == plain["choices"]
         assert learned["usage"]["draftstore"]["sources"].keys() == {"live:team"}
-        assert unlearned["usage"]["draftstore"]["accepted_length"] == 1.0
-        assert learned["usage"]["draftstore"]["accepted_length"] > 3.0
+        assert accepted_length(unlearned) == 1.0
+        assert accepted_length(learned) > 3.0
+
+
+@pytest.mark.slow
+def test_an_answer_of_one_worker_is_recalled_by_another_until_it_is_forgotten(
+    data: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "live"
+    with ExitStack() as stack:
+        service = stack.enter_context(served("--live", f"team={log}:100000"))
+        first, second = (
+            stack.enter_context(started_worker(service, data, tmp_path / name, "--recall", 16))
+            for name in ("first", "second")
+        )
+        plain, replies = ask(first, live=False), [ask(first)]
+        until(lambda: logged(log) == 1)
+        replies.append(ask(second))
+        assert replies[-1]["usage"]["draftstore"]["sources"].keys() == {"live:team", "recall:team"}
+        with RemoteStore(service.socket, "team") as store:
+            store.forget(before=1)
+        assert logged(log) == 0
+        replies.append(ask(first))
+        until(lambda: logged(log) == 1)
+        replies.append(ask(second))
+        service.process.kill()
+        service.process.wait()
+        replies.append(ask(first))
+        assert all(reply["choices"] == plain["choices"] for reply in replies)
+        drafted = [accepted_length(reply) > 3.0 for reply in replies]
+        assert drafted == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize("seed", range(2))

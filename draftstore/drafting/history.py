@@ -102,24 +102,24 @@ class _Scratch(NamedTuple):
 def append_tokens(tokens, links, heads, size, ids):
     """Append ids to a `History` of `size` tokens so far; return its new size."""
     capacity, mask = len(tokens), heads.shape[1] - 1
+    place = size % capacity
     for new in ids:
-        place = size % capacity
-        size += 1
         tokens[place] = new
-        links[:, place] = 0
-        key, order = np.int64(0), 0
-        for length in range(min(size, capacity, LENGTHS[-1])):
-            token = tokens[_back(capacity, place, length)]
-            if token < 0:
-                break
-            key = _mix(key, token)
-            if length + 1 == LENGTHS[order]:
+        size += 1
+        key, length, at, most = np.int64(0), 0, place, min(size, capacity)
+        for order in range(len(LENGTHS)):
+            while length < LENGTHS[order] and length < most and tokens[at] >= 0:
+                key = _mix(key, tokens[at])
+                length += 1
+                at = at - 1 if at > 0 else capacity - 1
+            link = np.int64(0)
+            if length == LENGTHS[order]:
                 cell = _cell_of(key, mask)
                 head = np.int64(heads[order, cell])
-                if head >= 0:
-                    links[order, place] = _back(capacity, place, head)
+                link = _back(capacity, place, head) if head >= 0 else link  # a branch would be mispredicted
                 heads[order, cell] = place
-                order += 1
+            links[order, place] = link
+        place = place + 1 if place + 1 < capacity else 0
     return size
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from os import getloadavg
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class Trainer:
             member = batch_member(self._loaded, request, drafter=self._drafter, planner=self._planner)
             asked[member] = prompt
         with closing(batch_for(self._loaded.model, [*asked])) as batch:
-            begin, waiting = perf_counter(), {*asked}
+            begin, spent, waiting = perf_counter(), process_time(), {*asked}
             for member in asked:
                 batch.join(member)
             while len(batch):
@@ -86,10 +86,11 @@ class Trainer:
                     waiting.discard(member)
                     if member.over:
                         self._store.append_many(asked[member], [_answer(member, asked[member])], epoch + 1)
-            seconds = perf_counter() - begin
+            seconds, spent = perf_counter() - begin, process_time() - spent
         answers = [_answer(member, prompt).tolist() for member, prompt in asked.items()]
         figures = {
             "seconds": round(seconds, 2),
+            "processor_seconds": round(spent, 2),
             "steps": steps,
             "tokens": sum(map(len, answers)),
             "tokens_a_pass": round(tally.accepted_length, 3),

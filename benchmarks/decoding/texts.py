@@ -56,11 +56,11 @@ def make_text(space: Workspace, loaded: LoadedModel, model: Path, args: Namespac
     crest = rest.with_name(f"{rest.name}-crest-{ngrams}")
     build_rest(RestOptions(corpus=corpus, name=rest.name), loaded.text, rest)
     build_crest(CrestOptions(name=crest.name, ngrams=ngrams), rest, crest)
-    encoded = [_chat_prompt(loaded, question) for question in chosen]
+    encoded = [chat_prompt(loaded, question) for question in chosen]
     return Text(encoded, RestStore.open(rest), CrestStore.open(crest))
 
 
-def _chat_prompt(loaded: LoadedModel, question: str) -> NDArray[np.int32]:
+def chat_prompt(loaded: LoadedModel, question: str) -> NDArray[np.int32]:
     """Return a question in the model's chat template, int32 [n]."""
     text = loaded.text.render_chat([{"role": "user", "content": question}], add_generation_prompt=True)
     return loaded.text.encode(text, bos=True)

@@ -27,6 +27,8 @@ STEPS = 4
 CAPACITY, CELLS, SIZE = 3, 4, 5
 """Columns of a table of histories, after the addresses of the arrays."""
 _SCATTER = 0x1E3779B97F4A7C15
+_SHIFTS = tuple(int(np.uint64(pow(_SCATTER, length // 2, 1 << 64)).astype(np.int64)) for length in LENGTHS)
+"""Factors of the key of an n-gram's second half, as int64, by order: powers of `_SCATTER`, see `_mix`."""
 
 
 class HistoryRule(NamedTuple):
@@ -101,26 +103,32 @@ class _Scratch(NamedTuple):
 @kernel
 def append_tokens(tokens, links, heads, size, ids):
     """Append ids to a `History` of `size` tokens so far; return its new size."""
-    capacity, mask = len(tokens), heads.shape[1] - 1
-    for new in ids:
-        place = size % capacity
-        size += 1
-        tokens[place] = new
-        links[:, place] = 0
-        key, order = np.int64(0), 0
-        for length in range(min(size, capacity, LENGTHS[-1])):
-            token = tokens[_back(capacity, place, length)]
-            if token < 0:
+    capacity, mask, stop = len(tokens), heads.shape[1] - 1, size + len(ids)
+    keys = np.empty((len(LENGTHS), LENGTHS[-1]), np.int64)  # of the n-grams that end at the last places
+    first = max(0, size - LENGTHS[-1] + 1, size - capacity)
+    place, run = first % capacity, 0
+    for at in range(first, stop):
+        if at >= size:
+            tokens[place] = ids[at - size]
+            for order in range(len(LENGTHS)):
+                links[order, place] = 0
+        token, key = np.int64(tokens[place]), np.int64(0)
+        run = min(run + 1, capacity) if token >= 0 else 0
+        for order in range(len(LENGTHS)):
+            if run < LENGTHS[order]:
                 break
-            key = _mix(key, token)
-            if length + 1 == LENGTHS[order]:
+            if order == 0:
+                key = _mix(key, token)
+            else:  # from those of its halves
+                key = key * _SHIFTS[order] + keys[order - 1, (at - LENGTHS[order - 1]) % LENGTHS[-1]]
+            keys[order, at % LENGTHS[-1]] = key
+            if at >= size:
                 cell = _cell_of(key, mask)
                 head = np.int64(heads[order, cell])
-                if head >= 0:
-                    links[order, place] = _back(capacity, place, head)
+                links[order, place] = _back(capacity, place, head) if head >= 0 else 0
                 heads[order, cell] = place
-                order += 1
-    return size
+        place = place + 1 if place + 1 < capacity else 0
+    return stop
 
 
 @kernel

@@ -69,7 +69,7 @@ class Form:
         own = [] if self.schema is None else [("", self.schema)]
         calls = self.functions.items()
         return own + [
-            (name, NO_ARGUMENTS if schema is None else {**ANY_OBJECT, **schema}) for name, schema in calls
+            (name, NO_ARGUMENTS if schema is None else {**schema, **ANY_OBJECT}) for name, schema in calls
         ]
 
     def lark(self, tokenizer: TextTokenizer) -> str:

@@ -141,7 +141,7 @@ def _content(response: Any) -> list[Any]:
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "input", "at least 1"),
     ({"input": None}, "input", "input: must be"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input.0: Input tag 'item_reference' found using 'type'"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "'item_reference' found using 'type'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "only text"),
     ({"input": [{**CALLED, "arguments": "{"}]}, "input", "input.0.arguments: Invalid JSON"),
     ({"input": [{**CALLED, "arguments": '"x"'}]}, "input", "input.0.arguments: must be an object"),

@@ -85,6 +85,7 @@ def test_tools_become_text_for_templates_without_them(small_tokenizer: TextToken
         {"role": "assistant", "content": "So", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "7"},
         {"role": "tool", "tool_call_id": "2", "content": "8"},
+        {"role": "user", "content": "So?"},
     ]
     prompts = []
     for tokenizer in (load_tokenizer(tmp_path), small_tokenizer):
@@ -96,7 +97,7 @@ def test_tools_become_text_for_templates_without_them(small_tokenizer: TextToken
         prompts += engine.prompts
     described = HEAD + '{"name": "f", "parameters": {}}' + RULE
     told = 'assistant:So\n<tool_call>\n{"name": "f", "arguments": {"x": 5}}\n</tool_call>|'
-    results = "user:" + "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in (7, 8)) + "|"
+    results = "user:" + "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in (7, 8)) + "\nSo?|"
     assert prompts[0] == f"user:{described}\n\nHi|{told}{results}"
     assert prompts[1] == f"system:Be short\n\n{described}|user:Hi|{told}{results}"
     assert prompts[2].startswith(f"USER: {described}\n\nHi ASSISTANT: So\n<tool_call>")

@@ -12,6 +12,7 @@ names of properties and most punctuation are forced and cost no extra passes. Ca
 """
 
 import json
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -69,7 +70,7 @@ class Form:
         own = [] if self.schema is None else [("", self.schema)]
         calls = self.functions.items()
         return own + [
-            (name, NO_ARGUMENTS if schema is None else {**ANY_OBJECT, **schema}) for name, schema in calls
+            (name, NO_ARGUMENTS if schema is None else {**schema, **ANY_OBJECT}) for name, schema in calls
         ]
 
     def lark(self, tokenizer: TextTokenizer) -> str:
@@ -192,7 +193,8 @@ class GrammarState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(" ".join(self._matcher.get_error().partition("<state>")[0].split())[:300])
+            reason, *_listing = re.split(r"<state>|\n +1 \| ", self._matcher.get_error())
+            raise GrammarError(f"this schema cannot be followed: {' '.join(reason.split())[:300]}")
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return bool [vocab_size], whether each token may follow."""

@@ -56,12 +56,12 @@ def _as_message(message: Any, place: str) -> Message:
     return {"role": SHAREGPT.get(role, role) if sharegpt else role, "content": content, **fields}
 
 
-def text_of(content: Any) -> Any:
+def text_of(content: Any, kinds: Sequence[str] = ("text",)) -> Any:
     """Return content as text: null is empty, text parts are joined, all else stays; ValueError if a part is no text."""
     if not isinstance(content, list):
         return "" if content is None else content
     for part in content:
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+        if not (isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)):
             raise ValueError(f"this model reads only text, not {str(part)[:80]}")
     return "".join(part["text"] for part in content)
 

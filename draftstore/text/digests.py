@@ -75,10 +75,9 @@ def _turn(message: Mapping[str, Any]) -> bytes:
 
 def _said(message: Mapping[str, Any]) -> str:
     """Return the text of a turn: its content, then its tool calls, as JSON without their ids."""
-    content = message.get("content") or ""
-    calls = [
-        each.get("function", each) for each in message.get("tool_calls") or () if isinstance(each, Mapping)
-    ]
+    content, given = message.get("content") or "", message.get("tool_calls")
+    listed = given if isinstance(given, list | tuple) else ()
+    calls = [each.get("function", each) for each in listed if isinstance(each, Mapping)]
     if CALL in content and not calls and (calls := written_calls(content)):
         first, *pieces = content.split(CALL)
         content = first.rstrip() + "".join(piece.partition(CALL_END)[2] for piece in pieces)

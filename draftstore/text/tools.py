@@ -36,12 +36,14 @@ To call a function, write its name and its arguments as JSON:
 def write_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[Mapping[str, Any]]:
     """Return a conversation without tools: these, and the calls and results in it, become text."""
     turns: list[Mapping[str, Any]] = []
-    for is_result, group in groupby(messages, lambda message: message.get("role") == "tool"):
-        if is_result:
-            results = [f"<tool_response>\n{each.get('content', '')}\n</tool_response>" for each in group]
-            turns.append({"role": "user", "content": "\n".join(results)})
+    for _, group in groupby(messages, lambda message: message.get("role") in ("tool", "user")):
+        said = [*group]
+        if any(
+            each.get("role") == "tool" for each in said
+        ):  # one turn, since templates may want roles to alternate
+            turns.append({"role": "user", "content": "\n".join(map(_told, said))})
         else:
-            turns += map(_without_calls, group)
+            turns += map(_without_calls, said)
     if tools and turns:
         described = "\n".join(_dumped(each.get("function", each)) for each in tools)
         first = {**turns[0]}
@@ -49,6 +51,11 @@ def write_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> 
         first["content"] = "\n\n".join(parts[:: -1 if first.get("role") == "system" else 1])
         turns[0] = first
     return turns
+
+
+def _told(message: Mapping[str, Any]) -> str:
+    content = str(message.get("content", ""))
+    return f"<tool_response>\n{content}\n</tool_response>" if message.get("role") == "tool" else content
 
 
 def _without_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:

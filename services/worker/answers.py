@@ -200,7 +200,7 @@ class Answer:
         self._ends = frozenset(request.ends(terms.ends))
         self._pieces = Pieces(terms.tokenizer, request.prompt)
         self._stops = StopStrings(terms.stops)
-        self._tag = StopStrings([CALL] if terms.tools else [])
+        self._tag = StopStrings([f"\n{CALL}", CALL] if terms.tools else [])
         self._lead, self._text = terms.lead, ""
         self._pairs = set(pairwise(prediction))
         self._last = -1  # the last token
@@ -230,9 +230,10 @@ class Answer:
             if self._stops.found() or self._room:  # the model's own settings may end it, too
                 self.reason = "stop"
         content, calls = self._text, parse_calls(self._text) if self._tag.found() else []
+        shown = content.partition(CALL)[0].removesuffix("\n")  # templates write that line feed themselves
         if calls:
-            content = content[: content.index(CALL)]
-        elif held := content[content.index(CALL) :] if self._tag.found() else self._tag.finish():
+            content = shown
+        elif held := content[len(shown) :] if self._tag.found() else self._tag.finish():
             self.post(Delta(self.choice, held))
         return Answered(self.choice, self._text, content, "tool_calls" if calls else self.reason, calls)
 

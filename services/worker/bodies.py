@@ -39,8 +39,8 @@ def _as_calls(value: Any) -> Any:
         arguments = [json.loads(each) if isinstance(each, str) else each for each in given]
         pairs = zip(functions, arguments, strict=True)
         return [{"type": "function", "function": {**each, "arguments": found}} for each, found in pairs]
-    except (LookupError, TypeError, RecursionError):
-        raise ValueError("expected function calls with arguments") from None
+    except (LookupError, TypeError, ValueError, RecursionError):
+        raise ValueError("expected function calls with arguments in JSON") from None
 
 
 class Strict(BaseModel):
@@ -256,15 +256,15 @@ class ChatBody(Body):
     def form(self) -> Form | None:
         """What an answer must be: calls if they are forced, else JSON that is wanted or calls; None: any text."""
         choice, wanted = self.tool_choice, super().form
-        forced = choice == "required" or isinstance(choice, NamedTool)
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        forced = choice == "required" or named is not None
         if not forced and (wanted is None or not self.callable_tools):
             return wanted
-        functions = {each.function.name: each.function.parameters for each in self.tools or []}
-        if isinstance(choice, NamedTool):
-            functions = {name: functions[name] for name in [choice.function.name]}
+        functions = [tool.function for tool in self.tools or [] if named in (None, tool.function.name)]
         parallel = self.parallel_tool_calls
-        several = not isinstance(choice, NamedTool) and (not forced if parallel is None else parallel)
-        return Form(None if forced or wanted is None else wanted.schema, functions, several)
+        several = named is None and (not forced if parallel is None else parallel)
+        schemas = {function.name: function.parameters for function in functions}
+        return Form(None if forced or wanted is None else wanted.schema, schemas, several)
 
 
 AnyBody: TypeAlias = CompletionBody | ChatBody

@@ -5,10 +5,9 @@ This worker keeps no responses: every request brings its whole conversation.
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, Json, JsonValue, model_validator
 
-from draftstore.options import worded
-from services.common.http import ProblemError
+from draftstore.text.chat import text_of
 from services.worker.bodies import (
     ChatBody,
     Count,
@@ -25,38 +24,26 @@ from services.worker.bodies import (
     Zero,
 )
 
-WHOLE = "this worker keeps no responses: "
-
 
 def _as_text(content: Any) -> Any:
-    """Return the text of content, which may be a list of parts."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        known = isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "text")
-        if not known or not isinstance(part.get("text"), str):
-            raise ValueError(f"this model reads only text, not {str(part)[:80]}")
-    return "".join(part["text"] for part in content)
+    return text_of(content, ("input_text", "output_text", "text"))
 
 
-def _not_kept(value: Any) -> Any:
-    if value is not False:
-        raise ValueError(f"{WHOLE}omit it, or say false")
+def _unset(value: Any) -> Any:
+    if value:
+        raise ValueError("this worker keeps no responses: omit it, and send the whole conversation as input")
     return value
 
 
-def _no_earlier(value: Any) -> None:
-    if value is not None:
-        raise ValueError(f"{WHOLE}send the whole conversation as input")
-
-
 def _as_items(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        return items
+    return [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
-NotKept = Annotated[bool, BeforeValidator(_not_kept)]
-Earlier = Annotated[None, BeforeValidator(_no_earlier)]
+Kept = Annotated[bool, BeforeValidator(_unset)]
 
 
 class InputMessage(Strict):
@@ -64,7 +51,7 @@ class InputMessage(Strict):
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Text
-    type: Literal["message"] = "message"
+    type: Literal["message"]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -80,7 +67,7 @@ class FunctionCall(Strict):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Json[dict[str, Any]]
     id: str | None = None
     status: str | None = None
 
@@ -104,12 +91,7 @@ class CallOutput(Strict):
         return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
 
 
-Item: TypeAlias = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[CallOutput, Tag("function_call_output")],
-    Discriminator(lambda item: item.get("type") or "message" if isinstance(item, dict) else "message"),
-]
+Item: TypeAlias = Annotated[InputMessage | FunctionCall | CallOutput, Field(discriminator="type")]
 
 
 class FunctionTool(Function):
@@ -159,7 +141,7 @@ class ResponsesBody(Strict):
     """A conversation to answer."""
 
     model: str | None = None
-    input: Annotated[list[Item], BeforeValidator(_as_items), Field(min_length=1, max_length=4096)]
+    input: Annotated[list[Item], BeforeValidator(_as_items), Field(min_length=1, max_length=4095)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     temperature: Temperature | None = None
@@ -183,9 +165,9 @@ class ResponsesBody(Strict):
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
     # only the value that matches the actual behaviour
-    store: NotKept | None = None
-    previous_response_id: Earlier = None
-    conversation: Earlier = None
+    store: Kept | None = None
+    previous_response_id: Kept | None = None
+    conversation: Kept | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # there is none
     reasoning: Reasoning | None = None
     truncation: Literal["disabled"] | None = None
@@ -195,7 +177,9 @@ class ResponsesBody(Strict):
     prompt: None = None
 
     def chat(self) -> ChatBody:
-        """Return it as a chat; raises `ProblemError` if it is none."""
+        """Return it as a chat."""
+        choice = self.tool_choice
+        named = {"type": "function", "function": choice} if isinstance(choice, ChosenTool) else choice
         fields: dict[str, Any] = {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
@@ -204,16 +188,10 @@ class ResponsesBody(Strict):
                 {"type": "function", "function": tool.model_dump(exclude={"type"})}
                 for tool in self.tools or []
             ],
-            "tool_choice": self.tool_choice,
+            "tool_choice": named,
         }
-        if isinstance(self.tool_choice, ChosenTool):
-            fields["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         same = ("model", "temperature", "top_p", "parallel_tool_calls", "seed", "prediction", "draftstore")
-        try:
-            return ChatBody.model_validate(fields | {name: getattr(self, name) for name in same})
-        except ValidationError as error:
-            detail = error.errors(include_url=False, include_input=False)[0]
-            raise ProblemError(400, f"input: {worded(detail)}", param="input") from None
+        return ChatBody.model_validate(fields | {name: getattr(self, name) for name in same})
 
     def _messages(self) -> list[dict[str, Any]]:
         turns = list[dict[str, Any]]()
@@ -242,9 +220,12 @@ class ResponsesBody(Strict):
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
             "temperature": self.temperature,
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
             "tools": [tool.model_dump() for tool in self.tools or []],
             "top_p": self.top_p,
+            "truncation": "disabled",
         }

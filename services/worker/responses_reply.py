@@ -19,14 +19,10 @@ class Responses(Completion):
 
     def __init__(self, facts: Facts, body: ResponsesBody) -> None:
         super().__init__(facts)
-        self._head = {"id": self.id, "object": "response", "created_at": self._created, "model": facts.name}
-        self._head |= {
-            "error": None,
-            "incomplete_details": None,
-            "previous_response_id": None,
-            "store": False,
-        }
-        self._head |= {"truncation": "disabled"} | body.echo()
+        self._head = {
+            "id": self.id, "object": "response", "created_at": self._created, "model": facts.name,
+            "error": None, "incomplete_details": None, **body.echo(),
+        }  # fmt: skip
         self._number = 0  # of the next event
         self._item_id = f"msg_{secrets.token_hex(12)}"
         self._is_open = False  # whether the message has begun
@@ -35,14 +31,15 @@ class Responses(Completion):
 
     def reply(self, answers: Sequence[Answered], usage: Usage) -> dict[str, Any]:
         """Return the response."""
-        [answer] = answers
-        text = self._text_item(answer.content, _status(answer.reason))
-        items = [text] if answer.content or not answer.calls else []
-        return self._ended([*items, *map(_call_item, answer.calls)], answer.reason, usage)
+        for answer in answers:
+            self.last(answer)
+        [ended] = self.closing(usage, False)
+        response: dict[str, Any] = ended["response"]
+        return response
 
     def opening(self, _choices: int) -> list[dict[str, Any]]:
         """Return the events of a response that begins."""
-        begun = {"response": self._response("in_progress", [])}
+        begun = {"response": self._response("in_progress")}
         return [self._event("response.created", **begun), self._event("response.in_progress", **begun)]
 
     def delta(self, piece: Delta) -> list[dict[str, Any]]:
@@ -55,7 +52,7 @@ class Responses(Completion):
     def last(self, answer: Answered) -> list[dict[str, Any]]:
         """Return the events of the end of the message, and of the calls."""
         events, self._reason = list[dict[str, Any]](), answer.reason
-        if self._is_open or not answer.calls:
+        if answer.content or not answer.calls:
             events += self._begin_text()
             item = self._text_item(answer.content, _status(answer.reason))
             events.append(self._of_text("response.output_text.done", text=answer.content, logprobs=[]))
@@ -68,14 +65,15 @@ class Responses(Completion):
 
     def closing(self, usage: Usage, _wanted: bool) -> list[dict[str, Any]]:
         """Return the event of the whole response."""
-        ended = self._ended(self._output, self._reason, usage)
-        return [self._event(f"response.{ended['status']}", response=ended)]
+        status, details = _status(self._reason), {"reason": "max_output_tokens"}
+        more = {"usage": _usage(usage), "incomplete_details": details if status == "incomplete" else None}
+        return [self._event(f"response.{status}", response=self._response(status) | more)]
 
     def failure(self, error: ProblemError) -> list[dict[str, Any]]:
         """Return the event of an error."""
         found = problem_document(error)["error"]
         reason = {"code": "server_error", "message": found["message"]}
-        failed = self._response("failed", self._output) | {"error": reason}
+        failed = self._response("failed") | {"error": reason}
         return [self._event("response.failed", response=failed)]
 
     def _begin_text(self) -> list[dict[str, Any]]:
@@ -116,13 +114,8 @@ class Responses(Completion):
             "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": [part]
         }  # fmt: skip
 
-    def _ended(self, output: Sequence[Any], reason: str, usage: Usage) -> dict[str, Any]:
-        found = self._response(_status(reason), output)
-        details = {"incomplete_details": {"reason": "max_output_tokens"}} if reason == "length" else {}
-        return found | details | {"usage": _usage(usage)}
-
-    def _response(self, status: str, output: Sequence[Any]) -> dict[str, Any]:
-        return {**self._head, "status": status, "output": list(output), "usage": None}
+    def _response(self, status: str) -> dict[str, Any]:
+        return {**self._head, "status": status, "output": [*self._output], "usage": None}
 
 
 def _status(reason: str) -> str:

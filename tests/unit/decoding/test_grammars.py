@@ -66,6 +66,8 @@ def test_documents_are_allowed_and_contain_the_forced_tokens(
 def test_unsupported_schemas_are_refused(grammars: Grammars, tokenizer: TextTokenizer) -> None:
     with pytest.raises(GrammarError, match="nonsense"):
         grammars.compiled(Form({"type": "nonsense"}))
+    with pytest.raises(GrammarError, match=r"cannot be followed: .* Unknown format: bogus$"):
+        grammars.compiled(Form(None, {"f": {"properties": {"a": {"format": "bogus"}}}}))
     with pytest.raises(GrammarError, match="no token that ends"):
         Grammars(tokenizer, tokenizer.vocab_size, []).compiled(Form({"type": "object"}))
     for never_ends in ({"$ref": "#"}, {"allOf": [{"$ref": "#"}]}):

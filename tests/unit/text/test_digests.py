@@ -81,6 +81,13 @@ def test_other_keys_change_the_document_but_not_its_text() -> None:
     assert len({each.text for each in digests}) == len({each.answer for each in digests}) == 1
 
 
+def test_tool_calls_that_are_no_list_say_nothing() -> None:
+    for calls in (1.5, True, "f", {"function": {"name": "f"}}):
+        assert (
+            identify([{"role": "assistant", "content": "a", "tool_calls": calls}]).text == identify("a").text
+        )
+
+
 def test_tool_calls_are_the_same_as_written_by_the_model_and_as_returned_by_clients() -> None:
     asked = {"role": "user", "content": "the weather?"}
     written = (

@@ -141,9 +141,10 @@ def _content(response: Any) -> list[Any]:
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "input", "at least 1"),
     ({"input": None}, "input", "input: must be"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input.0"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "'item_reference' found using 'type'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "only text"),
-    ({"input": [{**CALLED, "arguments": "{"}]}, "input", "input: "),
+    ({"input": [{**CALLED, "arguments": "{"}]}, "input", "input.0.arguments: Invalid JSON"),
+    ({"input": [{**CALLED, "arguments": '"x"'}]}, "input", "input.0.arguments: must be an object"),
     ({"input": "word " * 400}, "input", "context length"),
     ({"store": True}, "store", "keeps no responses"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),

@@ -64,7 +64,7 @@ def test_calls_are_parsed(engine: FakeEngine) -> None:
     assert (text["finish_reason"], text["message"]["content"]) == ("stop", CALLS)
 
 
-@pytest.mark.parametrize("text", ["a <tool_", "<tool_call>{", "<tool_call>[]"])
+@pytest.mark.parametrize("text", ["a <tool_", "a\n<tool_call>{", "<tool_call>[]", "a\n"])
 def test_invalid_calls_stay_text(engine: FakeEngine, text: str) -> None:
     engine.answer = text
     asked: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "max_tokens": 200}
@@ -85,6 +85,7 @@ def test_tools_become_text_for_templates_without_them(small_tokenizer: TextToken
         {"role": "assistant", "content": "So", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "7"},
         {"role": "tool", "tool_call_id": "2", "content": "8"},
+        {"role": "user", "content": "So?"},
     ]
     prompts = []
     for tokenizer in (load_tokenizer(tmp_path), small_tokenizer):
@@ -96,16 +97,27 @@ def test_tools_become_text_for_templates_without_them(small_tokenizer: TextToken
         prompts += engine.prompts
     described = HEAD + '{"name": "f", "parameters": {}}' + RULE
     told = 'assistant:So\n<tool_call>\n{"name": "f", "arguments": {"x": 5}}\n</tool_call>|'
-    results = "user:" + "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in (7, 8)) + "|"
+    results = "user:" + "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in (7, 8)) + "\nSo?|"
     assert prompts[0] == f"user:{described}\n\nHi|{told}{results}"
     assert prompts[1] == f"system:Be short\n\n{described}|user:Hi|{told}{results}"
     assert prompts[2].startswith(f"USER: {described}\n\nHi ASSISTANT: So\n<tool_call>")
 
 
+def test_an_answer_returns_as_the_model_wrote_it(small_tokenizer: TextTokenizer) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    for text in (call, f"So:\n{call}\n{call}"):
+        engine = FakeEngine(small_tokenizer, text, positions=2000)
+        with running_worker(engine) as worker:
+            [choice] = worker.ask("chat", messages=CHAT, tools=TOOLS)[1]["choices"]
+            worker.ask("chat", messages=[*CHAT, choice["message"], *CHAT], tools=TOOLS)
+        first, second = engine.prompts
+        assert second == f"{first} {text} USER: Hi ASSISTANT:"
+
+
 def test_forced_calls_follow_the_functions(small_tokenizer: TextTokenizer) -> None:
     weather = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
     tools = [
-        {"type": "function", "function": {"name": "f", "parameters": weather, "strict": True}},
+        {"type": "function", "function": {"name": "f", "parameters": weather | {"type": "string"}}},
         {"type": "function", "function": {"name": "g"}},
     ]
     schema = {"type": "json_schema", "json_schema": {"schema": weather}}

@@ -40,7 +40,7 @@ def write_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> 
         said = [*group]
         if any(
             each.get("role") == "tool" for each in said
-        ):  # one turn, since templates may want roles to alternate
+        ):  # one turn: some templates want roles to alternate
             turns.append({"role": "user", "content": "\n".join(map(_told, said))})
         else:
             turns += map(_without_calls, said)

@@ -38,9 +38,8 @@ def write_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> 
     turns: list[Mapping[str, Any]] = []
     for _, group in groupby(messages, lambda message: message.get("role") in ("tool", "user")):
         said = [*group]
-        if any(
-            each.get("role") == "tool" for each in said
-        ):  # one turn: some templates want roles to alternate
+        if any(each.get("role") == "tool" for each in said):
+            # One turn, since some templates want roles to alternate.
             turns.append({"role": "user", "content": "\n".join(map(_told, said))})
         else:
             turns += map(_without_calls, said)

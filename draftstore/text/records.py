@@ -123,13 +123,14 @@ def read_documents(
         yield from (RecordProblem(str(file.path), note) for note in notes)
         return
     lines = file.kind == "lines"
+    unit = "line" if lines else "row"
     numbered = _line_records(file.path) if lines else _parquet_records(file, records)
-    for number, record in select(numbered, records.where, file.path):
+    for number, record in select(numbered, records.where, file.path, unit):
         if record is None or isinstance(record, RecordProblem):
             yield record
         else:
             make = partial(_record_document, record, f"{file.name}#{number}", records, render)
-            yield _attempt(f"{file.path}:{'line' if lines else 'row'} {number}", make)
+            yield _attempt(f"{file.path}:{unit} {number}", make)
 
 
 def _whole_text(path: Path, notes: list[str]) -> str:

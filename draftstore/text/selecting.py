@@ -105,10 +105,13 @@ def _compiled(where: str) -> tuple[Any, list[str]]:
     return expression, keys
 
 
-def select(numbered: Iterator[Numbered], where: str | None, path: Path) -> Iterator[tuple[int, Any]]:
+def select(
+    numbered: Iterator[Numbered], where: str | None, path: Path, unit: str
+) -> Iterator[tuple[int, Any]]:
     """Yield numbered records of a file, with None for those that do not match a condition.
 
-    A key that no record has is null, and reported at the end. CorpusError if the condition cannot be evaluated.
+    A key that no record has is null, and reported at the end; `unit` is "line" or "row", for the place of a record
+    whose value cannot be compared. CorpusError if the condition cannot be evaluated for any record.
     """
     if not where:
         yield from numbered
@@ -123,17 +126,44 @@ def select(numbered: Iterator[Numbered], where: str | None, path: Path) -> Itera
             values = (record.get(key) for record in [sample, *records])
             sample[key] = next((value for value in values if value is not None), None)
         try:
-            matches = iter(_matches([sample, *records], expression, keys)[1:])
+            matches = iter(_decided(records, sample, expression, keys, is_first=number == 0))
         except CorpusError as error:
             raise CorpusError(f"{path}: {error}", "where") from None
         for number, record in part:
-            yield number, record if isinstance(record, RecordProblem) or next(matches) else None
+            match = record if isinstance(record, RecordProblem) else next(matches)
+            if isinstance(match, str):
+                match = RecordProblem(f"{path}:{unit} {number}", match)
+            yield number, match if isinstance(match, RecordProblem) else record if match else None
     if known and missing:
         absent = ", ".join(sorted(missing))
         yield (
             number + 1,
             RecordProblem(str(path), f"no record has {absent}, only {known}: `where` took it for null"),
         )
+
+
+def _decided(
+    records: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], expression: Any, keys: Sequence[str], *,
+    is_first: bool,
+) -> list[bool | str]:  # fmt: skip
+    """Return whether a condition is true for each record, or why it cannot be evaluated for one."""
+    try:
+        return [*_matches([sample, *records], expression, keys)[1:]]
+    except CorpusError:
+        problems = [_problem(record, expression, keys) for record in records]
+        good = [record for record, problem in zip(records, problems, strict=True) if not problem]
+        if is_first and not good:  # the condition is wrong, not a value
+            raise
+        matches = iter(_matches(good, expression, keys))
+        return [problem or next(matches) for problem in problems]
+
+
+def _problem(record: Mapping[str, Any], expression: Any, keys: Sequence[str]) -> str:
+    try:
+        _matches([record], expression, keys)
+    except CorpusError as error:
+        return str(error)
+    return ""
 
 
 def _matches(records: Sequence[Mapping[str, Any]], expression: Any, keys: Sequence[str]) -> list[bool]:

@@ -123,7 +123,7 @@ def test_a_condition_chooses_as_python_would(where: str, records: list[dict[str,
     many = records * (2 * BATCH // max(1, len(records)) + 1)  # several batches
     found = [
         record
-        for _, record in select(enumerate(many), where, Path("r"))
+        for _, record in select(enumerate(many), where, Path("r"), "line")
         if not isinstance(record, RecordProblem)
     ]
     assert len(found) == len(many)
@@ -168,6 +168,19 @@ def test_texts_that_are_always_null_match_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", lines({"text": "a", "error": None}, {"text": "b"}))
     for where in ("error LIKE '%x%'", "LENGTH(error) > 1", "error > 1"):
         assert read(path, where=where)[1].filtered == 2
+
+
+def test_a_value_that_cannot_be_compared_costs_its_record(tmp_path: Path) -> None:
+    records = [
+        {"text": f"{number}", "score": "high" if number in (3, 5 * BATCH) else number}
+        for number in range(5 * BATCH + 1)
+    ]
+    path = write(tmp_path / "r.jsonl", lines(*records))
+    texts, report = read(path, where="score > 1")
+    assert [each.text for each in texts] == [str(number) for number in range(2, 5 * BATCH) if number != 3]
+    assert (report.filtered, report.bad_records) == (2, 2)
+    assert report.problems[0].place.endswith("r.jsonl:line 4")
+    assert "cannot be evaluated" in report.problems[0].reason
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def _as_message(message: Any, place: str) -> Message:
 
 
 def text_of(content: Any, kinds: Sequence[str] = ("text",)) -> Any:
-    """Return content as text: null is empty, text parts are joined, all else stays; ValueError if a part is no text."""
+    """Return content as text: null is empty, parts are joined, all else stays; ValueError if one is of another kind."""
     if not isinstance(content, list):
         return "" if content is None else content
     for part in content:

@@ -75,6 +75,11 @@ class CorpusFile:
     name: str
     kind: str
 
+    @property
+    def unit(self) -> str:
+        """The kind of its records."""
+        return "line" if self.kind == "lines" else "row"
+
 
 Read: TypeAlias = Callable[[CorpusFile, RecordOptions, Render], Iterator[Document | RecordProblem | None]]
 """Streams the documents of a file, as `read_documents` does."""
@@ -122,15 +127,12 @@ def read_documents(
         yield _attempt(str(file.path), lambda: Document.plain(file.name, _whole_text(file.path, notes)))
         yield from (RecordProblem(str(file.path), note) for note in notes)
         return
-    lines = file.kind == "lines"
-    unit = "line" if lines else "row"
-    numbered = _line_records(file.path) if lines else _parquet_records(file, records)
-    for number, record in select(numbered, records.where, file.path, unit):
+    for number, record in select(_numbered(file, records), records.where, file.path, file.unit):
         if record is None or isinstance(record, RecordProblem):
             yield record
         else:
             make = partial(_record_document, record, f"{file.name}#{number}", records, render)
-            yield _attempt(f"{file.path}:{unit} {number}", make)
+            yield _attempt(f"{file.path}:{file.unit} {number}", make)
 
 
 def _whole_text(path: Path, notes: list[str]) -> str:
@@ -165,10 +167,13 @@ def read_objects(
     kind = kind_of_file(path)
     if kind == "text":
         raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, or compressed")
-    lines = kind == "lines"
     file = CorpusFile(path, path.name, kind)
-    for number, record in _line_records(path) if lines else _parquet_records(file, records):
-        yield f"{path}:{'line' if lines else 'row'} {number}", record
+    for number, record in _numbered(file, records):
+        yield f"{path}:{file.unit} {number}", record
+
+
+def _numbered(file: CorpusFile, records: RecordOptions) -> Iterator[Numbered]:
+    return _line_records(file.path) if file.kind == "lines" else _parquet_records(file, records)
 
 
 def _line_records(path: Path) -> Iterator[Numbered]:

@@ -158,27 +158,42 @@ class DraftSettings(Strict):
     live: bool = True
 
 
-class Body(Strict):
-    """The fields of every request."""
+class Common(Strict):
+    """The fields that requests of all kinds have."""
 
     model: str | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Seed | None = None
+    prediction: Prediction | None = None
+    # ours
+    draftstore: DraftSettings | None = None
+    # without effect, whatever the value
+    user: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+
+class Body(Common):
+    """The fields of completions and chats."""
+
     n: Count | None = None
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[int, Bias] | None = Field(None, max_length=1024)
-    seed: Seed | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=128)]],
         BeforeValidator(_as_stops),
         Field(max_length=16),
     ] = []
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
     # vLLM's
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
@@ -187,17 +202,8 @@ class Body(Strict):
     min_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=256)
-    # ours
-    draftstore: DraftSettings | None = None
     # without effect, whatever the value
-    user: Any = None
-    metadata: Any = None
     store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
     priority: Any = None
     request_id: Any = None
     cache_salt: Any = None

@@ -107,11 +107,9 @@ def _prompts(body: AnyBody, engine: Engine) -> list[NDArray[np.int32]]:
     )
     settings, param, found = dict[str, Any](), "prompt", []
     if isinstance(body, ChatBody):
-        settings = {
-            **(body.chat_template_kwargs or {}),
-            **({"tools": body.callable_tools} if body.callable_tools else {}),
-        }
-        param = "tools" if body.callable_tools else "chat_template_kwargs" if settings else "messages"
+        tools = body.callable_tools
+        settings = {**(body.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
+        param = "tools" if tools else "chat_template_kwargs" if settings else "messages"
     for content in contents:
         ids = content
         if isinstance(body, ChatBody) or isinstance(content, str):

@@ -5,24 +5,10 @@ This worker keeps no responses: every request brings its whole conversation.
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, Json, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, Json, model_validator
 
 from draftstore.text.chat import text_of
-from services.worker.bodies import (
-    ChatBody,
-    Count,
-    DraftSettings,
-    Function,
-    Named,
-    Off,
-    Prediction,
-    Seed,
-    Share,
-    StreamOptions,
-    Strict,
-    Temperature,
-    Zero,
-)
+from services.worker.bodies import ChatBody, Common, Count, Function, Named, Off, Strict, Zero
 
 
 def _as_text(content: Any) -> Any:
@@ -137,33 +123,16 @@ class Reasoning(Strict):
     generate_summary: None = None
 
 
-class ResponsesBody(Strict):
+class ResponsesBody(Common):
     """A conversation to answer."""
 
-    model: str | None = None
     input: Annotated[list[Item], BeforeValidator(_as_items), Field(min_length=1, max_length=4095)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=256)
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    # ours, as in chats
-    seed: Seed | None = None
-    prediction: Prediction | None = None
-    draftstore: DraftSettings | None = None
-    # without effect, whatever the value
-    user: Any = None
-    metadata: JsonValue = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
     # only the value that matches the actual behaviour
     store: Kept | None = None
     previous_response_id: Kept | None = None
@@ -189,9 +158,9 @@ class ResponsesBody(Strict):
                 for tool in self.tools or []
             ],
             "tool_choice": named,
+            "parallel_tool_calls": self.parallel_tool_calls,
         }
-        same = ("model", "temperature", "top_p", "parallel_tool_calls", "seed", "prediction", "draftstore")
-        return ChatBody.model_validate(fields | {name: getattr(self, name) for name in same})
+        return ChatBody.model_validate(fields | {name: getattr(self, name) for name in Common.model_fields})
 
     def _messages(self) -> list[dict[str, Any]]:
         turns = list[dict[str, Any]]()
@@ -207,9 +176,10 @@ class ResponsesBody(Strict):
 
     def _format(self) -> dict[str, Any] | None:
         wanted = self.text.format if self.text else None
-        if wanted is None or wanted.type != "json_schema":
-            return None if wanted is None else {"type": wanted.type}
-        return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
+        if wanted is None:
+            return None
+        schema = {"name": wanted.name, "schema": wanted.schema_} if wanted.type == "json_schema" else None
+        return {"type": wanted.type, "json_schema": schema}
 
     def echo(self) -> dict[str, Any]:
         """Return what a response repeats of its request."""

@@ -15,7 +15,9 @@ class Responses(Completion):
 
     prefix = "resp"
     done = b""
-    params = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}  # noqa: RUF012 (never written)
+    params: Mapping[str, str] = {
+        "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"
+    }  # fmt: skip
 
     def __init__(self, facts: Facts, body: ResponsesBody) -> None:
         super().__init__(facts)
